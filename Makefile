@@ -1,0 +1,40 @@
+# The few commands people type. Everything is installed into .venv from this project's own files.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types bench clean
+
+help:  ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
+
+install: $(STAMP)  ## make .venv and install Atoll into it
+
+demo: $(STAMP)  ## four nodes on this machine train one small GPT, about 3 minutes
+	@$(BIN)/atoll demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: lint types  ## ruff, format check, mypy strict
+
+test: $(STAMP)  ## the whole suite
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)  ## every benchmark, quick form
+	@for name in loop reduce hub diloco; do $(BIN)/python -m bench.$$name --quick || exit 1; done
+
+clean:  ## remove .venv and what runs left
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

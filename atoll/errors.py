@@ -1,0 +1,211 @@
+"""Everything Atoll raises on purpose.
+
+    AtollError
+    ├── ConfigError            a setting, name or file a person wrote is wrong
+    ├── DataError              a corpus is empty, too small or unreadable
+    ├── WireError              bytes that do not obey the protocol
+    │   ├── FrameTooLarge
+    │   └── VersionMismatch
+    ├── HubError               the hub refused or could not be reached
+    │   ├── HubUnreachable
+    │   ├── AuthError
+    │   └── PortTaken
+    ├── GroupError             members could not agree
+    │   ├── PeerLost
+    │   ├── EpochChanged
+    │   ├── LeftBehind
+    │   └── DeadlineExceeded
+    ├── CheckpointError
+    │   ├── CheckpointCorrupt
+    │   └── CheckpointMissing
+    ├── StorageFull            no room left on a disk
+    ├── JobError               a job failed; carries node and traceback
+    │   ├── ScriptError
+    │   ├── LossNotFinite
+    │   └── OutOfMemory
+    └── PlanError              no machines fit
+
+Each says what failed, what was given, what was expected and what to do, in that order.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AtollError(Exception):
+    """Base of every error Atoll raises on purpose.
+
+    Args:
+        what: What failed, as a short clause.
+        given: What was given, shown as it was written.
+        expected: What would have been right.
+        remedy: What the person can do now.
+    """
+
+    #: Exit status of the command line when this error ends it.
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        given: object = None,
+        expected: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        """Build the message from its four parts; absent parts are left out."""
+        self.what = what
+        self.given = given
+        self.expected = expected
+        self.remedy = remedy
+        super().__init__(self.message())
+
+    def message(self) -> str:
+        """Return the whole message on one line."""
+        parts = [self.what]
+        if self.given is not None:
+            parts.append(f"given: {self.given}")
+        if self.expected is not None:
+            parts.append(f"expected: {self.expected}")
+        if self.remedy is not None:
+            parts.append(f"what to do: {self.remedy}")
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, str]:
+        """Return a plain form that crosses the wire (see :func:`from_dict`)."""
+        fields = {"kind": type(self).__name__, "what": self.what}
+        for name in ("given", "expected", "remedy"):
+            value = getattr(self, name)
+            if value is not None:
+                fields[name] = str(value)
+        return fields
+
+
+class ConfigError(AtollError):
+    """A setting, a name or a file that a person wrote is wrong."""
+
+    exit_code = 2
+
+
+class DataError(AtollError):
+    """A corpus is empty, too small or unreadable."""
+
+
+class WireError(AtollError):
+    """Bytes that do not obey the protocol."""
+
+
+class FrameTooLarge(WireError):
+    """A frame is larger than its limit."""
+
+
+class VersionMismatch(WireError):
+    """The two sides speak different versions of the protocol."""
+
+
+class HubError(AtollError):
+    """The hub refused, or could not be reached."""
+
+
+class HubUnreachable(HubError):
+    """No hub answers at the address."""
+
+
+class AuthError(HubError):
+    """A ticket or token is unknown, expired or used up."""
+
+
+class PortTaken(HubError):
+    """Another program listens on the port."""
+
+
+class GroupError(AtollError):
+    """Members could not agree."""
+
+
+class PeerLost(GroupError):
+    """A member or the reducer went away before its part was complete."""
+
+
+class EpochChanged(GroupError):
+    """The plan of this round was replaced by another."""
+
+
+class LeftBehind(GroupError):
+    """The group committed rounds without this member."""
+
+
+class DeadlineExceeded(GroupError):
+    """A wait ended at its deadline."""
+
+
+class CheckpointError(AtollError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A part of a checkpoint is truncated or its hash differs; the part is named."""
+
+
+class CheckpointMissing(CheckpointError):
+    """There is no complete checkpoint where one was asked for."""
+
+
+class StorageFull(AtollError):
+    """No room is left on a disk; what was there before stays valid."""
+
+
+class JobError(AtollError):
+    """A job failed."""
+
+
+class ScriptError(JobError):
+    """The user's own script raised."""
+
+
+class LossNotFinite(JobError):
+    """A loss or a gradient became NaN or infinite; the update was refused."""
+
+
+class OutOfMemory(JobError):
+    """A worker ran out of memory."""
+
+
+class PlanError(AtollError):
+    """No machines fit what a job needs."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a name that no table has, naming the nearest known one.
+
+    Args:
+        kind: What is being named, e.g. ``"codec"`` or ``"key in [train]"``.
+        given: The name as it was written.
+        known: Every name that would have been right.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    return ConfigError(
+        f"unknown {kind}",
+        given=repr(given),
+        expected="one of " + ", ".join(names) if names else "nothing here",
+        remedy=f"did you mean {near[0]!r}?" if near else None,
+    )
+
+
+def from_dict(fields: dict[str, str]) -> AtollError:
+    """Rebuild an error that crossed the wire; an unknown kind becomes its base class."""
+    kinds: dict[str, type[AtollError]] = {}
+    todo: list[type[AtollError]] = [AtollError]
+    while todo:
+        cls = todo.pop()
+        kinds[cls.__name__] = cls
+        todo.extend(cls.__subclasses__())
+    return kinds.get(fields.get("kind", ""), AtollError)(
+        fields.get("what", "the other side failed without saying why"),
+        given=fields.get("given"),
+        expected=fields.get("expected"),
+        remedy=fields.get("remedy"),
+    )

@@ -1,0 +1,66 @@
+"""Names of things: types that keep a node from being passed where a job is meant."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NewType
+
+from atoll.errors import ConfigError
+
+NodeId = NewType("NodeId", str)
+"""A machine's agent, e.g. ``"kitchen-3f9a"``; chosen at its first join, kept on its disk."""
+
+JobId = NewType("JobId", str)
+"""A job, e.g. ``"gpt-20261121-0415"``; also the name of its folder under ``runs/``."""
+
+MemberId = NewType("MemberId", str)
+"""A training process of a job, ``"w0"``, ``"w1"``, ...: ``w`` and the slot it leases."""
+
+_SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def member_id(slot: int) -> MemberId:
+    """Return the member that leases data slot ``slot``."""
+    return MemberId(f"w{slot}")
+
+
+def slot_of(member: str) -> int:
+    """Return the slot that a member id names; members sort by it."""
+    return int(member[1:])
+
+
+def session_id(job: str, member: str) -> str:
+    """Return the address of a member, or of a reducer, on the hub: ``job/member``."""
+    return f"{job}/{member}"
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return ``name`` if it is safe as a file name and in an address.
+
+    Raises:
+        ConfigError: it is not 1 to 63 characters of a-z, 0-9, dot, dash and underscore.
+    """
+    if not _SAFE.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"this {kind} cannot be used as a name",
+            given=repr(name),
+            expected="1 to 63 of a-z 0-9 . _ - , starting with a letter or digit",
+        )
+    return name
+
+
+def safe_name(text: str) -> str:
+    """Return ``text`` made safe as a name: lower case, other characters become dashes."""
+    cleaned = re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-_")
+    return cleaned[:40] or "x"
+
+
+def new_token() -> str:
+    """Return a fresh secret of 192 bits, safe in a URL."""
+    return secrets.token_urlsafe(24)
+
+
+def new_suffix() -> str:
+    """Return four random characters that make a machine's name unique."""
+    return secrets.token_hex(2)

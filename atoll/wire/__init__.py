@@ -1,0 +1,1 @@
+"""What crosses between processes: messages, frames and their limits. No sockets, no torch."""

@@ -1,0 +1,32 @@
+"""Every number that bounds what one side accepts from the other."""
+
+from __future__ import annotations
+
+PROTOCOL = 1
+"""Version of the wire protocol. Both sides must have the same."""
+
+MAX_CONTROL_BYTES = 4 * 2**20
+"""Largest body of a control frame (files go over HTTP, tensors over relay frames)."""
+
+MAX_RELAY_BYTES = 1 * 2**20 + 4096
+"""Largest body of a relay frame: one chunk and its addresses."""
+
+MAX_FRAME_BYTES = MAX_CONTROL_BYTES + 64
+"""Largest WebSocket message that either side reads; a larger one closes the connection."""
+
+CHUNK_BYTES = 256 * 2**10
+"""Payload bytes of one relayed chunk. Small enough that a heartbeat waits at most
+256 KiB behind data (2 s at 1 Mbit/s), large enough that framing costs below 0.1 %."""
+
+WINDOW_BYTES = 4 * 2**20
+"""Relay bytes that one sender may have under way to one receiver: the hub never holds more for
+that pair. At 100 ms round trip it still fills a link of 335 Mbit/s."""
+
+HEARTBEAT_S = 2.0
+"""Seconds between heartbeats of an idle session; any frame counts as one."""
+
+DEAD_AFTER_S = 15.0
+"""Seconds of silence after which the hub takes a session for dead."""
+
+MAX_LOG_LINE = 4096
+"""Characters of one log line that are kept."""
