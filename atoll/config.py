@@ -110,7 +110,7 @@ class StrategyTable:
     outer: str = ""
     """How members come to agree; empty: the preset's."""
     codec: str = ""
-    """What a tensor weighs on the wire, e.g. `fp32`, `int8`, `feedback(int8)`; empty: the preset's."""
+    """How tensors are encoded, e.g. `fp32`, `int8`, `feedback(int8)`; empty: the preset's."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the outer strategy (every, outer_lr, ...): any other key of the table."""
 

@@ -380,10 +380,10 @@ Command = Launch | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
-_commands = msgspec.msgpack.Decoder(Command)
+_commands: msgspec.msgpack.Decoder[Launch | Stop] = msgspec.msgpack.Decoder(Launch | Stop)
 
 
-def pack(body: Message, *, id: int = 0, reply: bool = False) -> bytes:  # noqa: A002
+def pack(body: Message, *, id: int = 0, reply: bool = False) -> bytes:
     """Return the control frame of a message."""
     return encode(Kind.CONTROL, _encoder.encode([id, reply, body]))
 
