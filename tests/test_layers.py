@@ -1,0 +1,121 @@
+"""Holds the direction of dependencies: which room may import which, and who may load torch."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "atoll"
+
+LEAVES = {"errors", "ids", "clock"}
+TRAINING = {"task", "models", "data", "codec", "group", "strategies", "checkpoint"}
+EVERYTHING_BELOW_NODE = {
+    *LEAVES, *TRAINING, "config", "wire", "net", "reducer", "train", "run",
+}  # fmt: skip
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "ids": {"errors"},
+    "clock": set(),
+    "config": {"errors", "ids"},
+    "wire": {"errors", "ids"},
+    "net": {*LEAVES, "config", "wire"},
+    "hub": {*LEAVES, "config", "wire"},
+    "lab": {"errors"},
+    "task": {"errors", "ids"},
+    "models": {"errors", "ids", "config"},
+    "codec": {"errors"},
+    "data": {"errors", "ids", "task"},
+    "group": {*LEAVES, "config", "wire", "net", "codec"},
+    "reducer": {*LEAVES, "config", "wire", "net", "codec"},
+    "strategies": {"errors", "ids", "config", "task", "codec", "group"},
+    "checkpoint": {"errors", "ids", "wire", "net", "task"},
+    "train": {*LEAVES, *TRAINING, "config", "wire"},
+    "run": {*LEAVES, *TRAINING, "config", "wire", "train"},
+    "node": EVERYTHING_BELOW_NODE,
+    "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "lab"},
+}
+"""Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily."""
+
+WITHOUT_TORCH = ["atoll", "atoll.wire", "atoll.net", "atoll.hub", "atoll.node.agent", "atoll.cli"]
+
+
+def imported_names(path: Path, package: str) -> Iterator[str]:
+    """Yield the absolute name of every module that a file imports, nested imports included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            base = ".".join(filter(None, [base, node.module]))
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def room_of(path: Path) -> str:
+    """Return the room that a source file is in."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def sources() -> list[Path]:
+    """Return every source file of the package except its own `__init__`."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [path for path in files if path not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py")]
+
+
+def test_every_room_imports_only_the_rooms_below_it() -> None:
+    wrong = []
+    for path in sources():
+        room = room_of(path)
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        allowed = MAY_IMPORT[room] | {room, "__version__"}
+        for name in imported_names(path, package):
+            parts = name.split(".")
+            if parts[0] == "atoll" and len(parts) > 1 and parts[1] not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_table_of_rooms_has_no_cycle_and_no_stranger() -> None:
+    order = list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
+    assert set(order) == set(MAY_IMPORT)
+    assert {room_of(path) for path in sources()} <= set(MAY_IMPORT)
+
+
+def test_hub_and_node_share_only_wire_and_leaves() -> None:
+    assert "hub" not in MAY_IMPORT["node"]
+    assert MAY_IMPORT["hub"] <= {*LEAVES, "config", "wire"}
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_importing_it_never_loads_torch(module: str) -> None:
+    modules = [module]
+    if module in ("atoll.hub", "atoll.net", "atoll.wire"):
+        folder = PACKAGE / module.split(".")[1]
+        modules = [
+            f"{module}.{path.stem}" for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"
+        ]
+    code = "import sys, importlib\n" + "".join(
+        f"importlib.import_module({name!r})\n" for name in modules
+    )
+    code += "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_config_reads_the_environment() -> None:
+    readers = []
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        if room_of(path) != "config" and ("os.environ" in text or "getenv" in text):
+            readers.append(str(path.relative_to(ROOT)))
+    assert not readers, f"these read the environment, config.py does that: {readers}"
