@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types bench clean
+.PHONY: help install demo test check system lint types bench clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,9 @@ install: $(STAMP)  ## make .venv and install Atoll into it
 
 demo: $(STAMP)  ## four nodes on this machine train one small GPT, about 3 minutes
 	@$(BIN)/atoll demo
+
+system:  ## Debian packages that the browser and network tests use (needs root)
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
