@@ -1,0 +1,53 @@
+"""Where a data stream stands, small enough to be saved and handed to another member."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from atoll.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The state of a :class:`~atoll.data.BatchStream`.
+
+    A slot outlives the member that leases it: whoever takes the slot over with its cursor goes on
+    with the very next window.
+
+    Attributes:
+        slot: Which shard.
+        data_pass: How often the shard has been read to its end.
+        offset: Windows of this pass already given out. Counted in windows, not batches, so the
+            batch size may change on resume.
+    """
+
+    slot: int
+    data_pass: int = 0
+    offset: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return it as plain numbers for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Cursor:
+        """Return the cursor that :meth:`to_dict` wrote.
+
+        Raises:
+            DataError: a field is missing, unknown or no whole number of 0 or more.
+        """
+        names = {field.name for field in fields(cls)}
+        numbers = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        }
+        if set(values) != names or set(numbers) != names:
+            raise DataError(
+                "this is no position in the data",
+                given=repr(dict(values)),
+                expected="slot, data_pass and offset, whole numbers of 0 or more",
+                remedy="the checkpoint comes from another version; start from its weights alone",
+            )
+        return cls(**numbers)

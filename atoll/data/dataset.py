@@ -1,0 +1,123 @@
+"""Everything a worker trains and evaluates on, from the names in a job file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.data.corpora import load_corpus
+from atoll.data.split import HELD_OUT_CAP_BYTES, split_text
+from atoll.data.tokens import Tokenizer, make_tokenizer
+from atoll.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOut:
+    """Text for evaluation that no shard contains.
+
+    Attributes:
+        tokens: 1-D ids.
+        bytes_per_token: To compare losses between tokenizers: nats per byte are nats per token
+            divided by this.
+    """
+
+    tokens: Tensor
+    bytes_per_token: float
+
+    def batches(
+        self, *, context: int, batch: int, limit_tokens: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield ``(inputs, targets)``, int64 ``(batch, context)``; the last one may be smaller.
+
+        Weight the loss of each by its number of sequences. The same arguments give the same batches
+        in the same order.
+
+        Args:
+            context: Length of a sequence.
+            batch: Sequences at a time.
+            limit_tokens: Take about this many tokens, spread evenly over the text; all by default.
+
+        Raises:
+            DataError: there is not one sequence of this length.
+        """
+        count = (len(self.tokens) - 1) // context
+        if count < 1:
+            raise DataError(
+                "too little held-out text",
+                given=f"{len(self.tokens)} tokens",
+                expected=f"at least {context + 1}: one sequence of {context} and its targets",
+                remedy="name more text, a larger held_out share or a shorter context",
+            )
+        wanted = count if limit_tokens is None else min(count, max(1, limit_tokens // context))
+        chosen = np.arange(wanted, dtype=np.int64) * count // wanted
+        tokens = self.tokens.numpy()
+        reach = np.arange(context + 1, dtype=np.int64)
+        for start in range(0, wanted, batch):
+            positions = chosen[start : start + batch, None] * context + reach
+            windows = torch.from_numpy(tokens[positions].astype(np.int64))
+            yield windows[:, :-1], windows[:, 1:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Tokens to train and to evaluate on.
+
+    Attributes:
+        corpus: The spec it came from.
+        tokenizer: What made the tokens; trained on ``train`` alone.
+        train: 1-D ids, for :class:`~atoll.data.Shards`.
+        held_out: Never in ``train``.
+        digest: Hash of all tokens, hexadecimal. Members whose digests differ train on different
+            text, for example because their Python versions differ.
+    """
+
+    corpus: str
+    tokenizer: Tokenizer
+    train: Tensor
+    held_out: HeldOut
+    digest: str
+
+
+def load_dataset(
+    spec: str,
+    *,
+    seed: int,
+    tokenizer: str = "bytes",
+    held_out: float = 0.05,
+    held_out_cap_bytes: int = HELD_OUT_CAP_BYTES,
+) -> Dataset:
+    """Return the dataset that a job names; the same on every member with the same files.
+
+    The text is split before anything is learned from it, the tokenizer included.
+
+    Args:
+        spec: See :func:`~atoll.data.load_corpus`.
+        seed: Chooses what is held out.
+        tokenizer: See :func:`~atoll.data.make_tokenizer`.
+        held_out: Share of the text that is held out.
+        held_out_cap_bytes: At most this much is.
+
+    Raises:
+        ConfigError: an unknown name or a number that makes no sense.
+        DataError: the text is missing, unreadable or too small.
+    """
+    text = load_corpus(spec).text
+    split = split_text(text, share=held_out, seed=seed, cap_bytes=held_out_cap_bytes)
+    maker = make_tokenizer(tokenizer, text=split.train)
+    train, rest = maker.encode(split.train), maker.encode(split.held_out)
+    digest = hashlib.blake2b(digest_size=16)
+    for tokens in (train, rest):
+        digest.update(len(tokens).to_bytes(8, "little"))
+        digest.update(tokens.numpy().astype("<u4").tobytes())
+    return Dataset(
+        corpus=spec,
+        tokenizer=maker,
+        train=train,
+        held_out=HeldOut(rest, len(split.held_out) / max(1, len(rest))),
+        digest=digest.hexdigest(),
+    )

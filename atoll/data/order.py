@@ -1,0 +1,45 @@
+"""Pseudo-random orders that every machine computes alike.
+
+Members must agree on which text is held out and which block belongs to which slot without talking
+about it, whatever versions of torch and numpy they run. Library generators promise no such thing,
+so orders come from hashing each index with SplitMix64 (Steele, Lea and Flood, "Fast Splittable
+Pseudorandom Number Generators", 2014) and sorting by the hash.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def permutation(size: int, *, key: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the integers below ``size`` in an order that depends on ``key`` alone.
+
+    Args:
+        size: How many.
+        key: Any integers, e.g. seed, slot and pass; each different key is another order.
+    """
+    start = 0
+    for part in key:
+        start = _mix((start ^ _mix((part + _GAMMA) & _MASK)) + _GAMMA & _MASK)
+    hashes = np.arange(1, size + 1, dtype=np.uint64)
+    hashes *= np.uint64(_GAMMA)  # wraps modulo 2**64, as meant
+    hashes += np.uint64(start)
+    hashes ^= hashes >> np.uint64(30)
+    hashes *= np.uint64(_FIRST)
+    hashes ^= hashes >> np.uint64(27)
+    hashes *= np.uint64(_SECOND)
+    hashes ^= hashes >> np.uint64(31)
+    return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+
+
+def _mix(value: int) -> int:
+    """Return SplitMix64's finaliser of one 64-bit integer."""
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,85 @@
+"""Batches of one slot, forever, resumable to the window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.data.cursor import Cursor
+from atoll.data.order import permutation
+from atoll.data.shards import Shards
+from atoll.errors import ConfigError, DataError
+
+_ORDER_KEY = 0x70617373
+
+
+class BatchStream(Iterator[tuple[Tensor, Tensor]]):
+    """An endless iterator of ``(inputs, targets)``, int64 ``(batch, context)`` each.
+
+    Every window of the shard comes once per pass, in an order that depends on the shards' seed, the
+    slot and the pass alone. A batch at the end of a pass is filled up from the next one.
+    """
+
+    def __init__(
+        self, shards: Shards, *, slot: int, batch: int, cursor: Cursor | None = None
+    ) -> None:
+        """Start at ``cursor``, or at the beginning of the slot's shard.
+
+        Args:
+            shards: The deal; MUST be the one the cursor comes from for an exact resume.
+            slot: Which shard.
+            batch: Sequences per batch.
+            cursor: Where to go on; of the same slot.
+
+        Raises:
+            ConfigError: no such slot, or a batch below 1.
+            DataError: the cursor belongs to another slot or lies behind the end of the shard.
+        """
+        if batch < 1:
+            raise ConfigError("the batch is too small", given=batch, expected="1 or more sequences")
+        self._shards = shards
+        self._batch = batch
+        self._size = shards.num_windows(slot)
+        start = cursor or Cursor(slot)
+        if start.slot != slot or not 0 <= start.offset < self._size:
+            raise DataError(
+                "the saved position does not fit the data",
+                given=f"slot {start.slot}, window {start.offset}",
+                expected=f"slot {slot}, window below {self._size}",
+                remedy="resume with the corpus, nodes, context and seed of the first start",
+            )
+        self._slot = slot
+        self._pass = start.data_pass
+        self._offset = start.offset
+        self._order = self._shuffled()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The state after the last batch given out; a new stream from it gives the next one."""
+        return Cursor(self._slot, self._pass, self._offset)
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch."""
+        windows = torch.from_numpy(self._shards.windows(self._slot, self._take()))
+        return windows[:, :-1], windows[:, 1:]
+
+    def _take(self) -> NDArray[np.int64]:
+        """Return the next ``batch`` windows and move on."""
+        parts: list[NDArray[np.int64]] = []
+        missing = self._batch
+        while missing:
+            part = self._order[self._offset : self._offset + missing]
+            parts.append(part)
+            missing -= len(part)
+            self._offset += len(part)
+            if self._offset == self._size:
+                self._pass, self._offset = self._pass + 1, 0
+                self._order = self._shuffled()
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _shuffled(self) -> NDArray[np.int64]:
+        return permutation(self._size, key=(self._shards.seed, _ORDER_KEY, self._slot, self._pass))
