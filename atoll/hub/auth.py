@@ -1,0 +1,306 @@
+"""Who may do what: tickets that let a machine in once, tokens that prove it is still the same.
+
+Secrets are 192 random bits. Of each only the SHA-256 is kept in the database, so a copy of the file
+lets nobody in. The two secrets that the hub prints at every start (the operator's token and one
+ticket without end) are also in a file that only its owner can read.
+
+A *ticket* becomes a *node token* when a machine joins. A *job token* belongs to the processes of
+one job and opens nothing but that job. The *operator token* opens everything.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import hmac
+import os
+import sqlite3
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.errors import AuthError
+from atoll.hub.database import Database
+from atoll.ids import check_name, new_suffix, new_token
+
+Role = Literal["operator", "node", "job"]
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS auth_tickets (
+    hash TEXT PRIMARY KEY, uses_left INTEGER, expires REAL
+);
+CREATE TABLE IF NOT EXISTS auth_tokens (
+    hash TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL
+);
+"""
+
+MAX_FAILURES = 10
+"""Wrong secrets of one address within `FAILURE_WINDOW_S` before it has to wait."""
+
+FAILURE_WINDOW_S = 60.0
+_MAX_SOURCES = 1_024
+"""Addresses whose failures are remembered; the oldest is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a token belongs to."""
+
+    role: Role
+    name: str
+    """Node id, job id, or `operator`."""
+
+
+class Secrets(msgspec.Struct, frozen=True):
+    """What the hub prints when it is ready."""
+
+    operator_token: str
+    ticket: str
+
+
+class TooManyFailures(AuthError):
+    """An address presented too many wrong secrets and has to wait."""
+
+
+class FailureLimit:
+    """Counts wrong secrets per address, in bounded memory."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._failures: collections.OrderedDict[str, collections.deque[float]]
+        self._failures = collections.OrderedDict()
+
+    def check(self, source: str) -> None:
+        """Refuse an address that failed too often lately.
+
+        Raises:
+            TooManyFailures: it has to wait.
+        """
+        times = self._failures.get(source)
+        if times is None:
+            return
+        now = self._clock.monotonic()
+        while times and times[0] <= now - FAILURE_WINDOW_S:
+            times.popleft()
+        if len(times) >= MAX_FAILURES:
+            raise TooManyFailures(
+                "too many wrong secrets from this address",
+                given=source,
+                remedy=f"wait {FAILURE_WINDOW_S:.0f} s, then use a ticket or token that is right",
+            )
+
+    def failed(self, source: str) -> None:
+        """Count one wrong secret."""
+        times = self._failures.pop(source, None) or collections.deque(maxlen=MAX_FAILURES)
+        times.append(self._clock.monotonic())
+        self._failures[source] = times
+        if len(self._failures) > _MAX_SOURCES:
+            self._failures.popitem(last=False)
+
+
+class Auth:
+    """Tickets and tokens. Tokens are mirrored in memory: every request is checked there."""
+
+    def __init__(self, database: Database, *, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._limit = FailureLimit(clock)
+        rows = database.read_now(
+            lambda connection: connection.execute(
+                "SELECT hash, role, name FROM auth_tokens"
+            ).fetchall()
+        )
+        self._tokens = {hash_: Identity(role, name) for hash_, role, name in rows}
+
+    async def open_secrets(self, folder: Path) -> Secrets:
+        """Return the operator's token and the ticket without end, made at the first start."""
+        path = folder / "secrets.json"
+        try:
+            secrets = msgspec.json.decode(path.read_bytes(), type=Secrets)
+        except (FileNotFoundError, msgspec.DecodeError):
+            secrets = Secrets(operator_token=new_token(), ticket=new_token())
+            _write_private(path, msgspec.json.encode(secrets))
+        now = self._clock.wall()
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM auth_tokens WHERE role = 'operator'")
+            _insert_token(connection, secrets.operator_token, "operator", "operator", now)
+            connection.execute(
+                "INSERT OR IGNORE INTO auth_tickets VALUES (?, NULL, NULL)",
+                (_digest(secrets.ticket),),
+            )
+
+        await self._database.write(write)
+        self._tokens = {
+            hash_: identity for hash_, identity in self._tokens.items()
+            if identity.role != "operator"
+        }  # fmt: skip
+        self._tokens[_digest(secrets.operator_token)] = Identity("operator", "operator")
+        return secrets
+
+    async def create_ticket(self, *, uses: int | None = None, valid_s: float | None = None) -> str:
+        """Return a new ticket for `uses` machines (None: any number) and `valid_s` seconds."""
+        secret = new_token()
+        expires = None if valid_s is None else self._clock.wall() + valid_s
+        await self._database.write(
+            lambda connection: connection.execute(
+                "INSERT INTO auth_tickets VALUES (?, ?, ?)", (_digest(secret), uses, expires)
+            )
+        )
+        return secret
+
+    async def redeem(self, secret: str, *, name: str, source: str = "") -> tuple[str, str]:
+        """Let a machine in; return its node id and its token.
+
+        The id is `name`, with a suffix when another machine has that name already.
+
+        Raises:
+            AuthError: the ticket is wrong, used up or expired.
+            ConfigError: the name cannot be a node id.
+        """
+        self._limit.check(source)
+        check_name("node name", name)
+        now = self._clock.wall()
+        token = new_token()
+
+        def write(connection: sqlite3.Connection) -> str:
+            _use_ticket(connection, _digest(secret), now)
+            node = name
+            while connection.execute(
+                "SELECT 1 FROM auth_tokens WHERE role = 'node' AND name = ?", (node,)
+            ).fetchone():
+                node = f"{name[:58]}-{new_suffix()}"
+            _insert_token(connection, token, "node", node, now)
+            return node
+
+        try:
+            node = await self._database.write(write)
+        except AuthError:
+            self._limit.failed(source)
+            raise
+        self._tokens[_digest(token)] = Identity("node", node)
+        return node, token
+
+    async def issue_job_token(self, job: str) -> str:
+        """Return a fresh token for the processes of a job; earlier ones stay valid."""
+        token, now = new_token(), self._clock.wall()
+        await self._database.write(
+            lambda connection: _insert_token(connection, token, "job", job, now)
+        )
+        self._tokens[_digest(token)] = Identity("job", job)
+        return token
+
+    async def revoke_job(self, job: str) -> None:
+        """Make every token of a job invalid."""
+        await self._revoke(Identity("job", job))
+
+    async def revoke_node(self, node: str) -> None:
+        """Shut a machine out; it needs a ticket to come back."""
+        await self._revoke(Identity("node", node))
+
+    async def _revoke(self, identity: Identity) -> None:
+        self._tokens = {hash_: other for hash_, other in self._tokens.items() if other != identity}
+        await self._database.write(
+            lambda connection: connection.execute(
+                "DELETE FROM auth_tokens WHERE role = ? AND name = ?",
+                (identity.role, identity.name),
+            )
+        )
+
+    def authenticate(self, token: str, *, source: str = "") -> Identity:
+        """Return whom a token belongs to.
+
+        A right token always passes, also from an address that has failed: it cannot be guessed.
+
+        Raises:
+            AuthError: nobody has this token.
+        """
+        digest = _digest(token)
+        identity = self._tokens.get(digest)
+        if identity is not None:
+            # The dictionary found it by its hash, of which an attacker cannot choose a prefix.
+            return identity
+        self._limit.check(source)
+        self._limit.failed(source)
+        raise AuthError(
+            "this token opens nothing here" if token else "a token is missing",
+            expected="the token that `atoll hub` printed, or that this node got when it joined",
+            remedy="join again with a fresh ticket, or log in with the operator token",
+        )
+
+    def may_open_session(self, identity: Identity, session: str) -> bool:
+        """Return whether this identity may speak under a session address."""
+        if identity.role == "operator":
+            return True
+        if identity.role == "node":
+            return session == identity.name
+        job, _, member = session.partition("/")
+        return bool(member) and job == identity.name
+
+
+def may_use_queue(identity: Identity, queue: str) -> bool:
+    """Return whether this identity may put into and claim from a queue.
+
+    A node has `node/ITS-ID`, a job the queues whose names start with `ITS-ID/`.
+    """
+    if identity.role == "operator":
+        return True
+    if identity.role == "node":
+        return queue == f"node/{identity.name}"
+    return queue.startswith(f"{identity.name}/")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _insert_token(
+    connection: sqlite3.Connection, token: str, role: str, name: str, now: float
+) -> None:
+    connection.execute(
+        "INSERT INTO auth_tokens VALUES (?, ?, ?, ?)", (_digest(token), role, name, now)
+    )
+
+
+def _use_ticket(connection: sqlite3.Connection, digest: str, now: float) -> None:
+    """Use a ticket once.
+
+    Raises:
+        AuthError: it is unknown, expired or used up; says which.
+    """
+    row = connection.execute(
+        "SELECT hash, uses_left, expires FROM auth_tickets WHERE hash = ?", (digest,)
+    ).fetchone()
+    remedy = "ask for a fresh one: `atoll ticket` on the hub's machine prints it"
+    if row is None or not hmac.compare_digest(row[0], digest):
+        raise AuthError("this ticket is unknown to the hub", remedy=remedy)
+    _, uses_left, expires = row
+    if expires is not None and expires <= now:
+        raise AuthError("this ticket has expired", remedy=remedy)
+    if uses_left is not None and uses_left <= 0:
+        raise AuthError("this ticket is used up", remedy=remedy)
+    connection.execute(
+        "UPDATE auth_tickets SET uses_left = uses_left - 1 WHERE hash = ?", (digest,)
+    )
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, or keep the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{new_suffix()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

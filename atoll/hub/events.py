@@ -1,0 +1,99 @@
+"""What happened, in words for people: one line per event, durable, also in `events.jsonl`."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.hub.database import Database
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+    member TEXT NOT NULL, fields TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
+"""
+
+MAX_EVENTS = 5_000
+"""Events kept per job; the oldest go first. `events.jsonl` keeps all."""
+
+_MAX_TEXT = 4_096
+_encoder = msgspec.json.Encoder()
+
+
+class Events:
+    """The events of all jobs; job `""` stands for the hub and its nodes."""
+
+    def __init__(self, database: Database, *, jobs_dir: Path, clock: Clock) -> None:
+        self._database = database
+        self._jobs_dir = jobs_dir
+        self._clock = clock
+
+    async def add(
+        self,
+        job: str,
+        kind: str,
+        text: str,
+        *,
+        member: str = "",
+        fields: dict[str, str] | None = None,
+    ) -> int:
+        """Store one event and return its id."""
+        event = {
+            "time": self._clock.wall(),
+            "kind": kind[:64],
+            "text": text[:_MAX_TEXT],
+            "member": member,
+            "fields": {k[:64]: v[:_MAX_TEXT] for k, v in list((fields or {}).items())[:32]},
+        }
+
+        def write(connection: sqlite3.Connection) -> int:
+            (id_,) = connection.execute(
+                "INSERT INTO events (job, time, kind, text, member, fields)"
+                " VALUES (?, ?, ?, ?, ?, ?) RETURNING id",
+                (job, event["time"], event["kind"], event["text"], member,
+                 _encoder.encode(event["fields"]).decode()),
+            ).fetchone()  # fmt: skip
+            if id_ % 100 == 0:
+                connection.execute(
+                    "DELETE FROM events WHERE job = ? AND id <= (SELECT id FROM events"
+                    " WHERE job = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                    (job, job, MAX_EVENTS),
+                )
+            if job:
+                append_lines(self._jobs_dir / job / "events.jsonl", [{"id": id_, **event}])
+            return int(id_)
+
+        return await self._database.write(write)
+
+    async def read(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return events with an id above `after`, oldest first."""
+        rows = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT id, time, kind, text, member, fields FROM events"
+                " WHERE job = ? AND id > ? ORDER BY id LIMIT ?",
+                (job, after, limit),
+            ).fetchall()
+        )
+        return [
+            {"id": id_, "time": time, "kind": kind, "text": text, "member": member,
+             "fields": msgspec.json.decode(fields)}
+            for id_, time, kind, text, member, fields in rows
+        ]  # fmt: skip
+
+
+def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
+    """Append objects to a JSON-lines file.
+
+    Called in the writer thread, before the commit: after a crash a line may be there twice (with
+    the same id or sequence number), but none is missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(b"".join(_encoder.encode(item) + b"\n" for item in objects))

@@ -1,0 +1,246 @@
+"""Files of jobs: streamed to disk, checked by SHA-256, put in place by one atomic rename.
+
+A file is either the old one or the whole new one, whatever happens in between: bytes go to
+`.incoming/` first, are flushed to the disk, and only then get their name. The hash of a file that
+came over the wire is remembered, so that a reader can check what it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from atoll.errors import AtollError, ConfigError, StorageFull, WireError
+from atoll.hub.database import Database
+from atoll.ids import new_token
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    job TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, nbytes INTEGER NOT NULL,
+    modified_ns INTEGER NOT NULL,
+    PRIMARY KEY (job, name)
+) WITHOUT ROWID;
+"""
+
+MAX_FILE_BYTES = 64 * 2**30
+"""Largest file that is accepted."""
+
+MAX_LISTED = 10_000
+_MAX_DEPTH = 8
+_WRITE_BYTES = 1 * 2**20
+"""Bytes gathered before a thread writes them: below it, the change of threads costs more."""
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """One file of a job."""
+
+    name: str
+    """Path inside the job's folder, with slashes."""
+    nbytes: int
+    sha256: str
+    """Empty where it was not asked for or the file still grows."""
+    modified: float
+    """Seconds since 1970."""
+
+
+FileList = list[FileInfo]
+
+
+class Files:
+    """The files of all jobs, under one folder."""
+
+    def __init__(self, database: Database, *, jobs_dir: Path) -> None:
+        self._database = database
+        self._jobs_dir = jobs_dir
+        self._incoming = jobs_dir / ".incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        for leftover in self._incoming.iterdir():
+            leftover.unlink()
+
+    def path(self, job: str, name: str) -> Path:
+        """Return where a file of a job lies.
+
+        Raises:
+            ConfigError: the name leaves the job's folder or has unusual characters.
+        """
+        parts = name.split("/")
+        folder = self._jobs_dir / job
+        path = folder.joinpath(*parts)
+        if (
+            not all(_PART.fullmatch(part) for part in (job, *parts))
+            or len(parts) > _MAX_DEPTH
+            or not path.resolve().is_relative_to(folder.resolve())
+        ):
+            raise ConfigError(
+                "this path cannot be a file of a job",
+                given=repr(name[:200]),
+                expected="names of letters, digits, dot, dash and underscore, joined by /",
+            )
+        return path
+
+    async def put(
+        self, job: str, name: str, chunks: AsyncIterator[bytes], *, sha256: str = ""
+    ) -> FileInfo:
+        """Store what `chunks` yields; the file appears whole or not at all.
+
+        Args:
+            job: Whose file it is.
+            name: Path inside the job's folder.
+            chunks: The bytes.
+            sha256: What they must hash to, in hexadecimal; empty: not checked.
+
+        Raises:
+            StorageFull: no room is left; an older file of that name stays as it was.
+            WireError: the bytes hash to something else, or are too many.
+        """
+        path = self.path(job, name)
+        temporary = self._incoming / new_token()
+        try:
+            with _told_when_full(path):
+                hexdigest = await self._receive(temporary, chunks, sha256.lower())
+                status = await asyncio.to_thread(_put_in_place, temporary, path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        row = (job, name, hexdigest, status.st_size, status.st_mtime_ns)
+
+        def remember(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
+
+        await self._database.write(remember)
+        return FileInfo(name, status.st_size, hexdigest, status.st_mtime)
+
+    async def _receive(self, target: Path, chunks: AsyncIterator[bytes], expected: str) -> str:
+        """Write the bytes to `target`, flushed; return their hash."""
+        hasher, total = hashlib.sha256(), 0
+        with target.open("wb") as file:
+            async for block in _blocks(chunks):
+                total += len(block)
+                if total > MAX_FILE_BYTES:
+                    raise WireError("a file is too large", expected=f"{MAX_FILE_BYTES} bytes")
+                await asyncio.to_thread(_write_block, file, hasher, block)
+            await asyncio.to_thread(_flush, file)
+        found = hasher.hexdigest()
+        if expected and found != expected:
+            raise WireError(
+                "a file arrived damaged",
+                given=f"SHA-256 {found}, {total} bytes",
+                expected=f"SHA-256 {expected}",
+                remedy="send it again",
+            )
+        return found
+
+    async def write(self, job: str, name: str, data: bytes) -> FileInfo:
+        """Store bytes that the hub made itself."""
+
+        async def once() -> AsyncIterator[bytes]:
+            yield data
+
+        return await self.put(job, name, once())
+
+    async def stat(self, job: str, name: str) -> FileInfo | None:
+        """Return what a file is, with its hash, or None when there is none."""
+        path = self.path(job, name)
+        try:
+            status = await asyncio.to_thread(path.stat)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not path.is_file():
+            return None
+        if name.endswith(".jsonl"):
+            return FileInfo(name, status.st_size, "", status.st_mtime)
+        row = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT sha256 FROM files WHERE job = ? AND name = ? AND nbytes = ?"
+                " AND modified_ns = ?",
+                (job, name, status.st_size, status.st_mtime_ns),
+            ).fetchone()
+        )
+        sha256 = row[0] if row else await asyncio.to_thread(_hash, path)
+        return FileInfo(name, status.st_size, sha256, status.st_mtime)
+
+    async def list(self, job: str) -> FileList:
+        """Return the files of a job by name, without hashes."""
+        folder = self.path(job, "job.toml").parent
+        return await asyncio.to_thread(lambda: list(_walk(folder)))
+
+
+def _walk(folder: Path) -> Iterator[FileInfo]:
+    """Yield what lies in a folder, at most `MAX_LISTED` files."""
+    found = 0
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if path.is_file():
+                name = path.relative_to(folder).as_posix()
+                yield FileInfo(name, status.st_size, "", status.st_mtime)
+                found += 1
+        if found == MAX_LISTED:
+            return
+
+
+async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Gather small chunks into blocks worth a trip to another thread."""
+    gathered = bytearray()
+    async for chunk in chunks:
+        gathered += chunk
+        if len(gathered) >= _WRITE_BYTES:
+            yield bytes(gathered)
+            gathered.clear()
+    yield bytes(gathered)
+
+
+@contextlib.contextmanager
+def _told_when_full(path: Path) -> Iterator[None]:
+    """Turn the operating system's "no room" into an error a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StorageFull(
+                "no room is left for a file",
+                given=str(path),
+                remedy="free some space on the hub's disk and send it again; the old file is safe",
+            ) from error
+        raise AtollError("a file cannot be written", given=f"{path} ({error})") from error
+
+
+def _write_block(file: BinaryIO, hasher: hashlib._Hash, block: bytes) -> None:
+    file.write(block)
+    hasher.update(block)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _put_in_place(temporary: Path, path: Path) -> os.stat_result:
+    """Give the file its name, durably, and return what it is now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.replace(path)
+    if os.name == "posix":  # elsewhere a folder cannot be flushed, and need not be
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return path.stat()
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,353 @@
+"""Jobs: what was asked for, who works on it, how it stands, how it ended. Durable.
+
+All records are mirrored in memory, so reading one costs nothing; a change is made in memory at the
+call and is on disk when the call returns. Changes reach the disk in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time as calendar
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.config import dump_spec, parse_spec
+from atoll.errors import ConfigError, HubError, unknown
+from atoll.hub.database import Database
+from atoll.hub.events import Events
+from atoll.ids import check_name
+
+log = logging.getLogger(__name__)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    job TEXT PRIMARY KEY, created REAL NOT NULL, spec TEXT NOT NULL, files TEXT NOT NULL,
+    record TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+STATES = ("waiting", "running", "done", "failed", "stopped")
+ENDED = frozenset({"done", "failed", "stopped"})
+"""States in which nothing of a job runs any more."""
+
+MEMBER_STATES = ("assigned", "starting", "running", "done", "failed", "lost", "stopped")
+
+MAX_FILES = 64
+MAX_FILES_BYTES = 8 * 2**20
+"""Text that travels with a job, in all; larger things are put as files."""
+
+_MAX_TAIL = 50
+_MAX_RESULT_BYTES = 256 * 1024
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """One training process of a job, or its reducer."""
+
+    member: str
+    slot: int
+    node: str
+    state: str = "assigned"
+    attempt: int = 1
+    """Launches so far; grows when it is placed again."""
+    incarnation: str = ""
+    exit_code: int | None = None
+    error: dict[str, str] | None = None
+    tail: list[str] = []
+    """Last lines it printed, when it failed."""
+    result: dict[str, Any] | None = None
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """The whole record of a job. Change it through `Jobs` only."""
+
+    job: str
+    created: float
+    spec: str = ""
+    """TOML text with every default written out."""
+    files: list[str] = []
+    """Names of the texts that travel with it."""
+    nodes_wanted: int = 1
+    steps: int = 0
+    seed: int = 0
+    state: str = "waiting"
+    reason: str = ""
+    error: dict[str, str] | None = None
+    members: dict[str, Member] = {}
+    committed_round: int = 0
+    aborted_rounds: int = 0
+    started: float | None = None
+    ended: float | None = None
+    resume_round: int = -1
+    stopping: bool = False
+    grace_s: float = 10.0
+    result: dict[str, Any] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in ENDED
+
+
+JobList = list[Job]
+
+_encode = msgspec.json.Encoder().encode
+_JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "spec", "files", "members"}
+_MEMBER_FIELDS = frozenset(Member.__struct_fields__) - {"member"}
+
+
+class Jobs:
+    """All jobs of this hub."""
+
+    def __init__(self, database: Database, *, events: Events, jobs_dir: Path, clock: Clock) -> None:
+        self._database = database
+        self._events = events
+        self._jobs_dir = jobs_dir
+        self._clock = clock
+        rows = database.read_now(
+            lambda connection: connection.execute(
+                "SELECT record, spec FROM jobs ORDER BY created, job"
+            ).fetchall()
+        )
+        self._jobs: dict[str, Job] = {}
+        for record, spec in rows:
+            job = msgspec.json.decode(record, type=Job)
+            job.spec = spec
+            self._jobs[job.job] = job
+
+    async def create(self, spec_text: str, *, files: dict[str, str]) -> Job:
+        """Store a new job, waiting, with its folder and its `job.toml`.
+
+        Raises:
+            ConfigError: the TOML or a file name is wrong.
+            StorageFull: no room is left.
+        """
+        spec = parse_spec(spec_text)
+        _check_files(files)
+        now = self._clock.wall()
+        job = Job(
+            job=self._new_name(spec.job.name, now),
+            created=now,
+            spec=dump_spec(spec),
+            files=sorted(files),
+            nodes_wanted=spec.job.nodes,
+            steps=spec.train.steps,
+            seed=spec.job.seed,
+        )
+        self._jobs[job.job] = job  # takes the name before anything is awaited
+        try:
+            await asyncio.to_thread(self._make_folder, job, files)
+            await self._database.write(
+                lambda connection: connection.execute(
+                    "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
+                    (job.job, now, job.spec, _encode(files).decode(), _record(job)),
+                )
+            )
+        except BaseException:
+            del self._jobs[job.job]
+            raise
+        await self._events.add(job.job, "submitted", f"submitted for {job.nodes_wanted} nodes")
+        return job
+
+    def get(self, job: str) -> Job:
+        """Return a job's record.
+
+        Raises:
+            HubError: there is no such job.
+        """
+        record = self._jobs.get(job)
+        if record is None:
+            raise NoSuchJob(
+                "there is no such job", given=repr(job), remedy="`atoll status` lists all jobs"
+            )
+        return record
+
+    def list(self) -> JobList:
+        """Return all jobs, newest first."""
+        return list(self._jobs.values())[::-1]
+
+    def folder(self, job: str) -> Path:
+        """Return the folder of a job's files."""
+        return self._jobs_dir / self.get(job).job
+
+    async def files_of(self, job: str) -> dict[str, str]:
+        """Return the texts that travel with a job: name to content."""
+        self.get(job)
+        (files,) = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT files FROM jobs WHERE job = ?", (job,)
+            ).fetchone()
+        )
+        return msgspec.json.decode(files, type=dict[str, str])
+
+    async def set_state(
+        self,
+        job: str,
+        state: str,
+        *,
+        reason: str = "",
+        error: dict[str, str] | None = None,
+    ) -> Job:
+        """Change a job's state; note when it started or ended, and tell it as an event."""
+        if state not in STATES:
+            raise unknown("job state", state, STATES)
+        record = self.get(job)
+        before = (record.state, record.reason)
+        now = self._clock.wall()
+        record.state, record.reason, record.error = state, reason, error
+        record.ended = now if state in ENDED else None
+        if state == "running" and record.started is None:
+            record.started = now
+        await self._save(record)
+        if before != (state, reason):
+            await self._events.add(job, state, reason or _SAID[state])
+        return record
+
+    async def assign(self, job: str, *, member: str, slot: int, node: str) -> Member:
+        """Give a member to a node; the same member again counts as its next attempt."""
+        record = self.get(job)
+        before = record.members.get(member)
+        attempt = 1 if before is None else before.attempt + 1
+        assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
+        record.members[member] = assigned
+        await self._save(record)
+        again = "" if attempt == 1 else f", attempt {attempt}"
+        await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
+        return assigned
+
+    async def update_member(self, job: str, member: str, **changes: Any) -> Member:
+        """Change fields of a member.
+
+        Raises:
+            HubError: the job has no such member.
+        """
+        record = self.get(job)
+        found = record.members.get(member)
+        if found is None:
+            raise HubError(
+                "the job has no such member",
+                given=f"{member!r} of {job}",
+                expected="one of " + (", ".join(record.members) or "nobody yet"),
+            )
+        _change(found, changes, _MEMBER_FIELDS)
+        found.tail = found.tail[-_MAX_TAIL:]
+        await self._save(record)
+        return found
+
+    async def update(self, job: str, **changes: Any) -> Job:
+        """Change fields of a job other than its state and its members."""
+        record = self.get(job)
+        _change(record, changes, _JOB_FIELDS)
+        await self._save(record)
+        return record
+
+    async def finished(
+        self,
+        job: str,
+        member: str,
+        *,
+        ok: bool,
+        result: dict[str, Any],
+        error: dict[str, str] | None,
+    ) -> Job:
+        """Note that a member is done or failed; what becomes of the job is decided elsewhere."""
+        if len(_encode(result)) > _MAX_RESULT_BYTES:
+            result = {"left_out": f"the result was larger than {_MAX_RESULT_BYTES} bytes"}
+        await self.update_member(
+            job, member, state="done" if ok else "failed", result=result, error=error
+        )
+        what = "" if error is None else ": " + error.get("what", "")
+        await self._events.add(
+            job,
+            "member-done" if ok else "member-failed",
+            f"{member} {'is done' if ok else 'failed'}{what}",
+            member=member,
+        )
+        return self.get(job)
+
+    def store(self, connection: sqlite3.Connection, job: str) -> None:
+        """Write a job's record inside somebody else's write (same transaction)."""
+        _update(connection, job, _record(self.get(job)))
+
+    async def _save(self, record: Job) -> None:
+        # Encoded now, not in the writer thread: later changes belong to later writes.
+        text = _record(record)
+        await self._database.write(lambda connection: _update(connection, record.job, text))
+
+    def _new_name(self, name: str, now: float) -> str:
+        """Return a job id that no job and no folder has."""
+        stamp = calendar.strftime("%Y%m%d-%H%M%S", calendar.localtime(now))
+        base = f"{name[:40]}-{stamp}"
+        candidate, number = base, 2
+        while candidate in self._jobs or (self._jobs_dir / candidate).exists():
+            candidate, number = f"{base}-{number}", number + 1
+        return candidate
+
+    def _make_folder(self, job: Job, files: dict[str, str]) -> None:
+        folder = self._jobs_dir / job.job
+        folder.mkdir(parents=True)
+        (folder / "job.toml").write_text(job.spec, encoding="utf-8")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+class NoSuchJob(HubError):
+    """A job id that this hub does not know."""
+
+
+_SAID = {
+    "waiting": "waiting",
+    "running": "runs",
+    "done": "done",
+    "failed": "failed",
+    "stopped": "stopped",
+}
+
+
+def _change(target: Any, changes: dict[str, Any], known: frozenset[str]) -> None:
+    """Set fields of a record; a wrong name is a bug of the caller and changes nothing."""
+    for name in changes:
+        if name not in known:
+            raise unknown(f"field of a {type(target).__name__.lower()}", name, known)
+    for name, value in changes.items():
+        setattr(target, name, value)
+
+
+def _record(job: Job) -> str:
+    """Return everything that changes, as JSON; the spec has its own column."""
+    fields = {name: getattr(job, name) for name in Job.__struct_fields__ if name != "spec"}
+    return _encode(fields).decode()
+
+
+def _update(connection: sqlite3.Connection, job: str, record: str) -> None:
+    connection.execute("UPDATE jobs SET record = ? WHERE job = ?", (record, job))
+
+
+def _check_files(files: dict[str, str]) -> None:
+    """Refuse file names that leave the job's folder, and too much text.
+
+    Raises:
+        ConfigError: says which.
+    """
+    if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
+        raise ConfigError(
+            "too many files travel with this job",
+            given=f"{len(files)} files, {sum(map(len, files.values()))} characters",
+            expected=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} characters in all",
+        )
+    reserved = {"job.toml", "events.jsonl", "metrics.jsonl"}
+    for name in files:
+        with contextlib.suppress(ConfigError):
+            check_name("file", name.lower())
+            if name not in reserved:
+                continue
+        raise ConfigError(
+            "this file name cannot travel with a job",
+            given=repr(name),
+            expected="a plain name such as train.py, without folders",
+        )

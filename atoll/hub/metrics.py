@@ -1,0 +1,196 @@
+"""Measurements of members: each stored once, old ones thinned, the latest kept in memory.
+
+`metrics.jsonl` in the job's folder keeps every point. The database keeps enough of them for a
+chart: when a member has more than `MAX_POINTS`, every second point of its older half goes, so the
+past gets coarser but never shorter. Points with held-out figures are rare and stay.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.hub.database import Database
+from atoll.hub.events import append_lines
+from atoll.wire.messages import Point
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS points (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL, member TEXT NOT NULL, time REAL NOT NULL,
+    step INTEGER NOT NULL, round INTEGER NOT NULL, kept INTEGER NOT NULL, "values" TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS points_of_job ON points (job, id);
+CREATE INDEX IF NOT EXISTS points_of_member ON points (job, member, id) WHERE kept = 0;
+CREATE TABLE IF NOT EXISTS point_cursors (
+    job TEXT NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL, seq INTEGER NOT NULL,
+    PRIMARY KEY (job, member, incarnation)
+) WITHOUT ROWID;
+"""
+
+MAX_POINTS = 4_000
+"""Points of one member in the database, but for those with held-out figures."""
+
+_MAX_VALUES = 64
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class Latest:
+    """The last that a member told: the newest value seen of every name."""
+
+    time: float = 0.0
+    step: int = 0
+    round: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class Metrics:
+    """The measurements of all jobs."""
+
+    def __init__(self, database: Database, *, jobs_dir: Path, max_points: int = MAX_POINTS) -> None:
+        self._database = database
+        self._jobs_dir = jobs_dir
+        self._max_points = max_points
+        self._counts: dict[tuple[str, str], int] = {}
+        self._latest: dict[str, dict[str, Latest]] = {}
+
+    async def add(
+        self, job: str, member: str, *, incarnation: str, seq: int, points: Sequence[Point]
+    ) -> int:
+        """Store points numbered from `seq` (from 1 per incarnation); known ones are dropped.
+
+        Returns:
+            The last number that is durable.
+        """
+        last = seq + len(points) - 1
+
+        def write(connection: sqlite3.Connection) -> tuple[int, Sequence[Point]]:
+            row = connection.execute(
+                "SELECT seq FROM point_cursors WHERE job = ? AND member = ? AND incarnation = ?",
+                (job, member, incarnation),
+            ).fetchone()
+            known = row[0] if row else 0
+            fresh = points[max(0, known - seq + 1) :]
+            if not fresh:
+                return max(known, last), fresh
+            connection.executemany(
+                'INSERT INTO points (job, member, time, step, round, kept, "values")'
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [_row(job, member, point) for point in fresh],
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO point_cursors VALUES (?, ?, ?, ?)",
+                (job, member, incarnation, last),
+            )
+            self._thin(connection, job, member, len(fresh))
+            first = last - len(fresh) + 1
+            append_lines(
+                self._jobs_dir / job / "metrics.jsonl",
+                [_line(member, incarnation, first + i, point) for i, point in enumerate(fresh)],
+            )
+            return last, fresh
+
+        done, fresh = await self._database.write(write)
+        latest = self._of(job).setdefault(member, Latest())
+        for point in fresh:
+            _remember(latest, point.time, point.step, point.round, _bounded(point.values))
+        return done
+
+    def latest(self, job: str) -> dict[str, Latest]:
+        """Return the last that each member told."""
+        return self._of(job)
+
+    async def read(self, job: str, *, after: int = 0, limit: int = 2000) -> list[dict[str, Any]]:
+        """Return points with an id above `after`, in the order in which they arrived."""
+        rows = await self._database.read(
+            lambda connection: connection.execute(
+                'SELECT id, member, time, step, round, "values" FROM points'
+                " WHERE job = ? AND id > ? ORDER BY id LIMIT ?",
+                (job, after, limit),
+            ).fetchall()
+        )
+        return [
+            {"id": id_, "member": member, "time": time, "step": step, "round": round_,
+             "values": msgspec.json.decode(values)}
+            for id_, member, time, step, round_, values in rows
+        ]  # fmt: skip
+
+    def _of(self, job: str) -> dict[str, Latest]:
+        """Return the latest values of a job, read from disk after a restart."""
+        known = self._latest.get(job)
+        if known is None:
+            known = self._latest[job] = self._database.read_now(
+                lambda connection: _read_latest(connection, job)
+            )
+        return known
+
+    def _thin(self, connection: sqlite3.Connection, job: str, member: str, added: int) -> None:
+        """Drop every second point of the older half when there are too many (writer thread)."""
+        key = (job, member)
+        if key not in self._counts:
+            (self._counts[key],) = connection.execute(
+                "SELECT count(*) FROM points WHERE job = ? AND member = ? AND kept = 0", key
+            ).fetchone()
+        else:
+            self._counts[key] += added
+        if self._counts[key] <= self._max_points:
+            return
+        ids = [
+            id_
+            for (id_,) in connection.execute(
+                "SELECT id FROM points WHERE job = ? AND member = ? AND kept = 0 ORDER BY id", key
+            )
+        ]
+        gone = ids[1 : len(ids) // 2 : 2]
+        connection.executemany("DELETE FROM points WHERE id = ?", [(id_,) for id_ in gone])
+        self._counts[key] = len(ids) - len(gone)
+
+
+def is_held_out(name: str) -> bool:
+    """Return whether a value's name says that it was measured on held-out text."""
+    return name.startswith("held_out")
+
+
+def _row(job: str, member: str, point: Point) -> tuple[object, ...]:
+    kept = int(any(is_held_out(name) for name in point.values))
+    values = _encoder.encode(_bounded(point.values)).decode()
+    return job, member, point.time, point.step, point.round, kept, values
+
+
+def _bounded(values: dict[str, float]) -> dict[str, float]:
+    """Return at most `_MAX_VALUES` of the values; NaN and infinity stay (JSON has null)."""
+    return {name[:64]: value for name, value in list(values.items())[:_MAX_VALUES]}
+
+
+def _line(member: str, incarnation: str, seq: int, point: Point) -> dict[str, Any]:
+    return {
+        "time": point.time, "member": member, "incarnation": incarnation, "seq": seq,
+        "step": point.step, "round": point.round, "values": point.values,
+    }  # fmt: skip
+
+
+def _remember(
+    latest: Latest, time: float, step: int, round_: int, values: dict[str, float]
+) -> None:
+    latest.time, latest.step, latest.round = time, step, round_
+    latest.values.update(values)
+
+
+def _read_latest(connection: sqlite3.Connection, job: str) -> dict[str, Latest]:
+    """Return the latest values of each member from the last points on disk."""
+    rows = connection.execute(
+        'SELECT member, time, step, round, "values" FROM points WHERE job = ?'
+        " ORDER BY id DESC LIMIT 500",
+        (job,),
+    ).fetchall()
+    latest: dict[str, Latest] = {}
+    for member, time, step, round_, values in reversed(rows):
+        found = {k: v for k, v in msgspec.json.decode(values).items() if v is not None}
+        _remember(latest.setdefault(member, Latest()), time, step, round_, found)
+    return latest

@@ -1,0 +1,86 @@
+"""Everything durable that a hub has, opened and closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.clock import Clock
+from atoll.hub import auth, events, files, jobs, logs, metrics, queue_sqlite
+from atoll.hub.auth import Auth
+from atoll.hub.database import Database
+from atoll.hub.events import Events
+from atoll.hub.files import Files
+from atoll.hub.jobs import Jobs
+from atoll.hub.logs import Logs
+from atoll.hub.metrics import Metrics
+from atoll.hub.queue import Queue
+from atoll.hub.queue_sqlite import SqliteQueue
+
+SCHEMAS = (
+    auth.SCHEMA,
+    events.SCHEMA,
+    files.SCHEMA,
+    jobs.SCHEMA,
+    logs.SCHEMA,
+    metrics.SCHEMA,
+    queue_sqlite.SCHEMA,
+)
+"""Tables of the modules above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The durable half of a hub."""
+
+    database: Database
+    queue: Queue
+    auth: Auth
+    jobs: Jobs
+    logs: Logs
+    metrics: Metrics
+    events: Events
+    files: Files
+
+    async def close(self) -> None:
+        """Finish every write, then close the database. May be called again."""
+        await asyncio.to_thread(self.database.close)
+
+
+async def open_stores(
+    data: Path, *, jobs_dir: Path, clock: Clock, schemas: Sequence[str] = ()
+) -> Stores:
+    """Open or make the data of a hub.
+
+    Args:
+        data: Folder of the database and the secrets.
+        jobs_dir: Folder in which every job gets its own.
+        clock: Whence times of records and leases come.
+        schemas: Tables that further modules keep in the same database.
+
+    Raises:
+        HubError: the database is damaged, of a newer version, or used by another hub.
+        StorageFull: no room is left.
+    """
+    return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas)
+
+
+def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> Stores:
+    database = Database(data / "hub.sqlite", schemas=[*SCHEMAS, *schemas])
+    try:
+        told = Events(database, jobs_dir=jobs_dir, clock=clock)
+        return Stores(
+            database=database,
+            queue=SqliteQueue(database, clock=clock),
+            auth=Auth(database, clock=clock),
+            jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock),
+            logs=Logs(database, clock=clock),
+            metrics=Metrics(database, jobs_dir=jobs_dir),
+            events=told,
+            files=Files(database, jobs_dir=jobs_dir),
+        )
+    except BaseException:
+        database.close()
+        raise
