@@ -1,0 +1,70 @@
+"""``python -m atoll.hub``: run a hub; one line of JSON on standard output says when it is ready."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer, run
+
+
+def parse(arguments: list[str]) -> HubOptions:
+    """Return the options that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.hub", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the hub's state")
+    parser.add_argument("--jobs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--advertise", default="", help="host to name in the ticket")
+    parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
+    parser.add_argument(
+        "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
+    )
+    given = parser.parse_args(arguments)
+    return HubOptions(
+        data=given.data,
+        jobs=given.jobs,
+        host=given.host,
+        port=given.port,
+        advertise=given.advertise,
+        ticket_uses=given.ticket_uses,
+        reducers=not given.no_reducers,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run a hub until SIGTERM or SIGINT; return the exit status."""
+    options = parse(arguments)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    server = HubServer(options)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+
+    def ready() -> None:
+        line = {
+            "url": server.url,
+            "port": server.port,
+            "ticket": server.ticket,
+            "operator_token": server.operator_token,
+        }
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    try:
+        run(server, on_ready=ready)
+    except AtollError as error:
+        sys.stderr.write(f"atoll hub: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,247 @@
+"""The whole hub put together: stores, sessions, relay, rounds, jobs, and the web application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+
+from atoll import __version__
+from atoll.clock import Clock, RealClock
+from atoll.hub import checkpoints as checkpoints_module
+from atoll.hub import rounds as rounds_module
+from atoll.hub import tickets as tickets_module
+from atoll.hub.api import Context, guard, routes
+from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.live import HubLive
+from atoll.hub.membership import Membership
+from atoll.hub.outbox import Send
+from atoll.hub.placement import Placement
+from atoll.hub.reducers import Reducers, torch_is_here
+from atoll.hub.rounds import Rounds
+from atoll.hub.router import Router
+from atoll.hub.session import Receive, Scope, Session, Sessions
+from atoll.hub.stores import Stores, open_stores
+from atoll.hub.tasks import Tasks
+from atoll.hub.tickets import hub_ticket
+from atoll.wire.limits import DEAD_AFTER_S
+from atoll.wire.messages import Envelope
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 0.25
+"""Pause between looks at silent sessions."""
+
+TICKS_PER_SECOND = 4
+
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """What a hub is started with."""
+
+    data: Path
+    """Folder of the hub's own state."""
+    jobs: Path
+    """Folder of the runs."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    """Host in the ticket; empty: found out."""
+    ticket_uses: int | None = None
+    """How often the ticket may be used; None: without limit."""
+    reducers: bool = True
+    """Run reducers beside the hub where torch is installed."""
+    hello_timeout_s: float = 10.0
+    reconnect_grace_s: float = 5.0
+    dead_after_s: float = DEAD_AFTER_S
+    first_grace_s: float = 120.0
+    """How long the first round of a job waits for members that are still starting."""
+    restart_grace_s: float = 60.0
+    """How long members may take to come back after a restart of the hub."""
+
+
+class Hub:
+    """The parts of a running hub; made by :func:`open_hub`."""
+
+    def __init__(self, options: HubOptions, stores: Stores, *, url: str, clock: Clock) -> None:
+        """Wire the parts together; nothing runs before :meth:`start`."""
+        self.options = options
+        self.stores = stores
+        self.clock = clock
+        self.url = url
+        self.ticket = ""
+        self.operator_token = ""
+        self.tasks = Tasks()
+        self.sessions = Sessions(
+            auth=stores.auth,
+            clock=clock,
+            tasks=self.tasks,
+            hello_timeout_s=options.hello_timeout_s,
+            reconnect_grace_s=options.reconnect_grace_s,
+            dead_after_s=options.dead_after_s,
+        )
+        self.rounds = Rounds(
+            database=stores.database,
+            jobs=stores.jobs,
+            events=stores.events,
+            clock=clock,
+            wire=self.sessions,
+            relayed=self.sessions.relay.job_bytes,
+            first_grace_s=options.first_grace_s,
+        )
+        self.checkpoints = Checkpoints(
+            database=stores.database,
+            jobs=stores.jobs,
+            files=stores.files,
+            events=stores.events,
+            rounds=self.rounds,
+            clock=clock,
+        )
+        self.membership = Membership(
+            stores=stores,
+            sessions=self.sessions,
+            rounds=self.rounds,
+            checkpoints=self.checkpoints,
+            clock=clock,
+        )
+        self.reducers: Reducers | None = None
+        if options.reducers and torch_is_here():
+            folder = options.data / "reducers"
+            self.reducers = Reducers(
+                stores=stores, tasks=self.tasks, url=lambda: self.url, folder=folder
+            )
+        self.placement = Placement(
+            stores=stores,
+            sessions=self.sessions,
+            membership=self.membership,
+            rounds=self.rounds,
+            checkpoints=self.checkpoints,
+            clock=clock,
+            reducers=self.reducers,
+        )
+        self.membership.changed = self.placement.review
+        self.router = Router(
+            stores=stores,
+            membership=self.membership,
+            rounds=self.rounds,
+            checkpoints=self.checkpoints,
+            placement=self.placement,
+            tasks=self.tasks,
+        )
+        self.live = HubLive(
+            stores, self.sessions, self.membership, self.placement, self.rounds, clock
+        )
+        self.sessions.listener = self
+        self._web: Application | None = None
+
+    async def start(self) -> None:
+        """Take up what an earlier life of the hub left, and begin housekeeping."""
+        secrets = await self.stores.auth.open_secrets(self.options.data)
+        self.operator_token = secrets.operator_token
+        uses = self.options.ticket_uses
+        secret = await hub_ticket(self.stores, uses=uses) if uses else secrets.ticket
+        self.ticket = f"atoll://{self.url.partition('://')[2]}/{secret}"
+        if self.options.advertise:
+            port = self.url.rpartition(":")[2]
+            self.ticket = f"atoll://{self.options.advertise}:{port}/{secret}"
+        context = Context(
+            stores=self.stores,
+            live=self.live,
+            clock=self.clock,
+            version=__version__,
+            started=self.clock.wall(),
+            ticket=self.ticket,
+        )
+        self._web = guard(Starlette(routes=routes(context)), context)
+        await self.placement.restart()
+        self.tasks.start(self._keep_house(), name="housekeeping")
+
+    async def close(self) -> None:
+        """End reducers and tasks, then close the stores; members are left to come back."""
+        await self.tasks.close()
+        await self.stores.close()
+
+    async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve WebSockets at `/ws`, everything else as the web application."""
+        if scope["type"] == "websocket":
+            if scope["path"] == "/ws":
+                await self.sessions.serve(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})
+        elif self._web is not None:
+            await self._web(scope, receive, send)
+
+    # -------------------------------------------------------------- what sessions report
+
+    def opened(self, session: Session, *, resumed: bool) -> None:
+        """A process connected."""
+        if not session.job and session.identity.role == "operator" and session.info is None:
+            return
+        if not session.job:
+            work = self.membership.node_opened(session, resumed=resumed)
+        elif session.member == "reducer":
+            work = self.rounds.reducer_here(session.job)
+        else:
+            work = self.membership.member_opened(session)
+        self.tasks.start(work, name=f"arrival of {session.address}")
+
+    def lost(self, session: Session) -> None:
+        """A session ended for good."""
+        if not session.job:
+            work = self.membership.node_lost(session)
+        elif session.member == "reducer":
+            work = self._reducer_lost(session.job)
+        else:
+            work = self.membership.member_lost(session)
+        self.tasks.start(work, name=f"loss of {session.address}")
+
+    def received(self, session: Session, envelope: Envelope) -> None:
+        """A control message came in."""
+        self.router.received(session, envelope)
+
+    async def _reducer_lost(self, job: str) -> None:
+        await self.rounds.reducer_lost(job)
+        await self.placement.reducer_lost(job)
+
+    # ------------------------------------------------------------------------ housekeeping
+
+    async def _keep_house(self) -> None:
+        """Let time have its consequences; one failure stops none of the later ones."""
+        reckon_at = self.clock.monotonic() + self.options.restart_grace_s
+        reckoned = False
+        count = 0
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            count += 1
+            try:
+                self.sessions.sweep()
+                if count % TICKS_PER_SECOND == 0:
+                    await self.rounds.tick()
+                    await self.placement.tick()
+                    await self.stores.queue.expire()
+                if not reckoned and self.clock.monotonic() >= reckon_at:
+                    reckoned = True
+                    await self.membership.reckon()
+                    await self.placement.reckon()
+            except Exception:
+                logger.exception("housekeeping failed")
+
+
+async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None) -> Hub:
+    """Open the stores and return a hub whose :meth:`Hub.start` is still to be called.
+
+    Raises:
+        HubError: the data folder is damaged, or another hub uses it.
+        StorageFull: its disk is full.
+    """
+    clock = clock or RealClock()
+    schemas = (rounds_module.SCHEMA, checkpoints_module.SCHEMA, tickets_module.SCHEMA)
+    stores = await open_stores(options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas)
+    return Hub(options, stores, url=url, clock=clock)

@@ -1,0 +1,276 @@
+"""Places jobs on nodes, and decides when a job has ended and how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from atoll.clock import Clock
+from atoll.config import parse_spec
+from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.jobs import Job, Member
+from atoll.hub.membership import Membership
+from atoll.hub.reducers import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
+from atoll.hub.rounds import LIVE_STATES, Rounds
+from atoll.hub.session import Sessions
+from atoll.hub.stores import Stores
+from atoll.ids import member_id, new_suffix, session_id
+from atoll.wire.messages import Launch, Stop, pack_command
+
+FATAL_KINDS = frozenset({"ScriptError", "ConfigError", "DataError", "LossNotFinite"})
+"""Errors of the job itself: every member would meet them, so the first ends the job.
+
+A process that was killed, ran out of memory or lost the hub is none of them."""
+
+KILL_GRACE_S = 10.0
+"""Time between SIGTERM and SIGKILL when a process must end."""
+
+
+def spread(free: Mapping[str, int], wanted: int) -> list[str]:
+    """Return the node of each slot, as evenly as the free places allow; empty if too few are free.
+
+    Among nodes with equally many members of the job, the one with more free places comes first.
+    """
+    if sum(free.values()) < wanted:
+        return []
+    taken: Counter[str] = Counter()
+    chosen = []
+    for _ in range(wanted):
+        open_nodes = [node for node in free if free[node] > taken[node]]
+        node = min(open_nodes, key=lambda n: (taken[n], taken[n] - free[n], n))
+        taken[node] += 1
+        chosen.append(node)
+    return sorted(chosen)
+
+
+def outcome(
+    members: Mapping[str, Member], *, stopping: bool
+) -> tuple[str, str, dict[str, str] | None] | None:
+    """Return (state, reason, error) of a job that has ended, or None while it goes on."""
+    for member in members.values():
+        if member.error is not None and member.error.get("kind") in FATAL_KINDS:
+            reason = f"{member.member}: {member.error.get('what', 'failed')}"
+            return "failed", reason, member.error
+    if any(member.state in LIVE_STATES for member in members.values()):
+        return None
+    if stopping:
+        return "stopped", "a stop was asked for", None
+    if any(member.state == "done" for member in members.values()):
+        return "done", "", None
+    errors = [member.error for member in members.values() if member.error]
+    return "failed", "every member was lost", errors[0] if errors else None
+
+
+class Placement:
+    """Submits, stops and resumes jobs, and watches them to their end."""
+
+    def __init__(
+        self,
+        *,
+        stores: Stores,
+        sessions: Sessions,
+        membership: Membership,
+        rounds: Rounds,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        reducers: Reducers | None,
+    ) -> None:
+        """`reducers` is None when they are to run on nodes."""
+        self._stores = stores
+        self._jobs = stores.jobs
+        self._sessions = sessions
+        self._membership = membership
+        self._rounds = rounds
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._reducers = reducers
+        self._lock = asyncio.Lock()
+        self._stop_at: dict[str, float] = {}
+        """Monotonic time at which the members of a stopping job are ended."""
+        self._pauses: dict[str, float] = {}
+        """Jobs whose reducer is being replaced on a node, and the last pause before it."""
+        self._replacing: set[str] = set()
+
+    async def restart(self) -> None:
+        """Take up the running jobs of an earlier life of the hub."""
+        for job in self._jobs.list():
+            if job.state == "running":
+                await self._rounds.open(job, fresh=False)
+                if job.stopping:
+                    self._stop_at[job.job] = self._clock.monotonic() + job.grace_s
+                await self._need_reducer(job)
+        await self.schedule()
+
+    # ---------------------------------------------------------------- what people ask for
+
+    async def submit(self, job: str) -> None:
+        """Place a new job, or leave it waiting."""
+        self._jobs.get(job)
+        await self.schedule()
+
+    async def stop(self, job: str, *, grace_s: float) -> None:
+        """End a job: its members finish their round within `grace_s`, save and leave."""
+        record = self._jobs.get(job)
+        if record.state == "waiting":
+            await self._jobs.set_state(job, "stopped", reason="it was stopped before it started")
+        elif record.state == "running":
+            await self._jobs.update(job, stopping=True, grace_s=grace_s)
+            await self._stores.events.add(job, "stopping", "a stop was asked for")
+            if self._rounds.has(job):
+                self._rounds.machine(job).stopping = True
+            self._stop_at[job] = self._clock.monotonic() + grace_s
+
+    async def resume(self, job: str) -> str:
+        """Start a job that has ended again, from its newest complete checkpoint if it has one."""
+        record = self._jobs.get(job)
+        if record.state in ("running", "waiting"):
+            return job
+        round_ = await self._checkpoints.newest(job)
+        await self._checkpoints.begin(job, resume_round=round_)
+        await self._jobs.update(
+            job, resume_round=round_, committed_round=max(0, round_), stopping=False
+        )
+        origin = f"the checkpoint of round {round_}" if round_ >= 0 else "the beginning"
+        await self._stores.events.add(job, "resumed", f"goes on from {origin}")
+        await self._jobs.set_state(job, "waiting", reason="it is being placed")
+        await self.schedule()
+        return job
+
+    # ------------------------------------------------------------------------ placing
+
+    async def schedule(self) -> None:
+        """Start every waiting job for which enough places are free, the oldest first."""
+        async with self._lock:
+            for job in reversed(self._jobs.list()):
+                if job.state == "waiting":
+                    await self._try_start(job)
+
+    async def _try_start(self, job: Job) -> None:
+        free = self._membership.free_slots()
+        nodes = spread(free, job.nodes_wanted)
+        if not nodes:
+            reason = f"needs {job.nodes_wanted} nodes, {sum(free.values())} are free"
+            if job.reason != reason:
+                await self._jobs.set_state(job.job, "waiting", reason=reason)
+            return
+        for slot, node in enumerate(nodes):
+            await self._jobs.assign(job.job, member=member_id(slot), slot=slot, node=node)
+        await self._jobs.set_state(job.job, "running")
+        await self._rounds.open(self._jobs.get(job.job), fresh=True)
+        await self._need_reducer(job)
+        for member in list(self._jobs.get(job.job).members.values()):
+            await self._launch(job, member)
+
+    async def _launch(self, job: Job, member: Member) -> None:
+        command = await self._command(job, member.member, member.slot, member.attempt)
+        await self._stores.queue.put(
+            f"node/{member.node}",
+            key=f"{job.job}/{member.member}/{member.attempt}",
+            payload=pack_command(command),
+        )
+
+    async def _command(self, job: Job, member: str, slot: int, attempt: int) -> Launch:
+        return Launch(
+            job=job.job,
+            member=member,
+            slot=slot,
+            token=await self._stores.auth.issue_job_token(job.job),
+            spec=job.spec,
+            files=await self._jobs.files_of(job.job),
+            attempt=attempt,
+        )
+
+    # ----------------------------------------------------------------------- reducers
+
+    async def _need_reducer(self, job: Job) -> None:
+        """See to a reducer for a job that may take the relay route."""
+        if job.nodes_wanted < 2 or parse_spec(job.spec).job.route == "direct":
+            return
+        if self._reducers is not None:
+            self._reducers.start(job.job)
+        elif not self._rounds.machine(job.job).reducer_ready:
+            await self._launch_reducer(job)
+
+    async def _launch_reducer(self, job: Job) -> None:
+        """Start the reducer on the node that computes fastest."""
+        nodes = [node for node in self._membership.nodes.values() if node.connected]
+        if not nodes:
+            return
+        best = max(nodes, key=lambda node: (node.info.matmul_gflops, node.info.cores, node.node))
+        command = await self._command(job, "reducer", 0, 1)
+        await self._stores.queue.put(
+            f"node/{best.node}",
+            key=f"{job.job}/reducer/{new_suffix()}",
+            payload=pack_command(command),
+        )
+        text = f"the reducer runs on {best.node}"
+        await self._stores.events.add(job.job, "reducer-placed", text)
+
+    async def reducer_lost(self, job: str) -> None:
+        """Replace a reducer that ran on a node (one beside the hub is restarted anyway)."""
+        if self._reducers is not None or job in self._replacing:
+            return
+        self._replacing.add(job)
+        pause_s = self._pauses.get(job, FIRST_PAUSE_S)
+        self._pauses[job] = min(2 * pause_s, LONGEST_PAUSE_S)
+        try:
+            await asyncio.sleep(pause_s)
+            if self._rounds.has(job) and not self._rounds.machine(job).reducer_ready:
+                await self._launch_reducer(self._jobs.get(job))
+        finally:
+            self._replacing.discard(job)
+
+    async def reckon(self) -> None:
+        """Replace the reducers that did not come back some time after a restart of the hub."""
+        for job in self._jobs.list():
+            if job.state == "running" and self._reducers is None:
+                await self._need_reducer(job)
+
+    # ------------------------------------------------------------------ the end of a job
+
+    async def review(self, job: str) -> None:
+        """See whether a job has ended, and place what can start now."""
+        if job:
+            async with self._lock:
+                await self._review(job)
+        await self.schedule()
+
+    async def _review(self, job: str) -> None:
+        record = self._jobs.get(job)
+        if record.state != "running":
+            return
+        end = outcome(record.members, stopping=record.stopping)
+        if end is None:
+            return
+        state, reason, error = end
+        for member in list(record.members.values()):
+            if member.state in LIVE_STATES:
+                await self._end_process(record, member.member)
+                await self._jobs.update_member(job, member.member, state="stopped")
+        await self._jobs.set_state(job, state, reason=reason, error=error)
+        self._rounds.close(job)
+        self._sessions.end(session_id(job, "reducer"))
+        self._pauses.pop(job, None)
+        self._stop_at.pop(job, None)
+        if self._reducers is not None:
+            await self._reducers.stop(job)
+        await self._stores.auth.revoke_job(job)
+
+    async def tick(self) -> None:
+        """End the members of jobs whose grace after a stop is over; called once a second."""
+        now = self._clock.monotonic()
+        for job in [job for job, at in self._stop_at.items() if now >= at]:
+            del self._stop_at[job]
+            record = self._jobs.get(job)
+            for member in self._membership.live(job):
+                await self._end_process(record, member)
+
+    async def _end_process(self, job: Job, member: str) -> None:
+        """Tell a member's node to end its process."""
+        record = job.members[member]
+        await self._stores.queue.put(
+            f"node/{record.node}",
+            key=f"{job.job}/{member}/{record.attempt}/stop",
+            payload=pack_command(Stop(job.job, member, KILL_GRACE_S)),
+        )

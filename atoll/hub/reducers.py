@@ -1,0 +1,138 @@
+"""Runs the reducers of jobs: beside the hub where torch is installed, else on a node.
+
+The hub itself never imports torch: a reducer is a process of its own, restarted when it ends
+and gone with the hub (Linux: the kernel sees to it; elsewhere it leaves when its link stays down).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.config import WorkerEnvironment, child_environment
+from atoll.hub.stores import Stores
+from atoll.hub.tasks import Tasks
+from atoll.ids import new_suffix
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+STEADY_S = 60.0
+"""A process that lived this long is restarted without a long pause."""
+
+GRACE_S = 0.5
+LINES_AT_ONCE = 100
+
+
+def torch_is_here() -> bool:
+    """Return whether torch can be imported, without importing it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+class Reducers:
+    """One reducer process for each job that needs it."""
+
+    def __init__(
+        self, *, stores: Stores, tasks: Tasks, url: Callable[[], str], folder: Path
+    ) -> None:
+        """Start reducers that dial `url()` and live in subfolders of `folder`."""
+        self._stores = stores
+        self._tasks = tasks
+        self._url = url
+        self._folder = folder
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, job: str) -> None:
+        """Keep a reducer for a job running until :meth:`stop`."""
+        if job not in self._running:
+            self._running[job] = self._tasks.start(self._keep(job), name=f"reducer of {job}")
+
+    async def stop(self, job: str) -> None:
+        """End a job's reducer, if there is one."""
+        task = self._running.pop(job, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End every reducer."""
+        await asyncio.gather(*(self.stop(job) for job in list(self._running)))
+
+    async def _keep(self, job: str) -> None:
+        """Start the process again whenever it ends, with growing pauses."""
+        loop = asyncio.get_running_loop()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = loop.time()
+            code = await self._run(job)
+            text = f"the reducer ended with exit status {code}"
+            await self._stores.events.add(job, "reducer-ended", text)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if loop.time() - began > STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+
+    async def _run(self, job: str) -> int:
+        """Run the process once; return its exit status."""
+        folder = self._folder / job
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = child_environment(
+            WorkerEnvironment(
+                hub=self._url(),
+                token=await self._stores.auth.issue_job_token(job),
+                job=job,
+                member="reducer",
+                directory=folder,
+                spec=self._stores.jobs.folder(job) / "job.toml",
+            ),
+            threads=1,
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "atoll.reducer"),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            await self._ship_lines(job, process)
+            return await process.wait()
+        finally:
+            await _end(process)
+
+    async def _ship_lines(self, job: str, process: asyncio.subprocess.Process) -> None:
+        """Put what the process prints into the job's log until it closes its output."""
+        reader, source, seq = process.stdout, new_suffix(), 1
+        while reader is not None and (chunk := await reader.read(16_384)):
+            lines = chunk.decode(errors="replace").splitlines()[:LINES_AT_ONCE]
+            await self._stores.logs.add(job, "reducer", source=source, seq=seq, lines=lines)
+            seq += len(lines)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask a process to leave, then make it."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux, in the child, to kill it when the hub's process dies however it dies."""
+    import ctypes
+
+    pr_set_pdeathsig, sigkill = 1, 9
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, sigkill)

@@ -1,0 +1,256 @@
+"""From a control message to the part of the hub that answers it.
+
+Every request runs as a task of its own, so that one that waits (for a round, for an item of a
+queue) holds up nothing, heartbeats least of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atoll.errors import AtollError, AuthError, HubError, WireError
+from atoll.hub.auth import Identity, may_use_queue
+from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.membership import Membership
+from atoll.hub.placement import Placement
+from atoll.hub.rounds import Rounds
+from atoll.hub.session import Session
+from atoll.hub.stores import Stores
+from atoll.hub.tasks import Tasks
+from atoll.wire.messages import (
+    Acked,
+    Beat,
+    CheckpointPart,
+    CheckpointState,
+    Done,
+    Envelope,
+    Event,
+    Failure,
+    Finished,
+    LogLines,
+    Message,
+    Metrics,
+    ProcessState,
+    QueueAck,
+    QueueClaim,
+    QueueExtend,
+    QueueItems,
+    QueuePut,
+    QueueRelease,
+    Register,
+    Roster,
+    RoundJoin,
+    RoundVote,
+    Stop,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUESTS = 1_000
+"""Requests of one session that may be worked on at a time."""
+
+Handler = Callable[[Session, Any, int], Awaitable[Message]]
+
+
+class Router:
+    """The table of handlers, and how they are run."""
+
+    def __init__(
+        self,
+        *,
+        stores: Stores,
+        membership: Membership,
+        rounds: Rounds,
+        checkpoints: Checkpoints,
+        placement: Placement,
+        tasks: Tasks,
+    ) -> None:
+        self._stores = stores
+        self._membership = membership
+        self._rounds = rounds
+        self._checkpoints = checkpoints
+        self._placement = placement
+        self._tasks = tasks
+        self._handlers: dict[type[Message], Handler] = {
+            QueuePut: self._queue_put,
+            QueueClaim: self._queue_claim,
+            QueueAck: self._queue_ack,
+            QueueExtend: self._queue_extend,
+            QueueRelease: self._queue_release,
+            LogLines: self._log_lines,
+            Metrics: self._metrics,
+            Event: self._event,
+            ProcessState: self._process_state,
+            Finished: self._finished,
+            Register: self._register,
+            Roster: self._roster,
+            RoundJoin: self._round_join,
+            RoundVote: self._round_vote,
+            CheckpointPart: self._checkpoint_part,
+            Stop: self._stop,
+        }
+
+    def received(self, session: Session, envelope: Envelope) -> None:
+        """Start working on a message; answers go out when they are ready.
+
+        Raises:
+            WireError: nobody sends such a message to a hub, or too many requests are open.
+        """
+        body, id = envelope.body, envelope.id
+        if isinstance(body, Beat):
+            session.stats = body.stats
+            if id:
+                session.answer(envelope, Done())
+            return
+        handler = self._handlers.get(type(body))
+        if handler is None or envelope.reply:
+            raise WireError("a hub takes no such message", given=type(body).__name__)
+        if id and id in session.requests:
+            return
+        if len(session.requests) >= MAX_REQUESTS:
+            raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
+        name = f"{type(body).__name__} of {session.address}"
+        task = self._tasks.start(self._work(session, envelope, handler), name=name)
+        if id:
+            session.requests[id] = task
+
+    async def _work(self, session: Session, envelope: Envelope, handler: Handler) -> None:
+        """Run a handler and send what it returns, or why it could not."""
+        try:
+            answer = await handler(session, envelope.body, envelope.id)
+        except AtollError as error:
+            logger.info("%s: %s", session.address, error)
+            answer = Failure(error.to_dict())
+        except Exception as error:
+            logger.exception("%s of %s failed", type(envelope.body).__name__, session.address)
+            what = "the hub failed on this request"
+            remedy = "see the hub's log"
+            answer = Failure(HubError(what, given=repr(error), remedy=remedy).to_dict())
+        finally:
+            session.requests.pop(envelope.id, None)
+        if envelope.id:
+            session.answer(envelope, answer)
+
+    # --------------------------------------------------------------------------- queue
+
+    async def _queue_put(self, session: Session, body: QueuePut, id: int) -> Message:
+        _check_queue(session.identity, body.queue)
+        return await self._stores.queue.put(body.queue, key=body.key, payload=body.payload)
+
+    async def _queue_claim(self, session: Session, body: QueueClaim, id: int) -> Message:
+        _check_queue(session.identity, body.queue)
+        items = await self._stores.queue.claim(
+            body.queue,
+            lease_s=body.lease_s,
+            limit=body.limit,
+            wait_s=body.wait_s,
+            request=f"{session.address}/{session.incarnation}/{id}",
+        )
+        return QueueItems(items)
+
+    async def _queue_ack(self, session: Session, body: QueueAck, id: int) -> Message:
+        _check_queue(session.identity, body.queue)
+        await self._stores.queue.ack(body.queue, lease=body.lease)
+        return Done()
+
+    async def _queue_extend(self, session: Session, body: QueueExtend, id: int) -> Message:
+        _check_queue(session.identity, body.queue)
+        await self._stores.queue.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
+        return Done()
+
+    async def _queue_release(self, session: Session, body: QueueRelease, id: int) -> Message:
+        _check_queue(session.identity, body.queue)
+        await self._stores.queue.release(body.queue, lease=body.lease, reason=body.reason)
+        return Done()
+
+    # ------------------------------------------------------------------- nodes' reports
+
+    async def _log_lines(self, session: Session, body: LogLines, id: int) -> Message:
+        self._check_process(session, body.job, body.member)
+        seq = await self._stores.logs.add(
+            body.job, body.member, source=session.incarnation, seq=body.seq, lines=body.lines
+        )
+        return Acked(seq)
+
+    async def _process_state(self, session: Session, body: ProcessState, id: int) -> Message:
+        node = session.identity.name if session.identity.role == "node" else ""
+        if body.member == "reducer" and body.state == "exited":
+            work = self._placement.reducer_lost(body.job)
+            self._tasks.start(work, name=f"replacing the reducer of {body.job}")
+        await self._membership.process_state(node, body)
+        return Done()
+
+    def _check_process(self, session: Session, job: str, member: str) -> None:
+        """Refuse reports about a process that is none of the sender's."""
+        identity = session.identity
+        if identity.role == "operator" or (identity.role == "job" and identity.name == job):
+            return
+        record = self._stores.jobs.get(job).members.get(member)
+        if identity.role == "job" or (record is not None and record.node != identity.name):
+            raise AuthError("this process belongs to another", given=f"{job}/{member}")
+
+    # --------------------------------------------------------------------------- members
+
+    async def _metrics(self, session: Session, body: Metrics, id: int) -> Message:
+        job, member = _member(session)
+        seq = await self._stores.metrics.add(
+            job, member, incarnation=body.incarnation, seq=body.seq, points=body.points
+        )
+        return Acked(seq)
+
+    async def _event(self, session: Session, body: Event, id: int) -> Message:
+        await self._stores.events.add(
+            session.job,
+            body.kind,
+            body.text,
+            member=session.member or session.address,
+            fields=body.fields,
+        )
+        return Done()
+
+    async def _finished(self, session: Session, body: Finished, id: int) -> Message:
+        _member(session)
+        await self._membership.finished(session, body)
+        return Done()
+
+    async def _register(self, session: Session, body: Register, id: int) -> Message:
+        _member(session)
+        return await self._membership.register(session, body)
+
+    async def _roster(self, session: Session, body: Roster, id: int) -> Message:
+        job, _ = _member(session)
+        return self._membership.roster(job)
+
+    async def _round_join(self, session: Session, body: RoundJoin, id: int) -> Message:
+        return await self._rounds.join(*_member(session), body)
+
+    async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
+        return await self._rounds.vote(*_member(session), body)
+
+    async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:
+        return CheckpointState(await self._checkpoints.deliver(*_member(session), body))
+
+    async def _stop(self, session: Session, body: Stop, id: int) -> Message:
+        if session.identity.role != "operator" and session.job != body.job:
+            raise AuthError("only its own members may stop a job", given=body.job)
+        await self._placement.stop(body.job, grace_s=body.grace_s)
+        return Done()
+
+
+def _check_queue(identity: Identity, queue: str) -> None:
+    """Refuse a queue that this token may not use."""
+    if not may_use_queue(identity, queue):
+        raise AuthError(
+            "this token may not use this queue",
+            given=queue,
+            expected=f"a queue of {identity.role} {identity.name}",
+        )
+
+
+def _member(session: Session) -> tuple[str, str]:
+    """Return job and member of a session; nodes cannot take part in rounds."""
+    if not session.job:
+        raise AuthError("only members of a job may ask this", given=session.address)
+    return session.job, session.member

@@ -1,0 +1,214 @@
+"""Runs a hub on one port, as a program or inside another process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvicorn
+
+from atoll.errors import ConfigError, HubError, PortTaken
+from atoll.hub.app import Hub, HubOptions, open_hub
+from atoll.wire.limits import MAX_FRAME_BYTES
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 30.0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the port (0: a free one).
+
+    Raises:
+        PortTaken: another program listens there.
+        ConfigError: this machine has no such address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        if os.name == "posix":  # elsewhere the option would let two programs share a port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1024)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                "the hub cannot listen on this address",
+                given=f"{host}:{port} ({error})",
+                expected="an address of this machine, e.g. 127.0.0.1 or 0.0.0.0",
+            ) from error
+        raise PortTaken(
+            "the hub cannot listen on this port",
+            given=f"{host}:{port} ({error.strerror})",
+            remedy="stop the program that uses it (is a hub running already?) "
+            "or choose another port with --port",
+        ) from error
+    return bound
+
+
+def own_host() -> str:
+    """Return the address by which this machine reaches others, for the ticket."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def reachable_url(host: str, port: int) -> str:
+    """Return the URL under which a hub bound to `host` is found."""
+    if host in ("0.0.0.0", "::", ""):
+        host = own_host()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling, that tells when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to whoever started the hub."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept, then say so."""
+        await super().startup(sockets=sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop quietly: that open streams are cut is what a stop means."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets=sockets)
+
+
+class HubServer:
+    """A hub that serves until it is told to stop.
+
+    As a program: ``await server.serve(on_ready=...)`` with ``server.stop()`` from a signal handler.
+    Inside another process: ``with HubServer(options) as hub: hub.url, hub.ticket, ...`` runs it in
+    a thread with an event loop of its own.
+    """
+
+    def __init__(self, options: HubOptions) -> None:
+        """Bind nothing yet; `options.port` 0 takes a free port."""
+        self._options = options
+        self._server: _Uvicorn | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self.hub: Hub | None = None
+        self.url = ""
+        self.port = 0
+        self.ticket = ""
+        self.operator_token = ""
+
+    async def serve(self, *, on_ready: Callable[[], None]) -> None:
+        """Serve until :meth:`stop`.
+
+        Raises:
+            PortTaken: another program listens on the port.
+            HubError: the data folder cannot be used.
+        """
+        bound = bind(self._options.host, self._options.port)
+        try:
+            self.port = bound.getsockname()[1]
+            self.url = reachable_url(self._options.host, self.port)
+            hub = self.hub = await open_hub(self._options, url=self.url)
+            try:
+                await hub.start()
+                self.ticket, self.operator_token = hub.ticket, hub.operator_token
+                self._loop = asyncio.get_running_loop()
+                self._server = _Uvicorn(_config(hub), on_ready)
+                self._server.should_exit = self._stopping
+                await self._server.serve(sockets=[bound])
+            finally:
+                await hub.close()
+        finally:
+            bound.close()
+
+    def stop(self) -> None:
+        """End :meth:`serve` soon; may be called from a signal handler or another thread."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    # -------------------------------------------------------------- inside another process
+
+    def __enter__(self) -> Self:
+        """Start in a thread; return when the hub accepts connections."""
+        self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(START_TIMEOUT_S):
+            self.stop()
+            raise HubError("the hub did not start in time", expected=f"{START_TIMEOUT_S:g} s")
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the hub and wait for its thread."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(START_TIMEOUT_S)
+
+    def call(self, work: Coroutine[Any, Any, T], *, timeout_s: float = 30.0) -> T:
+        """Run a coroutine in the hub's event loop and return its result."""
+        if self._loop is None:
+            raise HubError("the hub is not running")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            run(self, on_ready=self._ready.set)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+
+def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
+    """Serve with the fastest event loop that is installed, until the server is stopped."""
+    factory = uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(server.serve(on_ready=on_ready))
+
+
+def _config(hub: Hub) -> uvicorn.Config:
+    """Return how uvicorn serves a hub: no pings (heartbeats do that), no compression, no log."""
+    return uvicorn.Config(
+        hub.asgi,
+        ws="websockets-sansio",
+        http="h11",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_ping_interval=None,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=1,
+    )

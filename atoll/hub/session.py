@@ -1,0 +1,372 @@
+"""Sessions: one per process that talks to the hub, over one WebSocket at a time.
+
+A session outlives its connection: after a blip the same incarnation takes it up again with what
+was queued for it. It is *lost* when the connection was gone for the grace, or when nothing was
+heard for `DEAD_AFTER_S`. A new incarnation under the same address replaces the old process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from atoll import __version__
+from atoll.clock import Clock
+from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
+from atoll.hub.auth import Auth, Identity
+from atoll.hub.outbox import Outbox, Send
+from atoll.hub.relay import PolicyBroken, Relay
+from atoll.hub.tasks import Tasks
+from atoll.wire.frames import Kind, decode
+from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, PROTOCOL, WINDOW_BYTES
+from atoll.wire.messages import (
+    Envelope,
+    Failure,
+    Hello,
+    Message,
+    NodeInfo,
+    Welcome,
+    pack,
+    unpack,
+)
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012, 4000, 4001
+"""Codes that the hub closes with."""
+
+
+class Listener(Protocol):
+    """Who hears of sessions: the rest of the hub."""
+
+    def opened(self, session: Session, *, resumed: bool) -> None:
+        """A process connected; `resumed`: the same one as before, after a blip."""
+        ...
+
+    def lost(self, session: Session) -> None:
+        """A session ended for good."""
+        ...
+
+    def received(self, session: Session, envelope: Envelope) -> None:
+        """A control message came in."""
+        ...
+
+
+@dataclass(eq=False)
+class Session:
+    """One process as the hub sees it."""
+
+    address: str
+    incarnation: str
+    identity: Identity
+    info: NodeInfo | None
+    outbox: Outbox
+    last_heard: float
+    """Monotonic time of the last frame."""
+    generation: int = 0
+    """Grows with every connection of this address."""
+    connected: bool = False
+    gone_since: float = 0.0
+    """Monotonic time at which the connection ended."""
+    stats: dict[str, float] = field(default_factory=dict)
+    requests: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
+    """Requests being worked on, by their id."""
+    hang_up: Callable[[int, str], None] = lambda code, reason: None
+    """Closes the present connection."""
+
+    @property
+    def job(self) -> str:
+        """The job of a member or reducer; empty for a node."""
+        return self.address.partition("/")[0] if "/" in self.address else ""
+
+    @property
+    def member(self) -> str:
+        """`w3` or `reducer`; empty for a node."""
+        return self.address.partition("/")[2]
+
+    def notify(self, body: Message) -> None:
+        """Queue a notice."""
+        self._put(pack(body))
+
+    def answer(self, envelope: Envelope, body: Message) -> None:
+        """Queue the answer to a request."""
+        self._put(pack(body, id=envelope.id, reply=True))
+
+    def _put(self, frame: bytes) -> None:
+        if not self.outbox.put_control(frame):
+            self.hang_up(POLICY, "too much left unread")
+
+
+class Sessions:
+    """Every session of the hub, and the ASGI endpoint where they begin."""
+
+    def __init__(
+        self,
+        *,
+        auth: Auth,
+        clock: Clock,
+        tasks: Tasks,
+        hello_timeout_s: float = 10.0,
+        reconnect_grace_s: float = 5.0,
+        dead_after_s: float = DEAD_AFTER_S,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        self._auth = auth
+        self._clock = clock
+        self._tasks = tasks
+        self._hello_timeout_s = hello_timeout_s
+        self._grace_s = reconnect_grace_s
+        self._dead_after_s = dead_after_s
+        self._sessions: dict[str, Session] = {}
+        self._generation = 0
+        self.relay = Relay(self, window_bytes=window_bytes)
+        self.listener: Listener | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, address: str) -> Session | None:
+        """Return the session at an address, connected or within its grace."""
+        return self._sessions.get(address)
+
+    def all(self) -> list[Session]:
+        """Return every session."""
+        return list(self._sessions.values())
+
+    def notify(self, address: str, body: Message) -> bool:
+        """Queue a notice for an address; False when nobody is there."""
+        session = self._sessions.get(address)
+        if session is None:
+            return False
+        session.notify(body)
+        return True
+
+    # ------------------------------------------------------------------ one connection
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one WebSocket from its first to its last byte (an ASGI application).
+
+        The plain ASGI calls are used, not a WebSocket object: the relay is the hot path.
+        """
+        await receive()
+        await send({"type": "websocket.accept"})
+        try:
+            hello, session, resumed = await self._greet(scope, receive)
+        except AtollError as error:
+            await _refuse(send, getattr(error, "hello_id", 0), error)
+            return
+        if hello is None or session is None:
+            return
+        await self._converse(session, hello, receive, send, resumed=resumed)
+
+    async def _greet(
+        self, scope: Scope, receive: Receive
+    ) -> tuple[Envelope | None, Session | None, bool]:
+        """Read the Hello and find or make its session; raises AtollError with `hello_id`."""
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                message = await receive()
+        except TimeoutError:
+            raise AuthError(
+                "no Hello came", expected=f"within {self._hello_timeout_s:g} s of connecting"
+            ) from None
+        if message["type"] != "websocket.receive":
+            return None, None, False
+        envelope = _envelope(message)
+        hello = envelope.body
+        try:
+            if not isinstance(hello, Hello):
+                raise WireError(
+                    "the first message must be Hello", given=type(hello).__name__, expected="Hello"
+                )
+            if hello.protocol != PROTOCOL:
+                raise VersionMismatch(
+                    "the two sides speak different versions of the protocol",
+                    given=f"version {hello.protocol} (Atoll {hello.version})",
+                    expected=f"version {PROTOCOL} (Atoll {__version__})",
+                    remedy="install the same version of Atoll on both machines",
+                )
+            source = str((scope.get("client") or ("",))[0])
+            identity = self._auth.authenticate(hello.token, source=source)
+            if not 0 < len(hello.session) < 256 or not self._auth.may_open_session(
+                identity, hello.session
+            ):
+                raise AuthError(
+                    "this token may not open this session",
+                    given=f"{hello.session} with a token of {identity.role} {identity.name}",
+                )
+        except AtollError as error:
+            vars(error)["hello_id"] = envelope.id
+            raise
+        session, resumed = self._attach(hello, identity)
+        return envelope, session, resumed
+
+    def _attach(self, hello: Hello, identity: Identity) -> tuple[Session, bool]:
+        """Return the session of a Hello, taken up again or new."""
+        session = self._sessions.get(hello.session)
+        resumed = session is not None and session.incarnation == hello.incarnation
+        if session is not None:
+            session.hang_up(REPLACED, "another connection took this session over")
+            if not resumed:
+                self._end(session)
+        if session is None or not resumed:
+            address = hello.session
+            session = Session(
+                address=address,
+                incarnation=hello.incarnation,
+                identity=identity,
+                info=hello.info,
+                outbox=Outbox(settled=lambda parcel: self.relay.settle(address, parcel)),
+                last_heard=self._clock.monotonic(),
+            )
+            self._sessions[address] = session
+        self._generation += 1
+        session.generation = self._generation
+        session.info = hello.info or session.info
+        session.last_heard = self._clock.monotonic()
+        session.connected = True
+        return session, resumed
+
+    async def _converse(
+        self, session: Session, hello: Envelope, receive: Receive, send: Send, *, resumed: bool
+    ) -> None:
+        """Welcome the peer, then read and write until either side ends."""
+        generation = session.generation
+        task = asyncio.current_task()
+        ending: list[tuple[int, str]] = []
+        refusal: WireError | None = None
+
+        def hang_up(code: int, reason: str) -> None:
+            if not ending and task is not None:
+                ending.append((code, reason))
+                task.cancel()
+
+        session.hang_up = hang_up
+        welcome = Welcome(__version__, self.relay.window_bytes, HEARTBEAT_S, resumed)
+        writer: asyncio.Task[None] | None = None
+        try:
+            frame = pack(welcome, id=hello.id, reply=True)
+            await send({"type": "websocket.send", "bytes": frame})
+            writer = asyncio.create_task(_write(session.outbox, send), name="session writer")
+            if self.listener is not None:
+                self.listener.opened(session, resumed=resumed)
+            await self._read(session, receive)
+        except asyncio.CancelledError:
+            if not ending:
+                raise
+            if task is not None:
+                task.uncancel()
+        except WireError as error:
+            refusal = error
+        except OSError as error:
+            logger.debug("%s: connection broke: %s", session.address, error)
+        finally:
+            if session.generation == generation:
+                session.connected = False
+                session.gone_since = self._clock.monotonic()
+                session.hang_up = lambda code, reason: None
+            await _stop(writer)
+        if refusal is not None:
+            await _refuse(send, 0, refusal)
+        elif ending:
+            await _close(send, *ending[0])
+
+    async def _read(self, session: Session, receive: Receive) -> None:
+        """Hand every frame on until the peer disconnects."""
+        clock, relay, listener = self._clock, self.relay, self.listener
+        while True:
+            message = await receive()
+            if message["type"] != "websocket.receive":
+                return
+            session.last_heard = clock.monotonic()
+            data = message.get("bytes")
+            if data is None:
+                raise WireError("a text message came", expected="binary messages only")
+            frame = decode(data)
+            if frame.kind is Kind.RELAY:
+                relay.forward(session, frame)
+            elif listener is not None:
+                listener.received(session, unpack(frame))
+
+    # ----------------------------------------------------------------------- life, death
+
+    def sweep(self) -> None:
+        """End what has been silent or gone for too long; called several times a second."""
+        now = self._clock.monotonic()
+        for session in self.all():
+            if session.connected:
+                if now - session.last_heard > self._dead_after_s:
+                    logger.warning("%s has been silent for too long", session.address)
+                    session.hang_up(SILENT, "nothing was heard for too long")
+                    self._end(session)
+            elif now - session.gone_since > self._grace_s:
+                self._end(session)
+
+    def end(self, address: str) -> None:
+        """End a session at once: its process is known to have exited."""
+        session = self._sessions.get(address)
+        if session is not None:
+            session.hang_up(RESTART, "the process of this session has ended")
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        if self._sessions.get(session.address) is session:
+            del self._sessions[session.address]
+        for request in list(session.requests.values()):
+            request.cancel()
+        self.relay.receiver_gone(session)
+        if self.listener is not None:
+            self.listener.lost(session)
+
+
+def _envelope(message: MutableMapping[str, Any]) -> Envelope:
+    """Return the control message in an ASGI event."""
+    data = message.get("bytes")
+    if data is None:
+        raise WireError("a text message came", expected="binary messages only")
+    frame = decode(data)
+    if frame.kind is not Kind.CONTROL:
+        raise WireError("the first message must be Hello", given="a relay frame")
+    return unpack(frame)
+
+
+async def _write(outbox: Outbox, send: Send) -> None:
+    """Drain an outbox; a connection that broke ends it quietly, the reading side notices too."""
+    with contextlib.suppress(OSError):
+        await outbox.drain(send)
+
+
+async def _stop(writer: asyncio.Task[None] | None) -> None:
+    """End the writer of a connection."""
+    if writer is not None and not writer.done():
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+
+
+async def _refuse(send: Send, id: int, error: AtollError) -> None:
+    """Tell the peer what was wrong with its frame, then close."""
+    if isinstance(error, FrameTooLarge):
+        code = TOO_LARGE
+    elif isinstance(error, PolicyBroken | AuthError | VersionMismatch):
+        code = POLICY
+    else:
+        code = MALFORMED
+    failure = pack(Failure(error.to_dict()), id=id, reply=id > 0)
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            await send({"type": "websocket.send", "bytes": failure})
+    await _close(send, code, type(error).__name__)
+
+
+async def _close(send: Send, code: int, reason: str) -> None:
+    """Close a connection; a peer that reads nothing is left to the operating system."""
+    with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            await send({"type": "websocket.close", "code": code, "reason": reason})

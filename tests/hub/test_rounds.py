@@ -1,0 +1,416 @@
+"""The rules of a round: every fault in every phase, without sockets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import EpochChanged, GroupError, LeftBehind
+from atoll.hub.decisions import (
+    Decided,
+    Effect,
+    JobRounds,
+    Noted,
+    Planned,
+    Refused,
+    all_reachable,
+    majority_base,
+)
+from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
+
+
+def rounds_of(count: int, *, preference: str = "relay") -> JobRounds:
+    machine = JobRounds("j", nodes_wanted=count, preference=preference, reducer_ready=True)
+    for slot in range(count):
+        machine.expect(f"w{slot}")
+        machine.register(f"w{slot}", dial=[f"10.0.0.{slot}:1"])
+    return machine
+
+
+def plan_in(effects: list[Effect]) -> RoundPlan:
+    return next(e.plan for e in effects if isinstance(e, Planned))
+
+
+def verdict_in(effects: list[Effect]) -> Verdict:
+    return next(e.verdict for e in effects if isinstance(e, Decided))
+
+
+def join_all(machine: JobRounds, members: list[str], now: float, base: str = "b") -> RoundPlan:
+    effects: list[Effect] = []
+    for member in members:
+        effects = machine.join(member, RoundJoin(machine.committed_round, base), now)
+    return plan_in(effects)
+
+
+def vote(plan: RoundPlan, digest: str = "d", *, ok: bool = True) -> RoundVote:
+    return RoundVote(plan.round, plan.epoch, ok, digest, list(plan.members), "" if ok else "why")
+
+
+def commit_all(machine: JobRounds, plan: RoundPlan, now: float) -> Verdict:
+    effects: list[Effect] = []
+    for member in plan.members:
+        effects = machine.vote(member, vote(plan), now)
+    return verdict_in(effects)
+
+
+def test_plan_waits_for_every_member_and_is_in_slot_order() -> None:
+    machine = rounds_of(11)
+    for slot in reversed(range(1, 11)):
+        assert machine.join(f"w{slot}", RoundJoin(0, "b"), 0.0) == []
+    plan = plan_in(machine.join("w0", RoundJoin(0, "b"), 1.0))
+    assert plan.members == [f"w{slot}" for slot in range(11)]
+    assert (plan.round, plan.epoch, plan.route, plan.reducer) == (0, 1, "relay", "j/reducer")
+
+
+def test_all_ok_votes_with_one_digest_commit_and_open_the_next_round() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    verdict = commit_all(machine, plan, 2.0)
+    assert verdict.committed
+    assert verdict.digest == "d"
+    assert machine.committed_round == 1
+    assert join_all(machine, ["w0", "w1"], 3.0).epoch == 2
+
+
+def test_no_verdict_before_the_last_live_vote() -> None:
+    machine = rounds_of(3)
+    plan = join_all(machine, ["w0", "w1", "w2"], 0.0)
+    assert machine.vote("w0", vote(plan), 1.0) == []
+    assert machine.vote("w1", vote(plan, ok=False), 1.0) == []
+    assert not verdict_in(machine.vote("w2", vote(plan), 1.0)).committed
+
+
+def test_one_bad_vote_aborts_and_the_round_is_retried_under_a_new_epoch() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    machine.vote("w0", vote(plan), 1.0)
+    verdict = verdict_in(machine.vote("w1", vote(plan, ok=False), 1.0))
+    assert not verdict.committed
+    assert "w1: why" in verdict.reason
+    again = join_all(machine, ["w0", "w1"], 2.0)
+    assert (again.round, again.epoch) == (0, 2)
+    assert again.timeout_s > plan.timeout_s
+
+
+def test_different_digests_abort_with_an_alarm() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    machine.vote("w0", vote(plan, "d"), 1.0)
+    effects = machine.vote("w1", vote(plan, "e"), 1.0)
+    assert not verdict_in(effects).committed
+    assert any(isinstance(e, Noted) and e.alarm for e in effects)
+
+
+@pytest.mark.parametrize("fatal_vote", [None, True, False])
+def test_member_lost_before_the_verdict_is_left_out(fatal_vote: bool | None) -> None:
+    machine = rounds_of(3)
+    plan = join_all(machine, ["w0", "w1", "w2"], 0.0)
+    if fatal_vote is not None:
+        machine.vote("w2", vote(plan, "other", ok=fatal_vote), 0.5)
+    machine.vote("w0", vote(plan), 1.0)
+    assert machine.gone("w2", 1.0) == []
+    assert verdict_in(machine.vote("w1", vote(plan), 1.0)).committed
+
+
+def test_last_missing_vote_lost_decides_at_once() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    machine.vote("w0", vote(plan), 1.0)
+    assert verdict_in(machine.gone("w1", 2.0)).committed
+
+
+def test_everyone_lost_aborts() -> None:
+    machine = rounds_of(2)
+    join_all(machine, ["w0", "w1"], 0.0)
+    machine.gone("w0", 1.0)
+    assert not verdict_in(machine.gone("w1", 1.0)).committed
+
+
+def test_member_lost_before_its_join_is_not_waited_for() -> None:
+    machine = rounds_of(3)
+    commit_all(machine, join_all(machine, ["w0", "w1", "w2"], 0.0), 1.0)
+    machine.join("w0", RoundJoin(1, "b"), 2.0)
+    machine.join("w1", RoundJoin(1, "b"), 2.0)
+    assert plan_in(machine.gone("w2", 3.0)).members == ["w0", "w1"]
+
+
+def test_waiting_member_that_is_lost_is_not_planned() -> None:
+    machine = rounds_of(3)
+    machine.join("w0", RoundJoin(0, "b"), 0.0)
+    machine.gone("w0", 1.0)
+    assert machine.joins == {}
+
+
+def test_first_round_waits_for_all_wanted_until_the_start_deadline() -> None:
+    machine = rounds_of(2)
+    machine.nodes_wanted = 3
+    machine.join("w0", RoundJoin(0, "b"), 0.0)
+    assert machine.join("w1", RoundJoin(0, "b"), 1.0) == []
+    assert machine.settle(119.0) == []
+    assert plan_in(machine.settle(120.0)).members == ["w0", "w1"]
+
+
+def test_late_member_is_left_out_after_the_measured_grace() -> None:
+    machine = rounds_of(2)
+    machine.join("w0", RoundJoin(0, "b"), 0.0)
+    plan = plan_in(machine.join("w1", RoundJoin(0, "b"), 4.0))
+    commit_all(machine, plan, 5.0)
+    machine.join("w0", RoundJoin(1, "b"), 10.0)
+    assert machine.settle(10.0 + 3 * 4 + 9) == []
+    effects = machine.settle(10.0 + 3 * 4 + 10)
+    assert plan_in(effects).members == ["w0"]
+    assert plan_in(effects).route == "alone"
+    assert any(isinstance(e, Noted) and e.member == "w1" for e in effects)
+
+
+def test_member_left_out_is_refused_with_the_committed_round() -> None:
+    machine = rounds_of(2)
+    commit_all(machine, join_all(machine, ["w0", "w1"], 0.0), 1.0)
+    machine.join("w0", RoundJoin(1, "b"), 2.0)
+    plan = plan_in(machine.settle(100.0))
+    assert machine.join("w1", RoundJoin(1, "b"), 101.0) == []
+    effects = machine.vote("w0", vote(plan), 102.0)
+    refused = next(e for e in effects if isinstance(e, Refused))
+    assert refused.member == "w1"
+    assert "committed round 2" in str(refused.error)
+    with pytest.raises(LeftBehind, match="committed round 2"):
+        machine.join("w1", RoundJoin(0, "b"), 103.0)
+
+
+def test_member_left_out_takes_part_again_once_it_caught_up() -> None:
+    machine = rounds_of(2)
+    commit_all(machine, join_all(machine, ["w0", "w1"], 0.0), 1.0)
+    machine.join("w0", RoundJoin(1, "b"), 2.0)
+    commit_all(machine, plan_in(machine.settle(100.0)), 101.0)
+    machine.join("w1", RoundJoin(2, "b"), 102.0)
+    assert plan_in(machine.join("w0", RoundJoin(2, "b"), 103.0)).members == ["w0", "w1"]
+
+
+def test_round_in_the_future_is_an_error() -> None:
+    with pytest.raises(GroupError, match="round 3"):
+        rounds_of(1).join("w0", RoundJoin(3, "b"), 0.0)
+
+
+def test_replica_that_differs_from_the_majority_is_left_behind() -> None:
+    machine = rounds_of(3)
+    machine.join("w0", RoundJoin(0, "odd"), 0.0)
+    machine.join("w1", RoundJoin(0, "b"), 0.0)
+    effects = machine.join("w2", RoundJoin(0, "b"), 0.0)
+    assert plan_in(effects).members == ["w1", "w2"]
+    refused = next(e for e in effects if isinstance(e, Refused))
+    assert refused.member == "w0"
+    assert "your replica differs" in str(refused.error)
+    assert any(isinstance(e, Noted) and e.alarm for e in effects)
+
+
+def test_tie_of_bases_goes_to_the_lowest_slot() -> None:
+    assert majority_base({"w10": "x", "w2": "y"}) == "y"
+
+
+def test_joining_again_while_the_plan_is_open_changes_nothing() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    assert machine.join("w0", RoundJoin(0, "b"), 1.0) == []
+    assert machine.attends("w0")
+    assert machine.plan == plan
+    assert machine.joins == {}
+
+
+def test_vote_for_an_epoch_that_is_not_open_is_refused() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    with pytest.raises(EpochChanged):
+        machine.vote("w0", RoundVote(0, plan.epoch + 1, True), 1.0)
+    with pytest.raises(EpochChanged):
+        machine.vote("w7", vote(plan), 1.0)
+
+
+def test_member_that_never_votes_is_left_out_at_the_deadline() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    machine.vote("w0", vote(plan), 1.0)
+    assert machine.settle(2 * plan.timeout_s + 29) == []
+    assert verdict_in(machine.settle(2 * plan.timeout_s + 30)).committed
+
+
+def test_vote_of_a_member_that_was_taken_for_lost_counts_while_the_attempt_is_open() -> None:
+    machine = rounds_of(3)
+    plan = join_all(machine, ["w0", "w1", "w2"], 0.0)
+    machine.gone("w2", 1.0)
+    machine.vote("w2", vote(plan), 2.0)
+    machine.vote("w0", vote(plan), 2.0)
+    assert verdict_in(machine.vote("w1", vote(plan), 2.0)).committed
+
+
+def test_relay_plan_waits_for_the_reducer() -> None:
+    machine = rounds_of(2)
+    machine.reducer_ready = False
+    for member in ("w0", "w1"):
+        assert machine.join(member, RoundJoin(0, "b"), 0.0) == []
+    assert plan_in(machine.reducer(5.0, ready=True)).route == "relay"
+
+
+def test_one_member_is_alone_and_needs_no_reducer() -> None:
+    machine = rounds_of(1)
+    machine.reducer_ready = False
+    assert join_all(machine, ["w0"], 0.0).route == "alone"
+
+
+def test_auto_is_direct_only_when_all_reach_all() -> None:
+    machine = rounds_of(2, preference="auto")
+    machine.join("w0", RoundJoin(0, "b", ["w1"]), 0.0)
+    plan = plan_in(machine.join("w1", RoundJoin(0, "b", ["w0"]), 0.0))
+    assert (plan.route, plan.store, plan.reducer) == ("direct", "10.0.0.0:1", "")
+    machine = rounds_of(2, preference="auto")
+    machine.join("w0", RoundJoin(0, "b", ["w1"]), 0.0)
+    assert plan_in(machine.join("w1", RoundJoin(0, "b", []), 0.0)).route == "relay"
+
+
+def test_auto_stays_on_the_relay_after_a_direct_attempt_failed_with_all_alive() -> None:
+    machine = rounds_of(2, preference="auto")
+    for attempt, route in ((1, "direct"), (2, "relay"), (3, "relay")):
+        machine.join("w0", RoundJoin(0, "b", ["w1"]), 0.0)
+        plan = plan_in(machine.join("w1", RoundJoin(0, "b", ["w0"]), 0.0))
+        assert (plan.epoch, plan.route) == (attempt, route)
+        machine.vote("w0", vote(plan, ok=False), 1.0)
+        machine.vote("w1", vote(plan, ok=False), 1.0)
+
+
+def test_auto_tries_direct_again_when_a_death_was_the_reason() -> None:
+    machine = rounds_of(3, preference="auto")
+    everyone = ["w0", "w1", "w2"]
+    for member in everyone:
+        effects = machine.join(member, RoundJoin(0, "b", everyone), 0.0)
+    plan = plan_in(effects)
+    machine.gone("w2", 1.0)
+    machine.vote("w0", vote(plan, ok=False), 1.0)
+    machine.vote("w1", vote(plan, ok=False), 1.0)
+    machine.join("w0", RoundJoin(0, "b", everyone), 2.0)
+    assert plan_in(machine.join("w1", RoundJoin(0, "b", everyone), 2.0)).route == "direct"
+
+
+def test_all_reachable_ignores_who_is_not_there() -> None:
+    assert all_reachable({"w0": RoundJoin(0, "b", ["w1", "w9"]), "w1": RoundJoin(0, "b", ["w0"])})
+    assert not all_reachable({"w0": RoundJoin(0, "b", ["w9"]), "w1": RoundJoin(0, "b", ["w0"])})
+
+
+def test_stop_is_told_with_the_next_plan() -> None:
+    machine = rounds_of(1)
+    machine.stopping = True
+    assert join_all(machine, ["w0"], 0.0).stopping
+
+
+def test_timeout_follows_the_measured_duration_within_its_bounds() -> None:
+    machine = rounds_of(1)
+    assert machine.timeout_s() == 120.0
+    commit_all(machine, join_all(machine, ["w0"], 0.0), 5.0)
+    assert machine.timeout_s() == pytest.approx(30.0)
+    machine = rounds_of(1)
+    commit_all(machine, join_all(machine, ["w0"], 0.0), 250.0)
+    assert machine.timeout_s() == 300.0
+
+
+def test_replaced_process_waits_for_the_next_attempt() -> None:
+    machine = rounds_of(2)
+    plan = join_all(machine, ["w0", "w1"], 0.0)
+    machine.gone("w1", 1.0)
+    machine.register("w1", dial=[])
+    assert machine.join("w1", RoundJoin(0, "b"), 2.0) == []
+    assert not machine.attends("w1")
+    effects = machine.vote("w0", vote(plan), 3.0)
+    assert verdict_in(effects).committed
+    assert any(isinstance(e, Refused) and e.member == "w1" for e in effects)
+
+
+class Model:
+    """Members that do as the protocol says, whatever happens to them."""
+
+    def __init__(self, count: int) -> None:
+        self.machine = rounds_of(count)
+        self.now = 0.0
+        self.alive = {f"w{slot}" for slot in range(count)}
+        self.decided: dict[int, Verdict] = {}
+        self.epochs: list[int] = []
+        self.commits: list[int] = []
+
+    def take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Planned):
+                self.epochs.append(effect.plan.epoch)
+                assert set(effect.plan.members) <= self.alive
+            elif isinstance(effect, Decided):
+                assert effect.verdict.epoch not in self.decided
+                self.decided[effect.verdict.epoch] = effect.verdict
+                if effect.verdict.committed:
+                    self.commits.append(effect.verdict.round)
+
+    def restart(self) -> None:
+        old = self.machine
+        self.machine = rounds_of(old.nodes_wanted)
+        self.machine.committed_round, self.machine.epoch = old.committed_round, old.epoch
+        self.machine.starting = old.starting
+        for member in list(self.machine.standing):
+            if member not in self.alive:
+                self.machine.gone(member, self.now)
+        if old.plan is not None:
+            self.machine.reopen(old.plan, self.now)
+            for member in set(old.plan.members) - self.alive:
+                self.take(self.machine.gone(member, self.now))
+
+    def act(self, action: str, member: str, good: bool) -> None:
+        machine = self.machine
+        if action == "wait":
+            self.now += 40.0
+            self.take(machine.settle(self.now))
+        elif action == "restart":
+            self.restart()
+        elif action == "die":
+            self.alive.discard(member)
+            self.take(machine.gone(member, self.now))
+        elif action == "reducer":
+            self.take(machine.reducer(self.now, ready=good))
+        elif member in self.alive and machine.attends(member):
+            plan = machine.plan
+            assert plan is not None
+            self.take(machine.vote(member, vote(plan, ok=good), self.now))
+        elif member in self.alive:
+            self.take(machine.join(member, RoundJoin(machine.committed_round, "b"), self.now))
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["go", "go", "go", "go", "wait", "die", "restart", "reducer"]),
+    st.integers(0, 3),
+    st.sampled_from([True, True, True, False]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ACTIONS, max_size=60))
+def test_whatever_happens_epochs_grow_and_rounds_commit_once_in_order(
+    actions: list[tuple[str, int, bool]],
+) -> None:
+    model = Model(4)
+    for action, slot, good in actions:
+        model.act(action, f"w{slot}", good)
+    assert model.epochs == sorted(set(model.epochs))
+    assert model.commits == list(range(len(model.commits)))
+    assert model.machine.committed_round == len(model.commits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ACTIONS, max_size=40), st.integers(0, 3))
+def test_whatever_happened_a_survivor_still_commits(
+    actions: list[tuple[str, int, bool]], survivor: int
+) -> None:
+    model = Model(4)
+    for action, slot, good in actions:
+        if not (action == "die" and slot == survivor):
+            model.act(action, f"w{slot}", good)
+    model.act("reducer", "", True)
+    before = len(model.commits)
+    for _ in range(20):
+        model.act("wait", "", True)
+        for slot in range(4):
+            model.act("go", f"w{slot}", True)
+    assert len(model.commits) > before
