@@ -1,0 +1,1 @@
+"""Who is alive this round, and how their tensors meet: alone, in memory, direct or relayed."""

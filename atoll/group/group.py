@@ -1,0 +1,222 @@
+"""What strategies know about the other members: join a round, reduce, commit.
+
+A round is a transaction. `join` says who takes part, `reduce` gives every member the same mean,
+`commit` asks the hub for one durable verdict: either everybody applies the result or nobody does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.clock import RealClock
+from atoll.codec.codec import Codec
+from atoll.errors import DeadlineExceeded
+from atoll.wire.messages import RoundPlan, Verdict
+
+T = TypeVar("T")
+
+
+class Work(Generic[T]):
+    """Something under way on another thread, with a bounded wait."""
+
+    def __init__(self, *, deadline: float | None = None) -> None:
+        """Make pending work; :meth:`finish` or :meth:`fail` ends it.
+
+        Args:
+            deadline: Monotonic time after which every wait gives up; None: no bound of its own.
+        """
+        self._future: Future[T] = Future()
+        self._deadline = deadline
+
+    @classmethod
+    def of(cls, value: T) -> Work[T]:
+        """Return work that is done already."""
+        work: Work[T] = cls()
+        work.finish(value)
+        return work
+
+    @classmethod
+    def start(
+        cls, function: Callable[[], T], *, name: str, deadline: float | None = None
+    ) -> Work[T]:
+        """Run `function` on a daemon thread called `name`; its errors come out of `wait`."""
+        work: Work[T] = cls(deadline=deadline)
+
+        def body() -> None:
+            try:
+                work.finish(function())
+            except BaseException as error:  # whatever it is belongs to the one who waits
+                work.fail(error)
+
+        threading.Thread(target=body, name=name, daemon=True).start()
+        return work
+
+    def finish(self, value: T) -> None:
+        """End the work with its value, unless it ended before."""
+        try:
+            self._future.set_result(value)
+        except InvalidStateError:
+            return
+
+    def fail(self, error: BaseException) -> None:
+        """End the work with an error, unless it ended before."""
+        try:
+            self._future.set_exception(error)
+        except InvalidStateError:
+            return
+
+    def done(self) -> bool:
+        """Return whether `wait` would return, or raise, at once."""
+        return self._future.done()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Return the value; never a partial or empty one.
+
+        Args:
+            timeout_s: Longest wait in seconds; the work's own deadline holds in any case.
+
+        Raises:
+            DeadlineExceeded: it did not end in time.
+            PeerLost: a member or the reducer went away before its part was complete.
+            EpochChanged: the plan was replaced by another.
+        """
+        left_s = timeout_s
+        if self._deadline is not None:
+            own_s = max(0.0, self._deadline - RealClock().monotonic())
+            left_s = own_s if left_s is None else min(left_s, own_s)
+        try:
+            return self._future.result(left_s)
+        except TimeoutError:
+            if self._future.done():
+                raise  # the work itself raised TimeoutError
+            raise DeadlineExceeded(
+                "the group's work did not end in time", given=f"waited {left_s:.1f} s"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a reduce gave: the same values, bit for bit, on every member."""
+
+    tensors: list[Tensor]
+    """Weighted means, float32, in the shapes (and on the devices) of what was given."""
+    contributors: tuple[str, ...]
+    """Whose values are in the mean, in slot order."""
+    weight: float
+    """Sum of the weights received; the mean was divided by this."""
+    sent_bytes: int
+    """Bytes this member sent for it, with headers where they are known."""
+    received_bytes: int
+    digest: str
+    """BLAKE2b of the encoded result and the contributors; members compare it to commit."""
+
+
+class Group(Protocol):
+    """The members of a job, as one of them sees them. One reduce per join."""
+
+    @property
+    def me(self) -> str:
+        """Own member id."""
+        ...
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Members of the last plan, in slot order."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Number of the last plan."""
+        ...
+
+    @property
+    def committed_round(self) -> int:
+        """Rounds committed so far: the next round to join."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job ends with the round of the last plan."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent by all reduces so far."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received by all reduces so far."""
+        ...
+
+    def join(
+        self, round_: int, *, base: str, tokens: int = 0, deadline: float | None = None
+    ) -> RoundPlan:
+        """Wait for the others and return who takes part.
+
+        Args:
+            round_: The round to take part in; must be `committed_round`.
+            base: Digest of the committed state this member stands on.
+            tokens: Tokens trained in all, for the record.
+            deadline: Monotonic time at which to give up.
+
+        Raises:
+            LeftBehind: the group committed this round without this member.
+            DeadlineExceeded: the others did not come in time.
+        """
+        ...
+
+    def reduce(
+        self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
+    ) -> Work[Reduced]:
+        """Begin the weighted mean over all members of the plan.
+
+        The values are copied before this returns. Values that are not finite are left out of
+        the mean by everybody. The mean is over the weights received, never the world size.
+
+        Args:
+            xs: Tensors of the same shapes on every member.
+            codec: How they are encoded on the wire.
+            weight: Weight of this member's values, >= 0.
+            key: Names the codec's residual state.
+        """
+        ...
+
+    def commit(self, reduced: Reduced | None, *, ok: bool = True, reason: str = "") -> Verdict:
+        """Vote, and return the one verdict of all; settles the codec of the last reduce.
+
+        Args:
+            reduced: What the reduce gave; None votes against.
+            ok: Whether this member can apply it.
+            reason: Why not, for people.
+
+        Raises:
+            LeftBehind: the group committed another result than this member has.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release sockets and threads; the group cannot be used again."""
+        ...
+
+
+def flatten(xs: Sequence[Tensor]) -> Tensor:
+    """Return all values as one new 1-D float32 vector in main memory."""
+    parts = [x.detach().reshape(-1).to(device="cpu", dtype=torch.float32) for x in xs]
+    if not parts:
+        return torch.zeros(0)
+    return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+
+
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a flat vector in the shapes of `like`, moved to their devices."""
+    sizes = [x.numel() for x in like]
+    views = torch.split(vector, sizes) if sizes else ()
+    return [view.view(x.shape).to(x.device) for view, x in zip(views, like, strict=True)]

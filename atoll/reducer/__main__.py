@@ -1,0 +1,57 @@
+"""`python -m atoll.reducer`: the reducer process of one job.
+
+It finds its job, token and hub in its environment, as every worker does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from atoll.config import worker_environment
+from atoll.errors import AtollError, ConfigError
+from atoll.ids import session_id
+from atoll.net.sync_link import connect
+from atoll.reducer.server import AWAY_S, Reducer
+
+log = logging.getLogger("atoll.reducer")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to stop or until the hub stays away; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.reducer", description=__doc__)
+    parser.add_argument("--hub", default="", help="URL of the hub, instead of ATOLL_HUB")
+    parser.add_argument("--away-s", type=float, default=AWAY_S, help="leave after this long alone")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        return _serve(options.hub, away_s=options.away_s, stop=stop)
+    except AtollError as error:
+        log.error("%s", error)
+        return error.exit_code
+
+
+def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
+    """Connect, serve, disconnect."""
+    worker = worker_environment()
+    if worker is None:
+        raise ConfigError(
+            "a reducer needs to know its job", given="no ATOLL_JOB in the environment",
+            remedy="the hub or a node agent starts it; ATOLL_* are set as for workers",
+        )  # fmt: skip
+    session = session_id(worker.job, worker.member)
+    with connect(hub or worker.hub, session=session, token=worker.token, patient=True) as link:
+        log.info("reducing for job %s", worker.job)
+        Reducer(link, job=worker.job, away_s=away_s).serve(stop=stop)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The mean of members' encoded vectors: one piece of arithmetic, wherever it is done.
+
+The sum runs in fp32 in member order, so the same contributions give the same bits on every
+machine. The divisor is the weight received, never the number of members of the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Codec, Packet
+from atoll.errors import AtollError, GroupError, LossNotFinite, WireError
+from atoll.wire.frames import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One member's complete contribution, still encoded."""
+
+    member: str
+    packet: Packet
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A weighted mean and what it is made of."""
+
+    packet: Packet
+    """The mean, encoded once: everybody decodes these bytes."""
+    contributors: tuple[str, ...]
+    weight: float
+    left_out: dict[str, AtollError] = field(default_factory=dict)
+    """Members whose values were not finite, with the reason."""
+
+
+def odd_ones(shares: Sequence[Share]) -> dict[str, AtollError]:
+    """Return an error for every member whose codec or sizes differ from those of the most.
+
+    On a tie the first member in order is right.
+    """
+    kinds = [(share.packet.codec, tuple(share.packet.sizes)) for share in shares]
+    if len(set(kinds)) <= 1:
+        return {}
+    right = max(kinds, key=Counter(kinds).__getitem__)
+    return {
+        share.member: GroupError(
+            "this member's contribution does not fit the others'",
+            given=f"{share.member} sent codec {kind[0]}, {_describe(kind[1])}",
+            expected=f"codec {right[0]}, {_describe(right[1])}",
+            remedy="start every member with the same job file and the same model",
+        )
+        for share, kind in zip(shares, kinds, strict=True)
+        if kind != right
+    }
+
+
+def _describe(sizes: Sequence[int]) -> str:
+    """Return the sizes of a packet's tensors for people."""
+    return f"{len(sizes)} tensors with {sum(sizes)} elements"
+
+
+def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
+    """Return the weighted mean of contributions that fit each other.
+
+    Contributions with NaN or infinite values are left out, and named.
+
+    Args:
+        shares: Contributions in member order; all of one codec and size.
+        codec: Decodes them; its base encodes the mean (without feedback).
+
+    Raises:
+        GroupError: no contribution is usable, or the weights add up to 0.
+    """
+    left_out = {s.member: _bad_weight(s) for s in shares if not _is_weight(s.weight)}
+    usable = [share for share in shares if share.member not in left_out]
+    total = _total(usable, left_out)
+    vector = _weighted_sum(usable, codec)
+    if not is_finite(vector):
+        guilty = {
+            share.member: _not_finite(share) for share in usable if not _decodes(share, codec)
+        }
+        if not guilty:
+            raise GroupError(
+                "the sum of the members' values is larger than fp32 can hold",
+                remedy="lower the learning rate, or switch clipping on",
+            )
+        left_out |= guilty
+        usable = [share for share in usable if share.member not in guilty]
+        total = _total(usable, left_out)
+        vector = _weighted_sum(usable, codec)
+    packet = replace(codec.base.encode(vector, key="mean"), sizes=tuple(shares[0].packet.sizes))
+    return Mean(packet, tuple(share.member for share in usable), total, left_out)
+
+
+def _total(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
+    """Return the sum of weights."""
+    total = math.fsum(share.weight for share in shares)
+    if total > 0:
+        return total
+    raise GroupError(
+        "there is nothing to average",
+        given=f"{len(shares)} contributions of weight 0"
+        + "".join(f", {member}: {error.what}" for member, error in left_out.items()),
+        expected="at least one finite contribution with a weight above 0",
+    )
+
+
+def _weighted_sum(shares: Sequence[Share], codec: Codec) -> Tensor:
+    """Return the weighted mean, decoding one contribution at a time into one vector."""
+    weighty = [share for share in shares if share.weight > 0]
+    factors, divisor = mean_factors([share.weight for share in weighty])
+    vector = torch.zeros(shares[0].packet.num_elements)
+    for share, factor in zip(weighty, factors, strict=True):
+        codec.base.decode_add(share.packet, out=vector, weight=factor)
+    return vector.div_(divisor) if divisor != 1.0 else vector
+
+
+def mean_factors(weights: Sequence[float]) -> tuple[list[float], float]:
+    """Return each contribution's factor, and the divisor of their sum.
+
+    Equal weights become 1, so that a mean of equal vectors is exactly that vector.
+    """
+    if len(set(weights)) == 1:
+        return [1.0] * len(weights), float(len(weights))
+    return list(weights), math.fsum(weights)
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Return whether no value is NaN or infinite, in one pass and without a temporary."""
+    if vector.numel() == 0:
+        return True
+    low, high = torch.aminmax(vector)
+    return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def _is_weight(weight: float) -> bool:
+    return math.isfinite(weight) and weight >= 0
+
+
+def _bad_weight(share: Share) -> AtollError:
+    return GroupError(
+        "a weight is not usable", given=f"{share.weight} from {share.member}", expected=">= 0"
+    )
+
+
+def _not_finite(share: Share) -> AtollError:
+    return LossNotFinite(
+        "a contribution has values that are NaN or infinite", given=f"from {share.member}",
+        expected="finite values; it was left out of the mean",
+        remedy="lower the learning rate, or switch clipping on",
+    )  # fmt: skip
+
+
+def _decodes(share: Share, codec: Codec) -> bool:
+    """Return whether a contribution decodes to finite values."""
+    try:
+        return is_finite(codec.base.decode(share.packet))
+    except WireError:
+        return False
+
+
+def result_digest(data: Buffer | Iterable[Buffer], contributors: Sequence[str]) -> str:
+    """Return what members compare before they commit: 32 hex digits over result and names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
+        digest.update(part)
+    digest.update("\0".join(contributors).encode())
+    return digest.hexdigest()
