@@ -161,9 +161,9 @@ def diloco(
             lr, mu = rates(len(rounds))
         direction = delta
         if mu:
-            velocity = delta.clone() if velocity is None else mu * velocity + delta
-            direction = delta + mu * velocity
-        start = start - lr * direction
+            velocity = delta.clone() if velocity is None else velocity.mul(mu).add(delta)
+            direction = delta.add(velocity, alpha=mu)
+        start = start.add(direction, alpha=-lr)  # fused multiply-add, as torch.optim.SGD does
         for member in members:
             assign(member, start)
         rounds.append(start.clone())
