@@ -1,0 +1,183 @@
+"""What a codec is: it says what a flat float32 vector weighs on the wire, and how.
+
+A *packet* is one encoded vector. Everybody who decodes the same packet MUST get the same bits, on
+any machine: decoding is at most one multiplication per element, which IEEE 754 rounds the same
+everywhere. Encoding happens once, at one place, so it may use any order of operations.
+
+Legend: n elements of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.errors import ConfigError, WireError
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One encoded vector.
+
+    `data` is a buffer of bytes (`len` counts them) that a socket takes without a copy. `codec` is
+    the spec that decodes it, never a wrapper like `feedback(...)`. `sizes` are the elements of
+    the tensors that were put together to one vector; a codec writes one, a group may say more.
+    """
+
+    data: Buffer
+    codec: str
+    sizes: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the whole vector."""
+        return sum(self.sizes)
+
+
+class Codec(Protocol):
+    """Turns flat float32 vectors into packets and back.
+
+    Codecs without feedback hold no state and serve any number of threads at once.
+    """
+
+    @property
+    def spec(self) -> str:
+        """Canonical name: `make_codec(spec)` builds an equal codec."""
+
+    @property
+    def base(self) -> Codec:
+        """The codec that decodes the packets: itself, or what a wrapper wraps."""
+
+    def encode(self, x: Tensor, *, key: str = "x") -> Packet:
+        """Return the packet of `x`, shape (n,); the packet owns its memory.
+
+        Values that are not finite are never hidden: what they touch decodes to something that is
+        not finite either.
+
+        Args:
+            x: A contiguous float32 vector on the CPU.
+            key: Names the state that belongs to this vector (see `feedback`).
+
+        Raises:
+            ConfigError: `x` is something else.
+        """
+
+    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
+        """Return the vector, shape (n,), float32; written into `out` where that is given.
+
+        Raises:
+            WireError: the packet is of another codec, or its length does not fit its sizes.
+            ConfigError: `out` is no contiguous float32 vector of n elements.
+        """
+
+    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
+        """Add `weight` times the decoded vector to `out`, without a temporary vector.
+
+        With weight 1 the result equals `out + decode(packet)` bit for bit; with another weight
+        each element is rounded once more or once less than that formula says.
+
+        Raises:
+            WireError: as `decode`.
+            ConfigError: as `decode`.
+        """
+
+    def nbytes(self, elements: int) -> int:
+        """Return the exact length of `Packet.data` for a vector of so many elements."""
+
+    def settle(self, *, committed: bool) -> None:
+        """Learn what became of the packets since the last call: they counted, or they did not."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state that a checkpoint has to keep; empty for most codecs."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a state that `state_dict` returned."""
+
+
+class Stateless:
+    """The three verbs of a codec that remembers nothing."""
+
+    def settle(self, *, committed: bool) -> None:
+        """Do nothing: no packet leaves a trace."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take nothing.
+
+        Raises:
+            ConfigError: there is state, so it belongs to another codec.
+        """
+        if state:
+            raise ConfigError(
+                "this codec keeps no state",
+                given=", ".join(sorted(state)),
+                expected="nothing",
+                remedy="resume with the codec the checkpoint was written with",
+            )
+
+
+def check_vector(x: Tensor, *, role: str, elements: int | None = None) -> Tensor:
+    """Return `x`, outside autograd, when it is a contiguous float32 vector on the CPU.
+
+    Raises:
+        ConfigError: it is not, or does not have `elements` elements.
+    """
+    fits = (
+        x.dtype == torch.float32
+        and x.dim() == 1
+        and x.is_contiguous()
+        and x.device.type == "cpu"
+        and elements in (None, x.numel())
+    )
+    if not fits:
+        size = "" if elements is None else f" of {elements} elements"
+        raise ConfigError(
+            f"a codec cannot take this tensor as {role}",
+            given=f"{x.dtype}, shape {tuple(x.shape)}, {x.device}, strides {x.stride()}",
+            expected=f"a contiguous float32 vector{size} on the cpu",
+            remedy="x.detach().float().flatten().cpu()",
+        )
+    return x.detach() if x.requires_grad else x
+
+
+def check_packet(packet: Packet, codec: Codec) -> int:
+    """Return the number of elements in a packet that `codec` is about to decode.
+
+    Raises:
+        WireError: it is of another codec, or its length does not fit.
+    """
+    if packet.codec != codec.spec:
+        raise WireError(
+            "a packet was given to the wrong codec",
+            given=repr(packet.codec),
+            expected=repr(codec.spec),
+            remedy="decode it with make_codec(packet.codec)",
+        )
+    elements = packet.num_elements
+    if min(packet.sizes, default=0) < 0 or len(packet.data) != codec.nbytes(elements):
+        raise WireError(
+            f"a packet of codec {packet.codec} has the wrong length",
+            given=f"{len(packet.data)} bytes for sizes {packet.sizes}",
+            expected=f"{codec.nbytes(max(elements, 0))} bytes",
+        )
+    return elements
+
+
+def output(out: Tensor | None, elements: int) -> Tensor:
+    """Return where to decode to: `out` if it fits, else a new vector.
+
+    Raises:
+        ConfigError: `out` does not fit.
+    """
+    if out is None:
+        return torch.empty(elements, dtype=torch.float32)
+    return check_vector(out, role="the output", elements=elements)
