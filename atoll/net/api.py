@@ -1,0 +1,241 @@
+"""The hub's REST interface for synchronous programs: the command line, workers, checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from atoll.errors import CheckpointMissing
+from atoll.net.rest import Rest
+from atoll.net.streams import (
+    BLOCK_BYTES,
+    Progress,
+    blocks,
+    check_hash,
+    measure,
+    told,
+    write_verified,
+)
+from atoll.wire.messages import NodeInfo
+
+SLOW_ANSWER_S = 120.0
+"""Time for answers that the hub gives only when a whole file is safe on its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a job at the hub; `sha256` is empty where the hub does not know it."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+class HubClient:
+    """A client of one hub, for one thread at a time; close it, or use `with`.
+
+    Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub
+    answered with.
+    """
+
+    def __init__(self, url: str, token: str = "", *, timeout_s: float = 30.0) -> None:
+        """Open nothing yet.
+
+        Args:
+            url: http://HOST:PORT.
+            token: An operator's, node's or job's token; empty for `join` and `health` only.
+            timeout_s: Longest wait for the hub to accept, to take or to send anything.
+
+        Raises:
+            ConfigError: the URL has another form.
+        """
+        self._timeout_s = timeout_s
+        self._rest = Rest(url, token, timeout_s=timeout_s)
+        self.url = self._rest.url
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._rest.close()
+
+    def __enter__(self) -> HubClient:
+        """Return itself; leaving the block closes the connections."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------ nodes
+
+    def join(self, secret: str, *, name: str, info: NodeInfo) -> tuple[str, str]:
+        """Trade the secret of a ticket for a node id and a node token.
+
+        Raises:
+            AuthError: the ticket is unknown, expired or used up.
+        """
+        body = {"secret": secret, "name": name, "info": msgspec.to_builtins(info)}
+        answer = self._rest.json("POST", "/api/join", json=body)
+        return str(answer["node"]), str(answer["token"])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return every machine that the hub knows."""
+        return list(self._rest.json("GET", "/api/nodes"))
+
+    def hub(self) -> dict[str, Any]:
+        """Return the hub's version, age, memory and ticket."""
+        return dict(self._rest.json("GET", "/api/hub"))
+
+    def health(self) -> None:
+        """Return if a hub answers and is well."""
+        self._rest.call("GET", "/healthz")
+
+    # ------------------------------------------------------------------------------- jobs
+
+    def submit(self, spec: str, *, files: Mapping[str, str] | None = None) -> str:
+        """Submit a job and return its id.
+
+        Args:
+            spec: The job's TOML text.
+            files: Name and text of the files that travel with it (the user's script).
+
+        Raises:
+            ConfigError: the job file is wrong.
+        """
+        body = {"spec": spec, "files": dict(files or {})}
+        return str(self._rest.json("POST", "/api/jobs", json=body)["job"])
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return every job, newest first."""
+        return list(self._rest.json("GET", "/api/jobs"))
+
+    def job(self, job: str) -> dict[str, Any]:
+        """Return one job with its members and its progress."""
+        return dict(self._rest.json("GET", _path(job)))
+
+    def metrics(self, job: str, *, after: int = 0) -> dict[str, Any]:
+        """Return {"last", "points"}: the measurements after number `after`."""
+        return dict(self._rest.json("GET", _path(job, "metrics"), params={"after": after}))
+
+    def events(self, job: str, *, after: int = 0) -> dict[str, Any]:
+        """Return {"last", "events"}: what happened after number `after`."""
+        return dict(self._rest.json("GET", _path(job, "events"), params={"after": after}))
+
+    def logs(
+        self, job: str, *, after: int = 0, member: str = "", wait_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Return {"last", "lines"}: printed lines; waits up to `wait_s` for the first new one."""
+        params: dict[str, str | float] = {"after": after}
+        if member:
+            params["member"] = member
+        if wait_s:
+            params["wait_s"] = wait_s
+        timeout_s = self._timeout_s + wait_s
+        return dict(self._rest.json("GET", _path(job, "logs"), params=params, timeout=timeout_s))
+
+    def stop(self, job: str, *, grace_s: float) -> None:
+        """Ask a job to save and end; its processes are killed after `grace_s`."""
+        self._rest.call("POST", _path(job, "stop"), json={"grace_s": grace_s})
+
+    def resume(self, job: str) -> str:
+        """Go on with a job from its last checkpoint; return the id under which it runs."""
+        return str(self._rest.json("POST", _path(job, "resume"), json={})["job"])
+
+    # ------------------------------------------------------------------------------ files
+
+    def put_file(
+        self, job: str, path: str, source: Path | bytes, *, progress: Progress | None = None
+    ) -> str:
+        """Upload a file of a job and return its SHA-256; the hub shows it whole or not at all.
+
+        Raises:
+            StorageFull: the hub's disk is full.
+        """
+        sha256, nbytes = measure(source)
+        self._rest.call(
+            "PUT",
+            _path(job, "files", path),
+            content=told(blocks(source), nbytes, progress),
+            headers={"X-Sha256": sha256, "Content-Length": str(nbytes)},
+            timeout=max(self._timeout_s, SLOW_ANSWER_S),
+        )
+        return sha256
+
+    def get_file(
+        self,
+        job: str,
+        path: str,
+        target: Path,
+        *,
+        sha256: str = "",
+        progress: Progress | None = None,
+    ) -> str:
+        """Download a file of a job and return its SHA-256; `target` appears whole or not at all.
+
+        Raises:
+            CheckpointMissing: the hub has no such file.
+            CheckpointCorrupt: it has another hash than `sha256`, or than the hub says.
+            StorageFull: the disk here is full.
+        """
+        with self._rest.stream("GET", _path(job, "files", path)) as response:
+            nbytes = int(response.headers.get("Content-Length", "0"))
+            source = told(response.iter_raw(BLOCK_BYTES), nbytes, progress)
+            return write_verified(target, source, sha256=sha256 or _hash_of(response))
+
+    def read_file(self, job: str, path: str) -> bytes:
+        """Return the content of a small file of a job; raises as `get_file` does."""
+        response = self._rest.call("GET", _path(job, "files", path))
+        check_hash(path, hashlib.sha256(response.content).hexdigest(), expected=_hash_of(response))
+        return response.content
+
+    def stat_file(self, job: str, path: str) -> RemoteFile | None:
+        """Return name, size and hash of a file of a job, or None if there is none."""
+        try:
+            response = self._rest.call("HEAD", _path(job, "files", path))
+        except CheckpointMissing:
+            return None
+        nbytes = int(response.headers.get("Content-Length", "0"))
+        return RemoteFile(path, nbytes, _hash_of(response))
+
+    def files(self, job: str) -> list[RemoteFile]:
+        """Return every file of a job."""
+        return [
+            RemoteFile(str(item["name"]), int(item["nbytes"]), str(item.get("sha256", "")))
+            for item in self._rest.json("GET", _path(job, "files"))
+        ]
+
+    # ------------------------------------------------------------------------------ speed
+
+    def download_bps(self, nbytes: int) -> float:
+        """Return the bits per second at which `nbytes` come from the hub."""
+        started = time.monotonic()
+        with self._rest.stream("GET", "/api/speed", params={"bytes": nbytes}) as response:
+            received = sum(len(block) for block in response.iter_raw(BLOCK_BYTES))
+        return received * 8 / max(time.monotonic() - started, 1e-9)
+
+    def upload_bps(self, nbytes: int) -> float:
+        """Return the bits per second at which `nbytes` go to the hub."""
+        started = time.monotonic()
+        self._rest.call(
+            "POST",
+            "/api/speed",
+            content=blocks(bytes(nbytes)),
+            headers={"Content-Length": str(nbytes)},
+        )
+        return nbytes * 8 / max(time.monotonic() - started, 1e-9)
+
+
+def _path(job: str, *parts: str) -> str:
+    """Return the path of something of a job."""
+    return "/".join(("/api/jobs", quote(job, safe=""), *(quote(part) for part in parts)))
+
+
+def _hash_of(response: httpx.Response) -> str:
+    """Return the SHA-256 that the hub says a file has, or an empty text."""
+    return str(response.headers.get("X-Sha256", ""))

@@ -1,0 +1,127 @@
+"""One welcomed connection: its reader, its heartbeat, and the watch over a silent hub.
+
+A connection ends once. What comes after it (another one, or a final error) is the link's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+from atoll.clock import Clock
+from atoll.errors import AtollError
+from atoll.net.counters import LinkCounters
+from atoll.net.gate import ReadingGate
+from atoll.net.transport import ConnectionLost, Transport
+from atoll.wire.frames import Frame, Kind, decode, verify
+from atoll.wire.messages import Beat, Welcome, pack
+
+logger = logging.getLogger(__name__)
+
+
+class Connection:
+    """One open connection of a session; `number` counts them from 1."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        number: int,
+        welcome: Welcome,
+        clock: Clock,
+        counters: LinkCounters,
+        ids: Iterator[int],
+    ) -> None:
+        self._transport = transport
+        self._ids = ids
+        self._clock = clock
+        self._counters = counters
+        self._last_heard = clock.monotonic()
+        self.number = number
+        self.welcome = welcome
+
+    async def send(self, frame: bytes, *, kind: Kind) -> None:
+        """Send one frame and count it.
+
+        Raises:
+            ConnectionLost: the connection ended.
+        """
+        await self._transport.send(frame)
+        if kind is Kind.RELAY:
+            self._counters.sent_relay_bytes += len(frame)
+        else:
+            self._counters.sent_control_bytes += len(frame)
+
+    async def serve(
+        self,
+        take: Callable[[Frame], None],
+        *,
+        gate: ReadingGate,
+        stats: Callable[[], dict[str, float]],
+        dead_after_s: float,
+    ) -> AtollError:
+        """Read, and send heartbeats, until the connection ends; close it and return why.
+
+        Args:
+            take: Gets every frame in order; relay frames with their checksum verified.
+            gate: Says when not to read.
+            stats: Figures for the heartbeat.
+            dead_after_s: Silence of the hub after which the connection is given up.
+        """
+        tasks = [
+            asyncio.create_task(self._read(take, gate)),
+            asyncio.create_task(self._beat(stats)),
+            asyncio.create_task(self._watch(gate, dead_after_s)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._transport.close()
+        errors = [task.exception() for task in done]
+        for error in errors:
+            if isinstance(error, AtollError):
+                return error
+        raise next(error for error in errors if error is not None)
+
+    async def _read(self, take: Callable[[Frame], None], gate: ReadingGate) -> None:
+        """Hand on every frame; ends with the error that ended the connection."""
+        while True:
+            if await gate.passed():
+                self._last_heard = self._clock.monotonic()  # it was us who did not listen
+            message = await self._transport.receive()
+            self._last_heard = self._clock.monotonic()
+            frame = decode(message)
+            if frame.kind is Kind.RELAY:
+                self._counters.received_relay_bytes += len(message)
+                verify(frame)
+            else:
+                self._counters.received_control_bytes += len(message)
+            take(frame)
+
+    async def _beat(self, stats: Callable[[], dict[str, float]]) -> None:
+        """Send a heartbeat every few seconds, as a request: its answer shows that the hub lives."""
+        while True:
+            await asyncio.sleep(self.welcome.heartbeat_s)
+            beat = pack(Beat(_figures(stats)), id=next(self._ids))
+            await self.send(beat, kind=Kind.CONTROL)
+
+    async def _watch(self, gate: ReadingGate, dead_after_s: float) -> None:
+        """End the connection when nothing has come from the hub for too long."""
+        while True:
+            await asyncio.sleep(dead_after_s / 8)
+            silent_s = self._clock.monotonic() - self._last_heard
+            if silent_s > dead_after_s and not gate.closed:
+                raise ConnectionLost("the hub is silent", given=f"nothing for {silent_s:.3g} s")
+
+
+def _figures(stats: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Return the figures of a heartbeat; a broken source of them must not end the session."""
+    try:
+        return stats()
+    except Exception:
+        logger.exception("the figures of a heartbeat could not be read")
+        return {}

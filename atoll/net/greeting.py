@@ -1,0 +1,110 @@
+"""The first two messages of every connection: Hello and the hub's answer to it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from atoll import __version__
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    HubError,
+    HubUnreachable,
+    VersionMismatch,
+    WireError,
+    from_dict,
+)
+from atoll.net.transport import ConnectionLost, Transport
+from atoll.wire.frames import Kind, decode
+from atoll.wire.limits import PROTOCOL
+from atoll.wire.messages import Failure, Hello, NodeInfo, Welcome, pack, unpack
+
+HELLO_TIMEOUT_S = 10.0
+"""Time within which the hub must answer Hello."""
+
+REPLACED = 4000
+"""Close code: another process took this session over."""
+
+
+class Replaced(HubError):
+    """Another process opened the same session; this one must not come back."""
+
+
+FINAL = (AuthError, VersionMismatch, Replaced)
+"""Errors that no reconnect can cure."""
+
+
+def make_hello(
+    *, session: str, token: str, incarnation: str | None = None, info: NodeInfo | None = None
+) -> Hello:
+    """Return the Hello of this process; the incarnation is random unless given."""
+    return Hello(
+        protocol=PROTOCOL,
+        version=__version__,
+        session=session,
+        token=token,
+        incarnation=incarnation or secrets.token_hex(8),
+        info=info,
+    )
+
+
+async def greet(transport: Transport, hello: Hello, *, id: int) -> tuple[Welcome, int, int]:
+    """Say Hello and return the Welcome, and how many bytes went out and came in.
+
+    Raises:
+        AuthError: the hub does not accept the token or the address.
+        VersionMismatch: the hub speaks another version of the protocol.
+        HubUnreachable: no answer came in time, or the connection ended first.
+    """
+    frame = pack(hello, id=id)
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            await transport.send(frame)
+            message = await transport.receive()
+    except TimeoutError:
+        raise HubUnreachable(
+            "the hub took the connection but did not answer",
+            given=f"silence for {HELLO_TIMEOUT_S:g} s after Hello",
+            remedy="look at the hub's log; it may be stopped or overloaded",
+        ) from None
+    except ConnectionLost as error:
+        raise HubUnreachable(
+            "the connection ended before the hub had answered",
+            given=error.given,
+            remedy="look at the hub's log",
+        ) from error
+    return _read_welcome(message, id=id), len(frame), len(message)
+
+
+def _read_welcome(message: bytes, *, id: int) -> Welcome:
+    """Return the Welcome in the hub's first message; raise what it refused with."""
+    frame = decode(message)
+    if frame.kind is not Kind.CONTROL:
+        raise WireError("the hub's first message is not an answer", given=frame.kind.name)
+    envelope = unpack(frame)
+    body = envelope.body
+    if isinstance(body, Failure):
+        raise from_dict(body.error)
+    if not isinstance(body, Welcome) or envelope.id not in (0, id):
+        raise WireError("the hub's first message is not Welcome", given=type(body).__name__)
+    return body
+
+
+def is_final(error: AtollError) -> bool:
+    """Return whether trying again is pointless."""
+    return isinstance(error, FINAL) or (
+        isinstance(error, ConnectionLost) and error.code == REPLACED
+    )
+
+
+def refusal(error: AtollError, *, session: str) -> AtollError:
+    """Return a final error in the words that users of the ended link see."""
+    if isinstance(error, ConnectionLost):
+        return Replaced(
+            "another process took this session over",
+            given=session,
+            expected="one process per session",
+            remedy="stop this process; the newer one goes on",
+        )
+    return error

@@ -1,0 +1,80 @@
+"""A connection inside one process: for tests and simulations, with the same back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from atoll.net.transport import ABNORMAL, ConnectionLost
+from atoll.wire.frames import Buffer
+
+
+class _Way:
+    """One direction: a bounded queue of messages."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.messages: deque[bytes] = deque()
+        self.changed = asyncio.Event()
+        self.ended: tuple[int, str] | None = None
+
+    def end(self, code: int, reason: str) -> None:
+        """Take no further message; those inside can still be read."""
+        if self.ended is None:
+            self.ended = (code, reason)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let both ends look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class MemoryTransport:
+    """One end of a pair; satisfies `Transport`."""
+
+    def __init__(self, outgoing: _Way, incoming: _Way) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+
+    async def send(self, message: Buffer) -> None:
+        """Hand one message to the other end; waits while `capacity` messages are unread."""
+        way = self._outgoing
+        while way.ended is None and len(way.messages) >= way.capacity:
+            await way.changed.wait()
+        if way.ended is not None:
+            raise _lost(*way.ended)
+        way.messages.append(bytes(message))
+        way.wake()
+
+    async def receive(self) -> bytes:
+        """Return the next message; those sent before an orderly close still arrive."""
+        way = self._incoming
+        while not way.messages:
+            if way.ended is not None:
+                raise _lost(*way.ended)
+            await way.changed.wait()
+        message = way.messages.popleft()
+        way.wake()
+        return message
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close both directions in order."""
+        self._outgoing.end(code, reason)
+        self._incoming.end(code, reason)
+
+    def cut(self) -> None:
+        """Break the connection as a pulled cable does: what was under way is lost."""
+        for way in (self._outgoing, self._incoming):
+            way.messages.clear()
+            way.end(ABNORMAL, "")
+
+
+def pair(*, capacity: int = 16) -> tuple[MemoryTransport, MemoryTransport]:
+    """Return the two ends of one connection; each direction holds `capacity` unread messages."""
+    there, back = _Way(capacity), _Way(capacity)
+    return MemoryTransport(there, back), MemoryTransport(back, there)
+
+
+def _lost(code: int, reason: str) -> ConnectionLost:
+    return ConnectionLost("the connection ended", given=f"code {code}", code=code, reason=reason)

@@ -1,0 +1,190 @@
+"""Ships small things to the hub in order, in batches, without ever stopping their producer.
+
+Items wait in memory while the hub is away. Each batch carries the number of its first item; the
+hub answers with the last number that is durable, and everything after it is sent again. Only
+items that were never sent are thinned out when the buffer is full, so numbers have no holes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from atoll.errors import AtollError, DeadlineExceeded
+from atoll.net.link import Link
+from atoll.net.loop import LoopThread
+from atoll.net.retry import backoff
+from atoll.wire.messages import Acked, Message
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CAPACITY = 10_000
+"""Items that may wait; measurements of some hours at one a second."""
+
+BATCH = 500
+"""Most items of one message."""
+
+ANSWER_TIMEOUT_S = 60.0
+
+
+def keep_every_second(items: list[T]) -> list[T]:
+    """Return the items with every second one of the older half left out: for measurements."""
+    half = len(items) // 2
+    return items[:half:2] + items[half:]
+
+
+def drop_oldest(items: list[T]) -> list[T]:
+    """Return the newer three quarters of the items: for log lines."""
+    return items[len(items) // 4 :]
+
+
+class Outbox(Generic[T]):
+    """A bounded buffer of items on their way to the hub; lives on the link's loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        make_message: Callable[[int, list[T]], Message],
+        *,
+        capacity: int = CAPACITY,
+        batch: int = BATCH,
+        thin: Callable[[list[T]], list[T]] = keep_every_second,
+        retry: Callable[[], Iterator[float]] = backoff,
+    ) -> None:
+        """Make an outbox; nothing is sent before `start`.
+
+        Args:
+            link: A started link.
+            make_message: Makes the request from the number of the first item (from 1) and the
+                items; the hub's answer to it must be `Acked`.
+            capacity: Items that may wait before they are thinned.
+            batch: Most items of one message.
+            thin: Returns fewer items than it was given.
+            retry: Waits after a request that failed.
+        """
+        self._link = link
+        self._make_message = make_message
+        self._capacity = capacity
+        self._batch = batch
+        self._thin = thin
+        self._retry = retry
+        self._lock = threading.Lock()
+        self._waiting: list[T] = []
+        self._flight: list[T] = []
+        self._first = 1
+        """Number of the first item in flight."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to ship; must be called on the link's loop."""
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._ship(), name="outbox")
+
+    def add(self, item: T) -> None:
+        """Queue an item; never waits, from any thread. The oldest are thinned when it is full."""
+        with self._lock:
+            self._waiting.append(item)
+            if len(self._waiting) > self._capacity:
+                self._waiting = self._thin(self._waiting)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stir)
+
+    async def flush(self, *, timeout_s: float) -> bool:
+        """Wait until the hub has everything; return whether it has."""
+        if self._task is None or (self._task.done() and not self._idle.is_set()):
+            return False
+        self._stir()
+        idle = asyncio.ensure_future(self._idle.wait())
+        await asyncio.wait(
+            (idle, self._task), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        idle.cancel()
+        return self._idle.is_set()
+
+    async def close(self, *, timeout_s: float) -> bool:
+        """Flush, then end; return whether the hub has everything."""
+        complete = await self.flush(timeout_s=timeout_s)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        return complete
+
+    def _stir(self) -> None:
+        with self._lock:
+            if not self._waiting and not self._flight:
+                self._idle.set()
+                return
+        self._idle.clear()
+        self._wake.set()
+
+    async def _ship(self) -> None:
+        """Send batch after batch until the link ends for good."""
+        waits = self._retry()
+        while True:
+            if not self._load():
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                message = self._make_message(self._first, self._flight)
+                answer = await self._link.request(message, timeout_s=ANSWER_TIMEOUT_S)
+            except DeadlineExceeded:
+                continue
+            except AtollError as error:
+                if self._link.failed is not None:
+                    logger.info("%s: nothing more is shipped: %s", self._link.session, error)
+                    return
+                logger.warning("%s: the hub did not take a batch: %s", self._link.session, error)
+                await asyncio.sleep(next(waits))
+                continue
+            if isinstance(answer, Acked) and self._acked(answer.seq):
+                waits = self._retry()
+            else:
+                await asyncio.sleep(next(waits))
+
+    def _load(self) -> bool:
+        """Fill the batch in flight if it is empty; return whether there is one."""
+        with self._lock:
+            if not self._flight:
+                self._flight = self._waiting[: self._batch]
+                self._waiting = self._waiting[self._batch :]
+            return bool(self._flight)
+
+    def _acked(self, seq: int) -> bool:
+        """Forget what the hub has; return whether that was anything."""
+        with self._lock:
+            count = min(seq - self._first + 1, len(self._flight))
+            if count <= 0:
+                return False
+            self._flight = self._flight[count:]
+            self._first += count
+            return True
+
+
+class SyncOutbox(Generic[T]):
+    """An `Outbox` for threads; made by `SyncLink.outbox`."""
+
+    def __init__(self, outbox: Outbox[T], loop: LoopThread) -> None:
+        self._outbox = outbox
+        self._loop = loop
+
+    def add(self, item: T) -> None:
+        """Queue an item; never waits."""
+        self._outbox.add(item)
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Wait until the hub has everything; return whether it has."""
+        return self._loop.run(self._outbox.flush(timeout_s=timeout_s), timeout_s=timeout_s + 5.0)
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Flush, then end; return whether the hub has everything."""
+        return self._loop.run(self._outbox.close(timeout_s=timeout_s), timeout_s=timeout_s + 5.0)

@@ -1,0 +1,108 @@
+"""HTTP to the hub: one place where connections fail and where its error bodies become errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from atoll import __version__
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    CheckpointMissing,
+    HubError,
+    HubUnreachable,
+    from_dict,
+)
+from atoll.net.unreachable import at, place_of, unreachable
+
+
+class Rest:
+    """Calls the hub's REST interface with one token."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float) -> None:
+        """Open nothing yet.
+
+        Raises:
+            ConfigError: the URL is not http(s)://HOST:PORT.
+        """
+        host, port, secure = place_of(url)
+        self.url = f"{'https' if secure else 'http'}://{at(host, port)}"
+        headers = {"User-Agent": f"atoll/{__version__}"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout_s,
+            trust_env=False,  # a hub is a machine of one's own: no proxy is in between
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        """Return the JSON that the hub answers with; otherwise as `call`."""
+        response = self.call(method, path, **options)
+        try:
+            return response.json()
+        except ValueError:
+            raise self._without_words(response) from None
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Return a successful response with its whole body.
+
+        Args:
+            method: GET, PUT, ...
+            path: Path below the hub's URL.
+            options: What `httpx.Client.request` takes: json, params, content, headers, timeout.
+
+        Raises:
+            HubUnreachable: nobody answers, or not a hub.
+            AtollError: the error that the hub answered with.
+        """
+        with self.stream(method, path, **options) as response:
+            response.read()
+            return response
+
+    @contextlib.contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        """Give a successful response whose body is not read yet; raises as `call` does."""
+        try:
+            with self._client.stream(method, path, **options) as response:
+                if not response.is_success:
+                    raise self._error(response)
+                yield response
+        except httpx.TimeoutException as error:
+            raise unreachable(self.url, TimeoutError()) from error
+        except httpx.TransportError as error:
+            raise unreachable(self.url, error) from error
+
+    def _error(self, response: httpx.Response) -> AtollError:
+        """Return the error that a refusal carries in its body."""
+        response.read()
+        try:
+            fields = response.json()["error"]
+            return from_dict({str(key): str(value) for key, value in fields.items()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return self._without_words(response)
+
+    def _without_words(self, response: httpx.Response) -> AtollError:
+        """Return the error for an answer without the body of an error: HEAD, or not a hub."""
+        status, path = response.status_code, response.request.url.path
+        if response.request.method == "HEAD":
+            if status == 404:
+                return CheckpointMissing("the hub has nothing there", given=path)
+            if status in (401, 403):
+                return AuthError("the hub refuses this token", given=path)
+        if status >= 500:
+            return HubError("the hub failed", given=f"HTTP status {status} from {self.url}")
+        return HubUnreachable(
+            f"what answers at {self.url} is not a hub, or one of another version",
+            given=f"HTTP status {status} at {path}",
+            remedy="check host and port: `atoll hub` prints them when it starts",
+        )

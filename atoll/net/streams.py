@@ -1,0 +1,110 @@
+"""Files on their way to and from the hub: read, hashed and written block by block."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from atoll.errors import CheckpointCorrupt, ConfigError, StorageFull
+
+BLOCK_BYTES = 256 * 2**10
+"""Bytes of a file that are in memory at a time."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all."""
+
+
+def measure(source: Path | bytes) -> tuple[str, int]:
+    """Return SHA-256 and size of what is to be sent.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    digest, nbytes = hashlib.sha256(), 0
+    for block in blocks(source):
+        digest.update(block)
+        nbytes += len(block)
+    return digest.hexdigest(), nbytes
+
+
+def blocks(source: Path | bytes) -> Iterator[bytes]:
+    """Yield a file, or bytes, in blocks."""
+    if isinstance(source, bytes):
+        for start in range(0, len(source), BLOCK_BYTES):
+            yield source[start : start + BLOCK_BYTES]
+        return
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise ConfigError("this file cannot be read", given=f"{source} ({error})") from error
+    with file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def told(source: Iterable[bytes], total_bytes: int, progress: Progress | None) -> Iterator[bytes]:
+    """Yield the blocks, reporting each after it was taken."""
+    done = 0
+    for block in source:
+        yield block
+        done += len(block)
+        if progress is not None:
+            progress(done, max(total_bytes, done))
+
+
+def write_verified(target: Path, source: Iterable[bytes], *, sha256: str) -> str:
+    """Write blocks to a file that appears whole or not at all; return its SHA-256.
+
+    Args:
+        target: The file; its folder is made.
+        source: Its content.
+        sha256: The hash that it must have; empty: any.
+
+    Raises:
+        CheckpointCorrupt: the hash differs.
+        StorageFull: the disk is full.
+    """
+    digest = hashlib.sha256()
+    with _full_disk_named(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for block in source:
+                    digest.update(block)
+                    file.write(block)
+                check_hash(target.name, digest.hexdigest(), expected=sha256)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def check_hash(name: str, found: str, *, expected: str) -> None:
+    """Raise CheckpointCorrupt if a file has another SHA-256 than expected (empty: any)."""
+    if expected and found != expected:
+        raise CheckpointCorrupt(
+            f"{name} arrived damaged",
+            given=f"SHA-256 {found}",
+            expected=f"SHA-256 {expected}",
+            remedy="load it again; if it stays so, the file at the hub is damaged",
+        )
+
+
+@contextlib.contextmanager
+def _full_disk_named(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise StorageFull(
+            "the disk is full", given=str(target), remedy="make room and try again"
+        ) from error

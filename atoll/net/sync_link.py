@@ -1,0 +1,237 @@
+"""The link as training code uses it: plain calls, each with an end in time.
+
+The event loop lives in a thread of its own. A whole packet crosses to it in one hop
+(`relay_all`), and what comes back is found in inboxes as views into the received frames.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from atoll.clock import RealClock
+from atoll.errors import AtollError, HubError
+from atoll.net.counters import LinkCounters
+from atoll.net.inbox import Inbox, Mailroom
+from atoll.net.link import Link, Parts, open_link
+from atoll.net.loop import LoopThread
+from atoll.net.outbox import CAPACITY, Outbox, SyncOutbox, keep_every_second
+from atoll.wire.messages import Message, NodeInfo, Welcome
+
+T = TypeVar("T")
+
+SLACK_S = 5.0
+"""The link ends its waits itself, and says why; the thread's own limit comes later."""
+
+
+class SyncLink:
+    """A `Link` for threads. All methods may be called from any thread but the loop's."""
+
+    def __init__(self, link: Link, loop: LoopThread) -> None:
+        """Wrap a link that lives on `loop` and was just started there; both belong to this now."""
+        self._link = link
+        self._loop = loop
+        self._clock = RealClock()
+        self._mailroom = Mailroom(
+            clock=self._clock,
+            hold=link.hold_reading,
+            release=link.release_reading,
+            on_loop=loop.call,
+        )
+        link.on_relay(self._mailroom.deliver)
+        link.on_notice(self._mailroom.tell)
+        link.on_reconnect(lambda: self._mailroom.reconnected(link.counters.reconnects))
+        link.on_failure(self._mailroom.fail)
+
+    # ------------------------------------------------------------------------- what it is
+
+    @property
+    def session(self) -> str:
+        """Own address on the hub."""
+        return self._link.session
+
+    @property
+    def incarnation(self) -> str:
+        """What tells this process from others under the same address."""
+        return self._link.incarnation
+
+    @property
+    def counters(self) -> LinkCounters:
+        """Bytes both ways, and reconnects."""
+        return self._link.counters
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is open at this moment."""
+        return self._link.connected
+
+    @property
+    def failed(self) -> AtollError | None:
+        """Why the link ended for good, if it did."""
+        return self._link.failed
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The hub's last Welcome."""
+        return self._link.welcome
+
+    # ---------------------------------------------------------------------------- talking
+
+    def request(self, body: Message, *, timeout_s: float) -> Message:
+        """Return the hub's answer; survives reconnects and restarts of the hub.
+
+        Raises:
+            DeadlineExceeded: no answer came within `timeout_s`.
+            AtollError: what the hub answered, if it could not do it.
+        """
+        return self._loop.run(
+            self._link.request(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
+        )
+
+    def notify(self, body: Message) -> None:
+        """Send a notice, best effort; returns at once.
+
+        Raises:
+            AtollError: the link has ended for good.
+        """
+        if self._link.failed is not None:
+            raise self._link.failed
+        self._loop.submit(self._link.notify(body))
+
+    def relay(self, to: str, parts: Parts, *, deadline: float) -> int:
+        """Send one chunk and return the bytes sent; see `Link.relay`."""
+        return self.relay_all(to, (parts,), deadline=deadline)
+
+    def relay_all(self, to: str, parts: Iterable[Parts], *, deadline: float) -> int:
+        """Send many chunks in order with one hop between threads; return the bytes sent.
+
+        `parts` is iterated on the loop's thread: a generator over `pieces(packet)` is right, work
+        is not. See `Link.relay` for what it raises.
+        """
+        left_s = max(0.0, deadline - self._clock.monotonic())
+        return self._loop.run(
+            self._link.relay_all(to, parts, deadline=deadline), timeout_s=left_s + SLACK_S
+        )
+
+    def relay_later(
+        self, to: str, parts: Iterable[Parts], *, deadline: float
+    ) -> concurrent.futures.Future[int]:
+        """Send many chunks in the background; the future has the bytes sent, or the error."""
+        return self._loop.submit(self._link.relay_all(to, parts, deadline=deadline))
+
+    # ---------------------------------------------------------------------------- hearing
+
+    def subscribe(
+        self,
+        *,
+        sources: Collection[str] | None = None,
+        notices: Collection[type[Message]] = (),
+        reconnects: bool = False,
+    ) -> Inbox:
+        """Return an inbox for what arrives from now on; subscribe before you ask for it.
+
+        The first inbox of a link also gets what came since it was opened.
+
+        Args:
+            sources: Sessions whose payloads are wanted; None: all, empty: none.
+            notices: Types of notices that are wanted too.
+            reconnects: Whether a `Reconnected` is put in after each break.
+        """
+        return self._mailroom.subscribe(sources=sources, notices=notices, reconnects=reconnects)
+
+    def on_notice(self, handler: Callable[[Message], None]) -> None:
+        """Call `handler` with every notice, on the loop's thread; it must not block."""
+        self._link.on_notice(handler)
+
+    def on_reconnect(self, handler: Callable[[], None]) -> None:
+        """Call `handler` after each reconnect, on the loop's thread; it must not block."""
+        self._link.on_reconnect(handler)
+
+    def outbox(
+        self,
+        make_message: Callable[[int, list[T]], Message],
+        *,
+        capacity: int = CAPACITY,
+        thin: Callable[[list[T]], list[T]] = keep_every_second,
+    ) -> SyncOutbox[T]:
+        """Return a started buffer that ships items in the background; see `Outbox`."""
+        outbox = Outbox(self._link, make_message, capacity=capacity, thin=thin)
+        self._loop.run(_start(outbox), timeout_s=SLACK_S)
+        return SyncOutbox(outbox, self._loop)
+
+    # ------------------------------------------------------------------------------- ends
+
+    def close(self, body: Message | None = None, *, timeout_s: float = 5.0) -> None:
+        """Say last words as a request, then close. Calling it again does nothing.
+
+        Raises:
+            AtollError: the last words were not accepted, or not answered in time.
+        """
+        try:
+            self._loop.run(
+                self._link.close(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
+            )
+        finally:
+            self._mailroom.fail(HubError("this link to the hub is closed", given=self.session))
+            self._loop.stop()
+
+    def __enter__(self) -> SyncLink:
+        """Return itself; leaving the block closes the link."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+async def _wrap(opening: Coroutine[Any, Any, Link], loop: LoopThread) -> SyncLink:
+    """Open the link and listen to it before its first frame is read."""
+    return SyncLink(await opening, loop)
+
+
+async def _start(outbox: Outbox[T]) -> None:
+    outbox.start()
+
+
+def connect(
+    url: str,
+    *,
+    session: str,
+    token: str,
+    info: NodeInfo | None = None,
+    stats: Callable[[], dict[str, float]] | None = None,
+    timeout_s: float = 20.0,
+    patient: bool = False,
+) -> SyncLink:
+    """Open a session with the hub at ``http://HOST:PORT``.
+
+    Args:
+        url: The hub.
+        session: Own address, e.g. ``"job/w0"``.
+        token: What proves that this process may have it.
+        info: What this machine is (for a node).
+        stats: Figures for the heartbeat; called on the loop's thread.
+        timeout_s: Time for the first connection.
+        patient: Keep trying while no hub answers, until that time is up.
+
+    Raises:
+        HubUnreachable: no hub answers there; says why.
+        AuthError: the hub refuses the token.
+        VersionMismatch: the hub speaks another version of the protocol.
+    """
+    loop = LoopThread(name=f"atoll-link {session}")
+    loop.start()
+    try:
+        opening = open_link(
+            url,
+            session=session,
+            token=token,
+            info=info,
+            stats=stats,
+            timeout_s=timeout_s,
+            patient=patient,
+        )
+        return loop.run(_wrap(opening, loop), timeout_s=timeout_s + SLACK_S)
+    except BaseException:
+        loop.stop()
+        raise
