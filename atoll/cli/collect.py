@@ -1,0 +1,120 @@
+"""Puts the results of a job together in runs/JOB/ and shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from atoll import config
+from atoll.cli import screen
+from atoll.net.api import HubClient
+from atoll.wire.manifest import MANIFEST_NAME
+
+WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "model.safetensors")
+"""Files of a job that are fetched from a hub elsewhere; checkpoints stay there."""
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint in a job's folder."""
+    complete = sorted((folder / "checkpoints").glob(f"*/{MANIFEST_NAME}"))
+    return complete[-1].parent if complete else None
+
+
+def fetch(client: HubClient, job: str, folder: Path) -> None:
+    """Fetch the files of a job that its report and its model need.
+
+    Raises:
+        StorageFull: the disk has no room.
+        CheckpointCorrupt: a file arrived damaged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    there = {file.name: file for file in client.files(job)}
+    for name in WANTED:
+        if name in there:
+            client.get_file(job, name, folder / name, sha256=there[name].sha256)
+
+
+def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
+    """Write summary and report of a job that is done, and show them."""
+    results = {
+        member["member"]: member["result"] for member in view["members"] if member.get("result")
+    }
+    if not results:  # a script that never entered its job
+        console.print(f"its files are in {escape(screen.shown(folder))}", soft_wrap=True)
+        return
+    summary = write(folder, view=view, results=results)
+    from atoll.train.summary import best_sample
+
+    console.print(summary_table(summary))
+    sample = best_sample(results)
+    if sample:
+        console.print(
+            Panel(escape(sample), title="what the model writes", title_align="left"),
+            soft_wrap=True,
+        )
+    _say_files(console, folder)
+
+
+def write(
+    folder: Path, *, view: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Write summary.json and report.html; return the summary."""
+    from atoll.train.report import write_report
+    from atoll.train.summary import read_lines, summarise, write_summary
+
+    summary = summarise(
+        job=str(view["job"]),
+        spec=config.parse_spec(str(view["spec"]), name="the job"),
+        results=results,
+        points=read_lines(folder / "metrics.jsonl"),
+        rounds_committed=int(view["committed_round"]),
+        rounds_aborted=int(view["aborted_rounds"]),
+    )
+    write_summary(folder, summary)
+    write_report(folder)
+    return summary
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Return the summary as a table for people."""
+    strategy = summary["strategy"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    names = " x ".join(str(strategy[part]) for part in ("inner", "outer", "codec"))
+    rows = {
+        "strategy": escape(names),
+        "nodes": str(summary["nodes"]),
+        "steps, tokens": f"{summary['steps']}, {screen.count(summary['tokens'])}",
+        "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
+        "held-out loss": _from_to(summary.get("loss_first"), summary.get("loss_final")),
+        "time": f"{screen.duration(summary['wall_s'])}, {summary['utilisation']:.1%} computing",
+        "tokens/s": f"{screen.count(summary['tokens_per_s'])} "
+        f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'])})",
+        "sent per node": f"{screen.size(summary['bytes_sent_per_node'])}, "
+        f"{summary['reduction']:,.0f} x less than data parallel "
+        f"({screen.size(summary['bytes_sent_ddp_fp32'])})",
+        "replicas identical": "yes" if summary["replicas_identical"] else "[red]NO[/]",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table
+
+
+def _from_to(first: float | None, final: float | None) -> str:
+    numbers = ["-" if value is None else f"{value:.3f}" for value in (first, final)]
+    return f"{numbers[0]} -> {numbers[1]} nats per token"
+
+
+def _say_files(console: Console, folder: Path) -> None:
+    where = escape(screen.shown(folder))
+    console.print(f"report   {where}/report.html", soft_wrap=True)
+    if (folder / "model.safetensors").exists():
+        console.print(f"model    {where}/model.safetensors", soft_wrap=True)
+        console.print(f"         atoll generate {where} --prompt 'def '", soft_wrap=True)

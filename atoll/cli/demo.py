@@ -1,0 +1,31 @@
+"""`atoll demo`: the whole thing on one machine, in about three minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    nodes: Annotated[int | None, typer.Option(min=1, help="How many nodes.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.steps=300.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
+) -> None:
+    """Train a small GPT on four nodes of this machine that agree only now and then."""
+    from atoll.cli import screen
+    from atoll.cli.jobfile import Overrides, demo_text, parse_text
+    from atoll.cli.local_run import LocalRun, new_folder, run_local
+
+    overrides = Overrides(nodes=nodes, settings=set_ or ())
+    submission = parse_text(demo_text(), overrides, name="demo.toml")
+    plan = LocalRun(
+        folder=new_folder(runs),
+        jobs=runs,
+        nodes=submission.spec.job.nodes,
+        submission=submission,
+    )
+    raise typer.Exit(run_local(plan, console=screen.output()))

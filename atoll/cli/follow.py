@@ -1,0 +1,98 @@
+"""Follows a job to its end, or to Ctrl+C, and tells why it failed if it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from atoll.cli import screen
+from atoll.cli.interrupts import Interrupts
+from atoll.cli.live import View
+from atoll.cli.watch import Watched
+from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable, JobError, from_dict
+from atoll.net.api import HubClient
+
+REFRESH_S = 0.5
+
+TAIL_LINES = 40
+"""Last lines of a failed member that are shown."""
+
+
+def follow(
+    client: HubClient,
+    job: str,
+    *,
+    view: View,
+    interrupts: Interrupts,
+    check: Callable[[], None] = lambda: None,
+    away_s: float = 3600.0,
+) -> Watched:
+    """Show a job until it has ended or a signal came; return what was seen last.
+
+    Args:
+        client: The hub.
+        job: Its id.
+        view: Where it is shown.
+        interrupts: Ends the wait.
+        check: Called every time; raises when going on makes no sense.
+        away_s: How long the hub may be unreachable.
+
+    Raises:
+        HubUnreachable: the hub was away for longer than that.
+    """
+    watched = Watched(job)
+    reached = time.monotonic()
+    while True:
+        check()
+        try:
+            watched.refresh(client)
+            reached = time.monotonic()
+        except (HubUnreachable, DeadlineExceeded):
+            if time.monotonic() - reached > away_s:
+                raise
+        if watched.view:
+            view.show(watched, last=watched.ended)
+        if watched.ended or interrupts.sleep(REFRESH_S):
+            return watched
+
+
+def failure(view: dict[str, Any]) -> AtollError:
+    """Return the error that a failed job ended with."""
+    if view.get("error"):
+        return from_dict(view["error"])
+    return JobError(
+        f"the job {view['job']} failed", given=view.get("reason") or None, remedy="atoll logs"
+    )
+
+
+def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> None:
+    """Print which member failed, on which node, and its last lines (the traceback is there)."""
+    failed = [m for m in view.get("members", []) if m.get("error")]
+    if not failed:
+        return
+    worst = next((m for m in failed if m["error"] == view.get("error")), failed[0])
+    member, node = worst["member"], worst["node"]
+    try:
+        lines = client.logs(view["job"], member=member)["lines"]
+    except AtollError:
+        lines = []
+    console.print(f"[bold]last lines of {escape(member)} on node {escape(node)}:[/]")
+    for line in lines[-TAIL_LINES:]:
+        console.print(f"  {escape(line['text'])}", soft_wrap=True, style="dim")
+
+
+def say_ended(console: Console, view: dict[str, Any]) -> None:
+    """Print one line about how a job ended."""
+    spent = None
+    if view.get("started") and view.get("ended"):
+        spent = view["ended"] - view["started"]
+    reason = f" ({view['reason']})" if view.get("reason") else ""
+    console.print(
+        f"{escape(view['job'])} {escape(view['state'])}{escape(reason)} "
+        f"after {screen.duration(spent)}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,26 @@
+"""`atoll generate`: text from a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    where: Annotated[Path, typer.Argument(help="runs/JOB, or a .safetensors file.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from.")] = "\n",
+    tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="Tokens to write.")] = 400,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0: always the likeliest; higher: more surprising.")
+    ] = 0.8,
+    seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
+) -> None:
+    """Let a trained model write."""
+    from atoll.cli.model_file import find_model
+    from atoll.train.generate import load_model, write_text
+
+    model, tokenizer = load_model(find_model(where))
+    text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=seed)
+    typer.echo(text)

@@ -1,0 +1,64 @@
+"""Ctrl+C as a flag instead of an exception, so that it cannot fall into the middle of clean-up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """While open, SIGINT and SIGTERM set a flag that every wait looks at.
+
+    Must be opened in the main thread (only there Python runs signal handlers).
+    """
+
+    def __init__(self, *, on_first: Callable[[], None] = lambda: None) -> None:
+        """`on_first` is called once, inside the handler of the first signal; it must not block."""
+        self._on_first = on_first
+        self._event = threading.Event()
+        self._old: dict[int, Any] = {}
+        self.count = 0
+        """Signals so far: a second one means "at once"."""
+
+    def __enter__(self) -> Interrupts:
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP"):
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if not self._event.is_set():
+            self._event.set()
+            self._on_first()
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait that long, or less when a signal comes; return whether one came."""
+        return self._event.wait(seconds)
+
+    def until(self, condition: Callable[[], bool], *, timeout_s: float, every_s: float) -> bool:
+        """Wait until the condition holds, a signal comes or time is up; return the condition."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self or time.monotonic() >= deadline:
+                return condition()
+            self.sleep(every_s)
+        return True

@@ -1,0 +1,152 @@
+"""What a person typed after `atoll run`, as a job file and the files that travel with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from atoll import config
+from atoll.errors import ConfigError
+from atoll.ids import safe_name
+
+MAX_SCRIPT_BYTES = 1 * 2**20
+"""A script travels inside a control frame to every node; larger things are data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job as it goes to the hub."""
+
+    spec: config.JobSpec
+    files: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        """The resolved job file."""
+        return config.dump_spec(self.spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What options of the command change in a job; None leaves it as it is."""
+
+    nodes: int | None = None
+    outer: str | None = None
+    codec: str | None = None
+    every: int | None = None
+    settings: Sequence[str] = ()
+    """``table.key=value``, the value as TOML (a bare word is a string)."""
+    arguments: Sequence[str] = ()
+    """Arguments of the script."""
+
+
+def demo_text() -> str:
+    """Return the job file of the demo, which is part of the package."""
+    return resources.files("atoll.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+
+
+def read_target(target: Path, overrides: Overrides) -> Submission:
+    """Return the job in a TOML file, or the job that runs a Python script.
+
+    Raises:
+        ConfigError: the file cannot be read, is wrong, or is neither.
+    """
+    if target.suffix == ".toml":
+        tables = _parse(_read(target), name=str(target))
+        submission = build(tables, overrides)
+        script = submission.spec.job.script
+        if script:
+            path = target.parent / script
+            return _with_script(submission.spec, path)
+        return submission
+    if target.suffix == ".py":
+        tables = {"job": {"name": safe_name(target.stem), "script": target.name}}
+        return _with_script(build(tables, overrides).spec, target)
+    raise ConfigError(
+        "this cannot be run",
+        given=str(target),
+        expected="a job file (.toml) or a Python script (.py)",
+        remedy="examples are in examples/",
+    )
+
+
+def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
+    """Return the job of parsed TOML with the overrides put in.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    changes: dict[str, tuple[str, object]] = {
+        "nodes": ("job", overrides.nodes),
+        "outer": ("strategy", overrides.outer),
+        "codec": ("strategy", overrides.codec),
+        "every": ("strategy", overrides.every),
+    }
+    for key, (table, value) in changes.items():
+        if value is not None:
+            tables.setdefault(table, {})[key] = value
+    for setting in overrides.settings:
+        table, key, value = _parse_setting(setting)
+        tables.setdefault(table, {})[key] = value
+    if overrides.arguments:
+        tables.setdefault("job", {})["args"] = list(overrides.arguments)
+    return Submission(config.read_spec(tables), {})
+
+
+def parse_text(text: str, overrides: Overrides, *, name: str) -> Submission:
+    """Return the job of TOML text with the overrides put in.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    return build(_parse(text, name=name), overrides)
+
+
+def _parse(text: str, *, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML", given=str(error)) from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "a file cannot be read", given=f"{path} ({error})", expected="a UTF-8 text file"
+        ) from error
+
+
+def _with_script(spec: config.JobSpec, path: Path) -> Submission:
+    text = _read(path)
+    if len(text.encode()) > MAX_SCRIPT_BYTES:
+        raise ConfigError(
+            "the script is too large to be sent to the nodes",
+            given=f"{path}, {len(text.encode())} bytes",
+            expected=f"at most {MAX_SCRIPT_BYTES} bytes",
+        )
+    job = dataclasses.replace(spec.job, script=path.name)
+    return Submission(dataclasses.replace(spec, job=job), {path.name: text})
+
+
+def _parse_setting(setting: str) -> tuple[str, str, object]:
+    """Return table, key and value of ``table.key=value``."""
+    name, equals, raw = setting.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise ConfigError(
+            "this setting cannot be read",
+            given=repr(setting),
+            expected="TABLE.KEY=VALUE, e.g. train.lr=1e-3",
+        )
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()  # a bare word
+    return table, key, value

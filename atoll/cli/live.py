@@ -1,0 +1,173 @@
+"""The view of a running job in a terminal; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from atoll.cli import screen
+from atoll.cli.watch import Watched
+
+PLAIN_EVERY_S = 5.0
+"""Between two plain lines: enough for a log of continuous integration, not too much for it."""
+
+QUIET_EVENTS = frozenset({"submitted", "assigned", "started", "running", "checkpoint"})
+"""Kinds of events that the view shows anyway."""
+
+STATE_STYLE = {
+    "running": "green",
+    "done": "green",
+    "lost": "red",
+    "failed": "red",
+    "stopped": "yellow",
+}
+
+
+class View:
+    """Shows a job while it runs; use as a context manager and call `show` after every refresh."""
+
+    def __init__(self, console: Console, *, dashboard: str, note: str = "") -> None:
+        """`note` is a line under the view, e.g. what Ctrl+C will do."""
+        self._console = console
+        self.dashboard = dashboard
+        self._note = note
+        self._live: Live | None = None
+        self._last_plain = -math.inf
+        self._started = time.monotonic()
+
+    def __enter__(self) -> View:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last picture where it is; what is printed now comes under it."""
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Show what is going on before there is a job to look at, or beside it."""
+        if self._live is not None:
+            self._live.update(Text(text, style="dim"))
+        else:
+            self._console.print(escape(text), soft_wrap=True)
+
+    def show(self, job: Watched, *, last: bool = False) -> None:
+        """Draw the job as it is now; `last` draws even when a plain line is not due."""
+        for event in job.events:
+            if event["kind"] not in QUIET_EVENTS:
+                line = f"[dim]{escape(event.get('member') or job.job)}: {escape(event['text'])}[/]"
+                self._console.print(line, soft_wrap=True)
+        if self._live is not None:
+            self._live.update(self._picture(job), refresh=True)
+        elif last or time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
+            self._last_plain = time.monotonic()
+            self._console.print(plain_line(job), soft_wrap=True)
+
+    def _picture(self, job: Watched) -> RenderableType:
+        parts: list[RenderableType] = [_bar(job), _figures(job), members_table(job.members)]
+        footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
+        if self._note:
+            footer.append(f"\n{self._note}")
+        state = job.state if not job.view.get("reason") else f"{job.state}: {job.view['reason']}"
+        elapsed = screen.duration(time.monotonic() - self._started)
+        title = f"[bold]{escape(job.job)}[/]  {escape(state)}  {elapsed}"
+        return Panel(Group(*parts, footer), title=title, title_align="left", border_style="cyan")
+
+
+def plain_line(job: Watched) -> str:
+    """Return the state of a job as one line."""
+    parts = [f"{job.job} {job.state}"]
+    if job.state == "waiting" and job.view.get("reason"):
+        parts.append(str(job.view["reason"]))
+    if job.steps:
+        parts.append(f"step {job.step}/{job.steps}")
+    if job.state == "running":
+        parts.append(f"left {screen.duration(job.left_s())}")
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.3f}")
+    if job.held_out is not None:
+        parts.append(f"held-out {job.held_out:.3f}")
+    if job.tokens_per_s:
+        parts.append(f"{screen.count(job.tokens_per_s)} tokens/s")
+    live = sum(1 for m in job.members if m["state"] == "running")
+    parts.append(f"{live}/{job.view.get('nodes_wanted', len(job.members))} nodes")
+    parts.append(f"sent {screen.size(job.sent_bytes)}/node")
+    return escape(" | ".join(parts))
+
+
+def _bar(job: Watched) -> RenderableType:
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    share = job.step / job.steps if job.steps else 0.0
+    text = f"{share:4.0%}  step {job.step}/{job.steps}  left {screen.duration(job.left_s())}"
+    row.add_row(ProgressBar(total=max(1, job.steps), completed=job.step), text)
+    return row
+
+
+def _figures(job: Watched) -> RenderableType:
+    row = Table.grid(padding=(0, 3))
+    loss = "-" if job.loss is None else f"{job.loss:.3f}"
+    held_out = "-" if job.held_out is None else f"{job.held_out:.3f}"
+    speed = screen.count(job.tokens_per_s)
+    row.add_row(
+        f"[dim]loss[/] [bold]{loss}[/]",
+        f"[dim]held-out[/] [bold]{held_out}[/]",
+        f"[dim]tokens/s[/] [bold]{speed}[/]",
+        f"[dim]rounds[/] [bold]{job.view.get('committed_round', 0)}[/]",
+    )
+    traffic = Text.from_markup(f"[dim]sent per node[/] [bold]{screen.size(job.sent_bytes)}[/]")
+    other = job.data_parallel_bytes
+    if other:
+        times = f"  ({other / job.sent_bytes:,.0f} x less)" if job.sent_bytes else ""
+        traffic.append_text(
+            Text.from_markup(f" [dim]against[/] {screen.size(other)} [dim]by data parallel[/]")
+        )
+        traffic.append(times, style="bold green")
+    return Group(row, traffic)
+
+
+def members_table(members: list[dict[str, Any]]) -> RenderableType:
+    """Return a row per member."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("node")
+    for heading in ("state", "step", "loss", "tokens/s", "sent", "received", "last seen"):
+        table.add_column(heading, justify="left" if heading == "state" else "right")
+    for member in members:
+        table.add_row(*_member_row(member))
+    return table
+
+
+def _member_row(member: dict[str, Any]) -> list[str]:
+    seen, loss, state = member.get("last_seen_s"), member.get("loss"), str(member["state"])
+    style = STATE_STYLE.get(state, "yellow")
+    return [
+        f"{escape(str(member['member']))} [dim]{escape(str(member['node']))}[/]",
+        f"[{style}]{escape(state)}[/]",
+        str(member.get("step") or 0),
+        "-" if loss is None else f"{loss:.3f}",
+        screen.count(float(member.get("tokens_per_s") or 0.0)),
+        screen.size(int(member.get("sent_bytes") or 0)),
+        screen.size(int(member.get("received_bytes") or 0)),
+        "-" if seen is None else f"{seen:.0f} s",
+    ]

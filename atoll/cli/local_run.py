@@ -1,0 +1,165 @@
+"""A job on this machine alone: an embedded hub and nodes, from start to the last process gone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from atoll.cli import collect, screen
+from atoll.cli.embedded import Embedded, Interrupted, Ready, remember_embedded
+from atoll.cli.follow import failure, follow, say_ended, show_failure
+from atoll.cli.interrupts import Interrupts
+from atoll.cli.jobfile import Submission
+from atoll.cli.live import View
+from atoll.cli.watch import ENDED, Watched
+from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
+from atoll.ids import new_suffix
+from atoll.net.api import HubClient
+
+STOP_GRACE_S = 2.2
+"""After Ctrl+C: time for members to finish their round, save and leave."""
+
+KILL_AFTER_S = 4.0
+"""After Ctrl+C: whatever still runs is killed. Five seconds in all are promised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """What is to run here."""
+
+    folder: Path
+    """Keeps the embedded hub and nodes."""
+    jobs: Path
+    """`runs/`."""
+    nodes: int
+    submission: Submission | None = None
+    """A new job; or else:"""
+    resume: str = ""
+    """A job of an earlier embedded run."""
+
+
+def new_folder(jobs: Path) -> Path:
+    """Return a folder for a fresh embedded hub."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return jobs / ".embedded" / f"{stamp}-{new_suffix()}"
+
+
+def run_local(plan: LocalRun, *, console: Console) -> int:
+    """Run a job to its end or to Ctrl+C; return the exit status of the command."""
+    outcome = _Outcome()
+    with contextlib.ExitStack() as stack:
+        embedded = Embedded(
+            folder=plan.folder.resolve(), jobs=plan.jobs.resolve(), nodes=plan.nodes
+        )
+        watchdog = threading.Timer(KILL_AFTER_S, embedded.kill)
+        watchdog.daemon = True
+        stack.callback(watchdog.cancel)
+        interrupts = stack.enter_context(Interrupts(on_first=watchdog.start))
+        stack.callback(_close, embedded, interrupts)
+        with contextlib.suppress(Interrupted):
+            _conduct(plan, embedded, interrupts, console, outcome)
+        interrupted = bool(interrupts)
+    if interrupted:
+        _say_interrupted(console, plan, outcome)
+        return 130
+    return _finish(plan, outcome, console)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What is known of the job when its processes are gone."""
+
+    job: str = ""
+    watched: Watched | None = None
+
+
+def _conduct(
+    plan: LocalRun,
+    embedded: Embedded,
+    interrupts: Interrupts,
+    console: Console,
+    outcome: _Outcome,
+) -> None:
+    """Start everything, submit or resume, follow, and stop the job when a signal came."""
+    with View(console, dashboard="starting ...", note="Ctrl+C stops and keeps the work") as view:
+        view.say(f"starting a hub and {plan.nodes} nodes on this machine ...")
+        ready = embedded.start(interrupts)
+        view.dashboard = ready.dashboard
+        if not console.is_terminal:
+            view.say(f"dashboard {ready.dashboard}")
+        with ready.hub.client(timeout_s=5.0) as client:
+            outcome.job = _enter(plan, client)
+            remember_embedded(plan.jobs / outcome.job, folder=plan.folder, nodes=plan.nodes)
+            outcome.watched = follow(
+                client,
+                outcome.job,
+                view=view,
+                interrupts=interrupts,
+                check=embedded.check,
+                away_s=30.0,
+            )
+            if interrupts:
+                view.say("stopping: members finish their round, save and leave ...")
+                _stop(ready, outcome, interrupts)
+            elif outcome.watched.state == "failed":
+                view.close()
+                show_failure(screen.errors(), client, outcome.watched.view)
+
+
+def _enter(plan: LocalRun, client: HubClient) -> str:
+    """Submit the new job or resume the old one; return its id."""
+    if plan.submission is not None:
+        return client.submit(plan.submission.text, files=plan.submission.files)
+    return client.resume(plan.resume)
+
+
+def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
+    """Ask the members to stop and wait a little for it; errors cannot change what follows."""
+    deadline = time.monotonic() + STOP_GRACE_S + 0.5
+    with (
+        contextlib.suppress(AtollError),
+        ready.hub.client(timeout_s=1.0) as client,
+    ):
+        client.stop(outcome.job, grace_s=STOP_GRACE_S)
+        while time.monotonic() < deadline and interrupts.count < 2:
+            with contextlib.suppress(HubUnreachable, DeadlineExceeded):
+                view = client.job(outcome.job)
+                if outcome.watched is not None:
+                    outcome.watched.view = view
+                if view["state"] in ENDED:
+                    return
+            time.sleep(0.1)
+
+
+def _close(embedded: Embedded, interrupts: Interrupts) -> None:
+    """End every child; quickly when someone waits at the keyboard."""
+    embedded.close(patience_s=0.8 if interrupts else 3.0)
+
+
+def _say_interrupted(console: Console, plan: LocalRun, outcome: _Outcome) -> None:
+    if not outcome.job:
+        console.print("[yellow]stopped[/] before the job was submitted; nothing is left running")
+        return
+    folder = plan.jobs / outcome.job
+    saved = collect.newest_checkpoint(folder)
+    kept = f"kept: {escape(screen.shown(saved))}" if saved else "no checkpoint was complete yet"
+    console.print(f"[yellow]stopped[/]  {kept}", soft_wrap=True)
+    console.print(f"resume with   atoll resume {escape(screen.shown(folder))}", soft_wrap=True)
+
+
+def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
+    """Show the results of a job that ended by itself; return the exit status."""
+    assert outcome.watched is not None
+    view = outcome.watched.view
+    if view["state"] == "failed":
+        raise failure(view)
+    say_ended(console, view)
+    if view["state"] == "done":
+        collect.finish(plan.jobs / outcome.job, view=view, console=console)
+    return 0

@@ -1,0 +1,102 @@
+"""`atoll`: the table of verbs, and the one place where errors become messages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from atoll import __version__
+from atoll.cli import (
+    demo,
+    doctor,
+    generate,
+    hub,
+    join,
+    logs,
+    report,
+    resume,
+    run,
+    status,
+    stop,
+)
+
+app = typer.Typer(
+    name="atoll",
+    help="Turns the computers people already have into one training cluster for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("demo")(demo.demo)
+app.command("hub")(hub.hub)
+app.command("join")(join.join)
+app.command("run")(run.run)
+app.command("status")(status.status)
+app.command("logs")(logs.logs)
+app.command("stop")(stop.stop)
+app.command("resume")(resume.resume)
+app.command("generate")(generate.generate)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"atoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Turns the computers people already have into one training cluster for PyTorch."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one verb and leave with its exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    own = words[: words.index("--")] if "--" in words else words
+    debug = "--debug" in own
+    if debug:
+        words = ["--debug", *(word for word in own if word != "--debug"), *words[len(own) :]]
+    sys.exit(_run(words, debug=debug))
+
+
+def _run(words: list[str], *, debug: bool) -> int:
+    """Return the exit status of a verb; every exception ends here as one message."""
+    import click
+
+    from atoll.cli import screen
+    from atoll.errors import AtollError
+
+    try:
+        return app(words, prog_name="atoll", standalone_mode=False) or 0
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        screen.errors().print("[yellow]interrupted[/]")
+        return 130
+    except BrokenPipeError:  # e.g. `atoll logs | head`
+        screen.close_output()
+        return 0
+    except AtollError as error:
+        if debug:
+            screen.show_traceback()
+        screen.show_error(error)
+        return error.exit_code
+    except Exception as error:  # the edge of the process: nothing above could decide
+        if debug:
+            screen.show_traceback()
+        screen.show_surprise(error)
+        return 70

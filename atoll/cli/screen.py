@@ -1,0 +1,118 @@
+"""How things look in a terminal: errors, sizes, durations, the two consoles."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from atoll import config
+from atoll.errors import AtollError
+
+
+def output() -> Console:
+    """Return the console of standard output."""
+    return Console(highlight=False)
+
+
+def errors() -> Console:
+    """Return the console of standard error."""
+    return Console(stderr=True, highlight=False)
+
+
+def show_error(error: AtollError) -> None:
+    """Print one error: what failed, what was given, what was expected, what to do."""
+    console = errors()
+    console.print(f"[bold red]error:[/] {escape(error.what)}", soft_wrap=True)
+    for label, text in (
+        ("given", error.given),
+        ("expected", error.expected),
+        ("what to do", error.remedy),
+    ):
+        if text is not None:
+            console.print(f"  [dim]{label + ':':<11}[/] {escape(str(text))}", soft_wrap=True)
+
+
+def show_surprise(error: Exception) -> None:
+    """Print an exception nobody expected, and keep its traceback in a file."""
+    text = "".join(traceback.format_exception(error))
+    path = config.home() / "last-error.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        where = f"its traceback is in {path}"
+    except OSError:
+        where = "run the same with --debug to see its traceback"
+    console = errors()
+    console.print(
+        f"[bold red]error:[/] something Atoll did not expect: "
+        f"{escape(type(error).__name__)}: {escape(str(error))}",
+        soft_wrap=True,
+    )
+    console.print(f"  [dim]{'what to do:':<11}[/] this is a bug; {escape(where)}", soft_wrap=True)
+
+
+def show_traceback() -> None:
+    """Print the traceback of the exception that is being handled."""
+    errors().print(escape(traceback.format_exc()), soft_wrap=True)
+
+
+def close_output() -> None:
+    """Point standard output nowhere, so that the interpreter can end without a complaint."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes for people, e.g. ``1.5 MB`` (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(nbytes) < 1000 or unit == "TB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def count(number: float) -> str:
+    """Return a large number for people, e.g. ``26.4 k``."""
+    for unit in ("", " k", " M", " G"):
+        if abs(number) < 1000 or unit == " G":
+            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """Return a span of time for people, e.g. ``2:05`` or ``1:02:05``."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def moment(wall: float | None) -> str:
+    """Return a time of day for people."""
+    if not wall:
+        return "-"
+    return datetime.datetime.fromtimestamp(wall).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def shown(path: Path) -> str:
+    """Return a path as short as it can be said from here."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def log_line(console: Console, line: dict[str, Any]) -> None:
+    """Print one line of a member."""
+    console.print(
+        f"[dim]{escape(str(line['member'])):>4}[/] {escape(str(line['text']))}", soft_wrap=True
+    )

@@ -1,0 +1,121 @@
+"""What is known of a running job, put together from the hub's answers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.net.api import HubClient
+
+ENDED = ("done", "failed", "stopped")
+"""States of a job that do not change by themselves."""
+
+RATE_WINDOW_S = 20.0
+"""Span over which the time that is left is estimated."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """A job as it was when it was last asked about."""
+
+    job: str
+    view: dict[str, Any] = field(default_factory=dict)
+    """The hub's JobView."""
+    loss: float | None = None
+    """Mean of the members' last training losses."""
+    held_out: float | None = None
+    """Last loss on text that no member trains on."""
+    parameters: int = 0
+    """Numbers in the model, once a member has told."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """New events of the last refresh."""
+    _after: int = 0
+    _events_after: int = 0
+    _losses: dict[str, float] = field(default_factory=dict)
+    _progress: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
+
+    def refresh(self, client: HubClient) -> None:
+        """Ask the hub again."""
+        self.view = client.job(self.job)
+        answer = client.metrics(self.job, after=self._after)
+        self._after = int(answer["last"])
+        for point in answer["points"]:
+            self._take(point)
+        news = client.events(self.job, after=self._events_after)
+        self._events_after = int(news["last"])
+        self.events = news["events"]
+        now = time.monotonic()
+        if not self._progress or self.step != self._progress[-1][1]:
+            self._progress.append((now, self.step))
+
+    def _take(self, point: dict[str, Any]) -> None:
+        values = point["values"]
+        if "loss" in values:
+            self._losses[point["member"]] = values["loss"]
+            self.loss = sum(self._losses.values()) / len(self._losses)
+        if "held_out_loss" in values:
+            self.held_out = values["held_out_loss"]
+        if "parameters" in values:
+            self.parameters = int(values["parameters"])
+
+    @property
+    def state(self) -> str:
+        """Waiting, running, done, failed or stopped."""
+        return str(self.view.get("state", "waiting"))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over."""
+        return self.state in ENDED
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """The members in slot order."""
+        return sorted(self.view.get("members", []), key=lambda member: member["slot"])
+
+    @property
+    def step(self) -> int:
+        """Steps that the members have done, the slowest of those that are alive."""
+        alive = [m for m in self.members if m["state"] not in ("lost", "failed")] or self.members
+        return min((int(m.get("step") or 0) for m in alive), default=0)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole job."""
+        return int((self.view.get("progress") or {}).get("steps") or 0)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed of all members together."""
+        return sum(float(m.get("tokens_per_s") or 0.0) for m in self.members if is_live(m))
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the member that sent most has sent."""
+        return max((int(m.get("sent_bytes") or 0) for m in self.members), default=0)
+
+    @property
+    def data_parallel_bytes(self) -> int:
+        """What a per-step fp32 ring all-reduce of the same steps would have sent per node."""
+        members = len(self.members)
+        if members < 2:
+            return 0
+        return round(2 * (members - 1) / members * 4 * self.parameters * self.step)
+
+    def left_s(self) -> float | None:
+        """Return the estimated time until the last step, or None before there is a speed."""
+        recent = [p for p in self._progress if p[0] >= self._progress[-1][0] - RATE_WINDOW_S]
+        if len(recent) < 2 or not self.steps:
+            return None
+        (start, first), (end, last) = recent[0], recent[-1]
+        if end <= start or last <= first:
+            return None
+        rest = (self.steps - last) * (end - start) / (last - first)
+        return max(0.0, rest - (time.monotonic() - end))
+
+
+def is_live(member: dict[str, Any]) -> bool:
+    """Return whether a member is at work."""
+    return member.get("state") in ("assigned", "starting", "running")

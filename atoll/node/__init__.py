@@ -1,0 +1,1 @@
+"""The agent of one machine: dials the hub, starts training processes, ships what they print."""

@@ -1,0 +1,51 @@
+"""`python -m atoll.node`: an agent in the foreground, for embedded runs, services and tests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+from atoll import config
+from atoll.errors import AtollError
+from atoll.net.ticket import parse_ticket
+from atoll.node.identity import Identity
+from atoll.node.serve import NodeOptions, run_node
+
+
+def main() -> int:
+    """Run an agent until it is told to leave; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.node", description=__doc__)
+    parser.add_argument("--ticket", required=True, help="atoll://HOST:PORT/SECRET")
+    parser.add_argument("--home", type=Path, default=None, help="folder of this agent")
+    parser.add_argument("--name", default="", help="start of the node's id")
+    parser.add_argument("--slots", type=int, default=1, help="workers at once")
+    parser.add_argument("--no-measure", action="store_true", help="skip the matmul trial")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        run_node(
+            NodeOptions(
+                ticket=parse_ticket(arguments.ticket),
+                home=(arguments.home or config.home()).resolve(),
+                name=arguments.name,
+                slots=arguments.slots,
+                measure=not arguments.no_measure,
+            ),
+            on_ready=_tell,
+        )
+    except AtollError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def _tell(me: Identity) -> None:
+    sys.stdout.write(json.dumps({"node": me.node, "hub": me.hub}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

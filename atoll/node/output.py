@@ -1,0 +1,86 @@
+"""What a process prints: cut into lines, passed on, kept in a file of bounded size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from atoll.wire.limits import MAX_LOG_LINE
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 40
+"""Last lines kept for the report of a failure."""
+
+MAX_OUTPUT_BYTES = 64 * 2**20
+"""Size at which the output file is turned over, once; twice this is the most a process keeps."""
+
+LineHandler = Callable[[str], None]
+
+
+async def read_output(stream: asyncio.StreamReader, path: Path, on_line: LineHandler) -> deque[str]:
+    """Pass on what a process prints, line by line, and keep it in a file; return the tail.
+
+    A carriage return ends a line too: progress bars would otherwise be one endless line.
+    """
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    rest = b""
+    with _Output(path) as output:
+        while block := await stream.read(65536):
+            output.write(block)
+            *lines, rest = (rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+            if len(rest) > 4 * MAX_LOG_LINE:  # no end of line in sight: cut it here
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                _pass_on(line, tail, on_line)
+        if rest:
+            _pass_on(rest, tail, on_line)
+    return tail
+
+
+def _pass_on(line: bytes, tail: deque[str], on_line: LineHandler) -> None:
+    text = line.decode("utf-8", "replace")[:MAX_LOG_LINE]
+    tail.append(text)
+    on_line(text)
+
+
+class _Output:
+    """The file with everything a process printed; turned over when it grows too large."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> _Output:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> None:
+        try:
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            log.warning("the output is not kept in a file: %s", error)
+            self._file = None
+
+    def write(self, block: bytes) -> None:
+        """Append; a full disk loses the copy in the file, never the process."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(block)
+            if self._file.tell() > MAX_OUTPUT_BYTES:
+                self._file.close()
+                self._path.replace(self._path.with_suffix(".log.1"))
+                self._open()
+        except OSError as error:
+            log.warning("the output is no longer kept in a file: %s", error)
+            self._file.close()
+            self._file = None

@@ -1,0 +1,76 @@
+"""Children that never outlive their parent, and whole trees of processes that end together."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return what a child runs before its program so that it dies with its parent.
+
+    Linux only (PR_SET_PDEATHSIG); elsewhere None, and :func:`watch_parent` inside the child does
+    the same within a second. The parent is the *thread* that starts the child, so that thread
+    must live as long as the child may.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: after the fork is too late
+    parent = os.getpid()
+
+    def before_program() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died between the fork and the line above
+            os._exit(1)
+
+    return before_program
+
+
+def watch_parent(*, interval_s: float = 1.0) -> None:
+    """End this process when its parent is gone, where the kernel does not do it."""
+    if sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(interval_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Return a process and everything it started, parents first; empty when it is gone."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def signal_tree(processes: Iterable[psutil.Process], *, number: int) -> None:
+    """Send a signal to every process that still lives."""
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of the process group that `pid` led."""
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return

@@ -1,0 +1,132 @@
+"""What a machine is and offers, measured without loading torch into the agent."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+import atoll
+from atoll.wire.messages import NodeInfo
+
+log = logging.getLogger(__name__)
+
+MATMUL_TIMEOUT_S = 60.0
+"""Importing torch from a cold disk alone can take half of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a short trial in another process found."""
+
+    gflops: float = 0.0
+    """Billions of multiplications and additions per second, fp32 matmul; 0: not measured."""
+    gpu: str = ""
+    """Name of the first accelerator that torch can use."""
+    error: str = ""
+    """Why nothing was measured."""
+
+
+def node_info(home: Path, *, slots: int = 1, compute: Compute | None = None) -> NodeInfo:
+    """Return the description of this machine that the hub shows and places jobs by."""
+    compute = compute or Compute()
+    return NodeInfo(
+        hostname=platform.node(),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        atoll=atoll.__version__,
+        torch=torch_version(),
+        cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        disk_free_bytes=shutil.disk_usage(existing(home)).free,
+        gpu=compute.gpu,
+        slots=slots,
+        matmul_gflops=round(compute.gflops, 1),
+    )
+
+
+def torch_version() -> str:
+    """Return the installed torch's version without importing it; empty when there is none."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def usable_cores() -> int:
+    """Return the cores this process may run on (a container may have fewer than the machine)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def existing(path: Path) -> Path:
+    """Return the path or its nearest parent that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def load_figures() -> dict[str, float]:
+    """Return the figures of a heartbeat: shares in percent, sizes in bytes."""
+    memory = psutil.virtual_memory()
+    return {
+        "cpu_percent": psutil.cpu_percent(interval=None),
+        "memory_percent": memory.percent,
+        "memory_free_bytes": float(memory.available),
+        "load": psutil.getloadavg()[0],
+    }
+
+
+def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
+    """Return the matmul speed and the accelerator, tried out in a process of its own."""
+    if not torch_version():
+        return Compute(error="torch is not installed")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll.node.probe"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+        )
+        return Compute(**json.loads(done.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        return Compute(error=f"the trial took longer than {timeout_s:.0f} s")
+    except (subprocess.CalledProcessError, OSError, ValueError, IndexError) as error:
+        log.warning("the matmul trial failed: %s", error)
+        return Compute(error=str(error))
+
+
+def trial(*, seconds: float = 0.4, size: int = 512) -> Compute:
+    """Return the speed of fp32 matmuls of `size` x `size` in this process; imports torch."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    left = torch.randn(size, size, device=device)
+    out = left @ left
+    started = now = time.perf_counter()
+    count = 0
+    while now - started < seconds:
+        torch.mm(left, left, out=out)
+        count += 1
+        if device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+    gpu = torch.cuda.get_device_name(0) if device == "cuda" else ""
+    return Compute(gflops=count * 2 * size**3 / (now - started) / 1e9, gpu=gpu)
+
+
+if __name__ == "__main__":
+    found = trial()
+    sys.stdout.write(json.dumps({"gflops": found.gflops, "gpu": found.gpu}) + "\n")

@@ -1,0 +1,232 @@
+"""`python -m atoll.node.worker`: one training process of a job, started by a node agent.
+
+It runs the built-in trainer, or the user's script, which enters its job by `atoll.join()` itself.
+Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
+asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import platform
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from atoll import config
+from atoll.config import JobSpec, WorkerEnvironment
+from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
+from atoll.net.api import HubClient
+from atoll.node.launch import ERROR_FILE
+from atoll.node.parent import watch_parent
+from atoll.wire.messages import Finished, Metrics, Point
+
+if TYPE_CHECKING:
+    from atoll.group.connect import Connection
+    from atoll.net.outbox import SyncOutbox
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_LEFT = 75
+"""The node asked it to leave before its work was done."""
+
+FLUSH_TIMEOUT_S = 10.0
+
+
+class Leave:
+    """Becomes true when the node asks this process to leave (SIGTERM)."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        """Return whether it was asked."""
+        return self.asked
+
+    def listen(self) -> None:
+        """Take SIGTERM over; it ends the process no more by itself."""
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def main() -> int:
+    """Do the work of one member; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    watch_parent()
+    directory = Path.cwd()
+    try:
+        environment = config.worker_environment()
+        if environment is None:
+            raise ConfigError(
+                "a worker was started by hand",
+                expected="the environment that a node agent sets",
+                remedy="use `atoll run`",
+            )
+        directory = environment.directory
+        spec = config.load_spec(environment.spec)
+        if spec.job.script:
+            return run_script(environment, spec)
+        return run_trainer(environment, spec)
+    except AtollError as error:
+        _record(directory, error)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return EXIT_FAILED
+    except BaseException as error:  # the edge of the process: nobody above could decide
+        traceback.print_exc()
+        _record(directory, describe(error, where="the worker"))
+        return EXIT_FAILED
+
+
+def run_trainer(environment: WorkerEnvironment, spec: JobSpec) -> int:
+    """Run the built-in trainer as a member of the job; return the exit status."""
+    leave = Leave()
+    leave.listen()
+    from atoll.group.connect import connect_group
+
+    connection = connect_group(environment, route=spec.job.route)
+    try:
+        result = _train(connection, environment, spec, leave)
+    except BaseException as error:
+        told = error if isinstance(error, AtollError) else describe(error, where="the trainer")
+        if told is not error:
+            traceback.print_exc()
+        with contextlib.suppress(AtollError):  # the node tells it too, from the file
+            connection.close(Finished(ok=False, error=told.to_dict()))
+        raise told from error
+    if leave.asked and result.get("stopped"):
+        connection.link.close()
+        return EXIT_LEFT
+    result["control_sent_bytes"] = connection.link.counters.sent_control_bytes
+    connection.close(Finished(ok=True, result=result))
+    return 0
+
+
+def _train(
+    connection: Connection, environment: WorkerEnvironment, spec: JobSpec, leave: Leave
+) -> dict[str, Any]:
+    """Return the result of the trainer, every measurement on its way to the hub."""
+    from atoll.checkpoint import HubStore
+    from atoll.train.trainer import train_job
+
+    link, registered = connection.link, connection.registered
+    metrics: SyncOutbox[Point] = link.outbox(
+        lambda seq, points: Metrics(link.incarnation, seq, points)
+    )
+    try:
+        return train_job(
+            spec,
+            group=connection.group,
+            directory=environment.directory,
+            report=metrics.add,
+            announce=link.notify,
+            store=HubStore(link, HubClient(environment.hub, environment.token), environment.job),
+            resume_round=registered.resume_round,
+            slot=registered.slot,
+            num_slots=registered.num_slots,
+            publish=connection.publish,
+            should_stop=leave,
+        )
+    finally:
+        metrics.close(timeout_s=FLUSH_TIMEOUT_S)
+
+
+def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
+    """Run the user's script as `__main__`; return the exit status.
+
+    Raises:
+        ScriptError: it raised, or left with an exit status that is not 0.
+    """
+    script = environment.directory / Path(spec.job.script).name
+    sys.argv = [str(script), *spec.job.args]
+    sys.path.insert(0, str(environment.directory))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise ScriptError(
+                f"{script.name} left with exit status {leaving.code}",
+                given=f"{environment.member} on {platform.node()}",
+                expected="0",
+                remedy="see what it printed: atoll logs",
+            ) from leaving
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next  # leave out our own frames and runpy's
+        traceback.print_exception(error.with_traceback(trace or error.__traceback__))
+        if isinstance(error, AtollError):
+            raise
+        place = f"{environment.member} on {platform.node()}"
+        raise describe(error, where=script.name, place=place, trace=trace) from error
+    finally:
+        _end_quietly()
+    return 0
+
+
+def describe(
+    error: BaseException, *, where: str, place: str = "", trace: TracebackType | None = None
+) -> AtollError:
+    """Return the error that an exception of a library or of a user's script stands for.
+
+    Args:
+        error: What was raised.
+        where: What raised it, e.g. the script's name.
+        place: Member and machine.
+        trace: Its traceback from the script's own first frame on.
+    """
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            f"{where} ran out of memory",
+            given=" ".join([text.splitlines()[0], place]).strip(),
+            expected="a model and batch that fit",
+            remedy="make batch or the model smaller, or run fewer workers on this machine",
+        )
+    frames = traceback.extract_tb(trace or error.__traceback__)
+    line = f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
+    return ScriptError(
+        f"{where} raised {text}",
+        given=", ".join(part for part in (line, place) if part) or None,
+        remedy="its traceback is in the log: atoll logs",
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, in Python or in one of torch's allocators."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def _end_quietly() -> None:
+    """Wait for the script's own threads and run what it registered for the end."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+
+
+def _record(directory: Path, error: AtollError) -> None:
+    """Leave the error where the node finds it, in case the hub could not be told."""
+    with contextlib.suppress(OSError):
+        (directory / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads may abort the process while the interpreter takes it apart.
+    os._exit(status)
