@@ -63,10 +63,6 @@ class Secrets(msgspec.Struct, frozen=True):
     ticket: str
 
 
-class TooManyFailures(AuthError):
-    """An address presented too many wrong secrets and has to wait."""
-
-
 class FailureLimit:
     """Counts wrong secrets per address, in bounded memory."""
 
@@ -75,20 +71,24 @@ class FailureLimit:
         self._failures: collections.OrderedDict[str, collections.deque[float]]
         self._failures = collections.OrderedDict()
 
+    def reached(self, source: str) -> bool:
+        """Return whether an address failed too often lately."""
+        times = self._failures.get(source)
+        if times is None:
+            return False
+        now = self._clock.monotonic()
+        while times and times[0] <= now - FAILURE_WINDOW_S:
+            times.popleft()
+        return len(times) >= MAX_FAILURES
+
     def check(self, source: str) -> None:
         """Refuse an address that failed too often lately.
 
         Raises:
-            TooManyFailures: it has to wait.
+            AuthError: it has to wait.
         """
-        times = self._failures.get(source)
-        if times is None:
-            return
-        now = self._clock.monotonic()
-        while times and times[0] <= now - FAILURE_WINDOW_S:
-            times.popleft()
-        if len(times) >= MAX_FAILURES:
-            raise TooManyFailures(
+        if self.reached(source):
+            raise AuthError(
                 "too many wrong secrets from this address",
                 given=source,
                 remedy=f"wait {FAILURE_WINDOW_S:.0f} s, then use a ticket or token that is right",
@@ -232,6 +232,10 @@ class Auth:
             expected="the token that `atoll hub` printed, or that this node got when it joined",
             remedy="join again with a fresh ticket, or log in with the operator token",
         )
+
+    def is_limited(self, source: str) -> bool:
+        """Return whether an address has to wait because it failed too often."""
+        return self._limit.reached(source)
 
     def may_open_session(self, identity: Identity, session: str) -> bool:
         """Return whether this identity may speak under a session address."""

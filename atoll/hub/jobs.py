@@ -162,10 +162,14 @@ class Jobs:
         """
         record = self._jobs.get(job)
         if record is None:
-            raise NoSuchJob(
+            raise HubError(
                 "there is no such job", given=repr(job), remedy="`atoll status` lists all jobs"
             )
         return record
+
+    def knows(self, job: str) -> bool:
+        """Return whether there is such a job."""
+        return job in self._jobs
 
     def list(self) -> JobList:
         """Return all jobs, newest first."""
@@ -294,10 +298,6 @@ class Jobs:
         (folder / "job.toml").write_text(job.spec, encoding="utf-8")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-
-
-class NoSuchJob(HubError):
-    """A job id that this hub does not know."""
 
 
 _SAID = {

@@ -1,0 +1,55 @@
+"""What a request handler can reach: the stores, and the living half of the hub by a protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from atoll.clock import Clock
+from atoll.hub.stores import Stores
+
+
+class Live(Protocol):
+    """Sessions, members and rounds, as the REST interface and the dashboard see them."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return every known node: name, state, info, stats, bytes, what it runs."""
+        ...
+
+    def members(self, job: str) -> dict[str, dict[str, Any]]:
+        """Return, per member: `last_seen_s`, `sent_bytes`, `received_bytes`, `connected`."""
+        ...
+
+    async def rounds(self, job: str, *, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
+        """Return decided attempts with an id above `after`, oldest first."""
+        ...
+
+    async def submit(self, job: str) -> None:
+        """Place a job that was just stored, or leave it waiting."""
+        ...
+
+    async def stop(self, job: str, *, grace_s: float) -> None:
+        """End a job after its round, at the latest after `grace_s`."""
+        ...
+
+    async def resume(self, job: str) -> str:
+        """Start a job again from its newest checkpoint; return which job goes on."""
+        ...
+
+    def relay(self) -> dict[str, float]:
+        """Return the relay's counters: frames, bytes, dropped, sessions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything that request handlers share."""
+
+    stores: Stores
+    live: Live
+    clock: Clock
+    version: str
+    started: float
+    """Seconds since 1970."""
+    ticket: str
+    """Whole text, `atoll://HOST:PORT/SECRET`."""

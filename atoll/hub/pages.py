@@ -1,0 +1,106 @@
+"""The dashboard's files: one page, one script, one style sheet, and plotly.js from its package.
+
+Nothing comes from another host, so the dashboard works without the internet. plotly is found but
+never imported: that would cost the hub 40 MB. Without it the page says so and works on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+
+from atoll.errors import AuthError, HubError
+from atoll.hub.context import Context
+from atoll.hub.endpoint import Refused
+from atoll.hub.guard import cookie_name, source_of, token_of
+
+FOLDER = Path(__file__).parent / "dashboard"
+
+_TYPES = {"app.js": "text/javascript", "charts.js": "text/javascript", "style.css": "text/css"}
+
+_SECURITY = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+
+_KEPT_S = 30 * 86_400
+
+
+async def page(request: Request, context: Context) -> Response:
+    """GET /: the dashboard; `?token=` logs in; without a login, the form for it."""
+    token, from_cookie = token_of(request.scope, request.headers)
+    if not token:
+        return HTMLResponse(_text("login.html"), headers=_SECURITY)
+    if not from_cookie:
+        return _log_in(request, context, token)
+    try:
+        context.stores.auth.authenticate(token, source=source_of(request.scope))
+    except AuthError:
+        return HTMLResponse(_text("login.html"), headers=_SECURITY)
+    return HTMLResponse(_text("index.html"), headers=_SECURITY)
+
+
+async def login(request: Request, context: Context) -> Response:
+    """POST /login: the form's token becomes a cookie."""
+    form = parse_qs((await request.body())[:4096].decode("utf-8", "replace"))
+    return _log_in(request, context, form.get("token", [""])[0].strip())
+
+
+async def logout(request: Request, _context: Context) -> Response:
+    """POST /logout: forget the cookie."""
+    response = RedirectResponse("/", status_code=303)
+    response.delete_cookie(cookie_name(request.headers))
+    return response
+
+
+def _log_in(request: Request, context: Context, token: str) -> Response:
+    """Set the cookie and go to the page, so that the token leaves the address bar."""
+    identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
+    if identity.role != "operator":
+        raise AuthError(
+            "the dashboard opens for the operator only",
+            given=f"the token of {identity.role} {identity.name}",
+            remedy="use the operator token that `atoll hub` printed",
+        )
+    response = RedirectResponse("/", status_code=303)
+    response.set_cookie(
+        cookie_name(request.headers), token, max_age=_KEPT_S, httponly=True, samesite="lax"
+    )
+    return response
+
+
+async def static(request: Request, _context: Context) -> Response:
+    """GET /static/NAME: script, style sheet, plotly.js."""
+    name = request.path_params["name"]
+    if name == "plotly.min.js":
+        found = plotly_script()
+        if found is not None:
+            headers = {"cache-control": "public, max-age=86400"}
+            return FileResponse(found, media_type="text/javascript", headers=headers)
+    elif name in _TYPES:
+        headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
+        return FileResponse(FOLDER / name, media_type=_TYPES[name], headers=headers)
+    raise Refused(404, HubError("there is no such file", given=repr(name[:100])))
+
+
+def plotly_script() -> Path | None:
+    """Return where plotly.js lies, or None when plotly is not installed."""
+    found = importlib.util.find_spec("plotly")
+    for folder in found.submodule_search_locations or () if found else ():
+        script = Path(folder) / "package_data" / "plotly.min.js"
+        if script.is_file():
+            return script
+    return None
+
+
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,109 @@
+"""The hub itself over REST: joining, who is here, how the hub is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from atoll.hub.context import Context
+from atoll.hub.endpoint import Json, body_as, identity_of
+from atoll.hub.guard import source_of
+from atoll.hub.prometheus import CONTENT_TYPE, render
+from atoll.hub.rest_jobs import view_of
+from atoll.wire.messages import NodeInfo
+
+
+class Joining(msgspec.Struct, frozen=True):
+    """Body of a join."""
+
+    secret: str
+    """Last part of the ticket."""
+    name: str
+    """Wished node id."""
+    info: NodeInfo | None = None
+
+
+async def join(request: Request, context: Context) -> Response:
+    """POST /api/join: turn a ticket into a node token."""
+    body = await body_as(request, Joining)
+    source = source_of(request.scope)
+    node, token = await context.stores.auth.redeem(body.secret, name=body.name, source=source)
+    host = body.info.hostname if body.info else source
+    await context.stores.events.add("", "node-joined", f"{node} joined from {host}")
+    return Json({"node": node, "token": token}, status_code=201)
+
+
+async def show_nodes(_request: Request, context: Context) -> Response:
+    """GET /api/nodes: every known machine."""
+    return Json(context.live.nodes())
+
+
+async def show_hub(request: Request, context: Context) -> Response:
+    """GET /api/hub: version, uptime, memory; for the operator the ticket too."""
+    answer = {
+        "version": context.version,
+        "started": context.started,
+        "uptime_s": context.clock.wall() - context.started,
+        "rss_bytes": rss_bytes(),
+        "nodes": len(context.live.nodes()),
+        "jobs": len(context.stores.jobs.list()),
+        "relay": context.live.relay(),
+    }
+    if identity_of(request).role == "operator":
+        answer["ticket"] = context.ticket
+    return Json(answer)
+
+
+async def make_ticket(request: Request, context: Context) -> Response:
+    """POST /api/tickets: a ticket for some machines or some time."""
+    body = await body_as(request, TicketAsked)
+    secret = await context.stores.auth.create_ticket(uses=body.uses, valid_s=body.valid_s)
+    return Json({"ticket": f"{context.ticket.rpartition('/')[0]}/{secret}"}, status_code=201)
+
+
+class TicketAsked(msgspec.Struct, frozen=True):
+    """Body of a wish for a ticket."""
+
+    uses: int | None = None
+    """Machines that may use it; None: any number."""
+    valid_s: float | None = None
+    """Seconds that it is valid; None: without end."""
+
+
+async def show_events(request: Request, context: Context) -> Response:
+    """GET /api/events: what happened to the hub and its nodes."""
+    events = await context.stores.events.read("", after=0, limit=1000)
+    return Json({"last": events[-1]["id"] if events else 0, "events": events})
+
+
+async def health(_request: Request, _context: Context) -> Response:
+    """GET /healthz: the hub answers."""
+    return Json({"ok": True})
+
+
+async def prometheus(_request: Request, context: Context) -> Response:
+    """GET /metrics: figures for Prometheus."""
+    text = render(
+        uptime_s=context.clock.wall() - context.started,
+        rss_bytes=rss_bytes(),
+        nodes=context.live.nodes(),
+        jobs=[view_of(context, job.job) for job in context.stores.jobs.list()],
+        depths=await context.stores.queue.depths(),
+        relay=context.live.relay(),
+    )
+    return PlainTextResponse(text, headers={"content-type": CONTENT_TYPE})
+
+
+def rss_bytes() -> int:
+    """Return how much memory this process occupies."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        import psutil  # only where /proc is not: it costs memory that a hub can save
+
+        return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,110 @@
+"""What people and programs see of a job: its record, its latest figures and its live sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.hub.jobs import Job, Member
+from atoll.hub.metrics import Latest, is_held_out
+
+_SILENT: dict[str, Any] = {
+    "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
+}  # fmt: skip
+
+
+def job_view(
+    job: Job,
+    *,
+    latest: Mapping[str, Latest],
+    live: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the whole view of a job.
+
+    Args:
+        job: Its record.
+        latest: The last measurements of its members.
+        live: What the sessions know of its members (see `Live.members`).
+    """
+    ordered = sorted(job.members.values(), key=lambda member: member.slot)
+    members = [
+        member_view(member, latest.get(member.member, Latest()), live.get(member.member, _SILENT))
+        for member in ordered
+    ]
+    running = [view for view in members if view["state"] == "running"]
+    step = max((view["step"] for view in members), default=0)
+    return {
+        "job": job.job,
+        "state": job.state,
+        "reason": job.reason,
+        "error": job.error,
+        "nodes_wanted": job.nodes_wanted,
+        "members": members,
+        "committed_round": job.committed_round,
+        "aborted_rounds": job.aborted_rounds,
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "spec": job.spec,
+        "files": job.files,
+        "resume_round": job.resume_round,
+        "stopping": job.stopping,
+        "result": job.result,
+        "progress": {
+            "step": step,
+            "steps": job.steps,
+            "fraction": 1.0 if job.state == "done" else min(1.0, step / max(1, job.steps)),
+            "round": job.committed_round,
+        },
+        "loss": _mean([view["loss"] for view in running or members]),
+        "held_out_loss": _held_out(latest),
+        "tokens_per_s": sum(view["tokens_per_s"] or 0.0 for view in running),
+        "sent_bytes": sum(view["sent_bytes"] for view in members),
+        "received_bytes": sum(view["received_bytes"] for view in members),
+    }
+
+
+def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a list of jobs shows: the view without its long parts."""
+    long = ("spec", "members", "result", "files")
+    row = {name: value for name, value in view.items() if name not in long}
+    row["members_running"] = sum(m["state"] == "running" for m in view["members"])
+    return row
+
+
+def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one member of a job."""
+    return {
+        "member": member.member,
+        "node": member.node,
+        "state": member.state,
+        "slot": member.slot,
+        "attempt": member.attempt,
+        "step": latest.step,
+        "round": latest.round,
+        "loss": latest.values.get("loss"),
+        "tokens_per_s": latest.values.get("tokens_per_s"),
+        "values": latest.values,
+        "sent_bytes": live["sent_bytes"],
+        "received_bytes": live["received_bytes"],
+        "last_seen_s": live["last_seen_s"],
+        "connected": live["connected"],
+        "exit_code": member.exit_code,
+        "error": member.error,
+        "tail": member.tail,
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _held_out(latest: Mapping[str, Latest]) -> float | None:
+    """Return the held-out loss that the member furthest on has measured."""
+    best: tuple[int, float] | None = None
+    for one in latest.values():
+        for name, value in one.values.items():
+            if is_held_out(name) and "loss" in name and (best is None or one.step > best[0]):
+                best = (one.step, value)
+    return best[1] if best else None
