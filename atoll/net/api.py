@@ -185,7 +185,7 @@ class HubClient:
         """
         with self._rest.stream("GET", _path(job, "files", path)) as response:
             nbytes = int(response.headers.get("Content-Length", "0"))
-            source = told(response.iter_raw(BLOCK_BYTES), nbytes, progress)
+            source = told(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
             return write_verified(target, source, sha256=sha256 or _hash_of(response))
 
     def read_file(self, job: str, path: str) -> bytes:

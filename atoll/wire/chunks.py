@@ -12,11 +12,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from atoll.errors import WireError
+from atoll.errors import FrameTooLarge, WireError
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.malformed import MALFORMED
 
 _LENGTH = struct.Struct("!H")
+
+MAX_HEAD_BYTES = 65_535
+"""Longest encoded head: its length is two bytes."""
 
 
 class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
@@ -49,8 +53,19 @@ _decoder = msgspec.msgpack.Decoder(ChunkHead)
 
 
 def pack_chunk(head: ChunkHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
-    """Return head bytes and piece, ready to be the parts of a relay frame."""
+    """Return head bytes and piece, ready to be the parts of a relay frame.
+
+    Raises:
+        FrameTooLarge: the head has too many sizes or indices.
+    """
     encoded = _encoder.encode(head)
+    if len(encoded) > MAX_HEAD_BYTES:
+        raise FrameTooLarge(
+            "the head of a tensor chunk is too large",
+            given=f"{len(encoded)} bytes",
+            expected=f"at most {MAX_HEAD_BYTES} bytes",
+            remedy="send the tensors as one flat vector",
+        )
     return _LENGTH.pack(len(encoded)) + encoded, piece
 
 
@@ -63,17 +78,18 @@ def unpack_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
     try:
         (length,) = _LENGTH.unpack_from(payload)
         head = _decoder.decode(payload[2 : 2 + length])
-    except (struct.error, msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (struct.error, *MALFORMED) as error:
         raise WireError("a tensor chunk is malformed", given=str(error)) from error
     piece = payload[2 + length :]
     if head.kind != "resume":
         start = head.index * CHUNK_BYTES
         expected = min(CHUNK_BYTES, head.total_bytes - start)
-        if not 0 <= head.index < head.count or len(piece) != max(expected, 0):
+        whole = head.total_bytes >= 0 and head.count == count_pieces(head.total_bytes)
+        if not whole or not 0 <= head.index < head.count or len(piece) != expected:
             raise WireError(
                 "a tensor chunk has the wrong size",
                 given=f"{len(piece)} bytes as piece {head.index} of {head.count}",
-                expected=f"{expected} bytes",
+                expected=f"{expected} bytes of a packet of {head.total_bytes}",
             )
     return head, piece
 
@@ -84,7 +100,8 @@ def count_pieces(total_bytes: int) -> int:
 
 
 def pieces(packet: Buffer) -> Iterator[memoryview]:
-    """Yield the pieces of a packet in order, as views."""
+    """Yield the pieces of a packet in order, as views. Its items may be larger than a byte."""
     view = memoryview(packet)
+    view = view.cast("B") if view.nbytes else memoryview(b"")
     for index in range(count_pieces(len(view))):
         yield view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]

@@ -32,6 +32,9 @@ HEADER_BYTES = HEADER.size
 
 Buffer = bytes | bytearray | memoryview
 
+MAX_ADDRESS_BYTES = 255
+"""Longest session id: its length is one byte."""
+
 
 class Kind(IntEnum):
     """What the body of a frame is."""
@@ -70,7 +73,7 @@ def encode(kind: Kind, *parts: Buffer) -> bytes:
     Raises:
         FrameTooLarge: the body is over the limit of its kind.
     """
-    length = sum(len(part) for part in parts)
+    length = sum(memoryview(part).nbytes for part in parts)
     if length > _LIMITS[kind]:
         raise FrameTooLarge(
             f"a {kind.name.lower()} frame is too large to send",
@@ -126,8 +129,19 @@ def decode(message: Buffer) -> Frame:
 
 
 def encode_relay(to: str, source: str, *parts: Buffer) -> bytes:
-    """Return a relay frame from `source` to `to` (session ids) carrying the parts."""
+    """Return a relay frame from `source` to `to` (session ids) carrying the parts.
+
+    Raises:
+        WireError: an address is longer than 255 bytes.
+        FrameTooLarge: it is over the limit of relay frames.
+    """
     to_bytes, source_bytes = to.encode(), source.encode()
+    if max(len(to_bytes), len(source_bytes)) > MAX_ADDRESS_BYTES:
+        raise WireError(
+            "an address is too long",
+            given=f"{to!r} and {source!r}",
+            expected=f"at most {MAX_ADDRESS_BYTES} bytes each",
+        )
     head = bytes((len(to_bytes),)) + to_bytes + bytes((len(source_bytes),)) + source_bytes
     return encode(Kind.RELAY, head, *parts)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.errors import WireError
 from atoll.wire.frames import Frame, Kind, encode
+from atoll.wire.malformed import MALFORMED
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -384,8 +385,21 @@ _commands: msgspec.msgpack.Decoder[Launch | Stop] = msgspec.msgpack.Decoder(Laun
 
 
 def pack(body: Message, *, id: int = 0, reply: bool = False) -> bytes:
-    """Return the control frame of a message."""
-    return encode(Kind.CONTROL, _encoder.encode([id, reply, body]))
+    """Return the control frame of a message.
+
+    Raises:
+        WireError: it holds what msgpack cannot carry, e.g. an object in `Finished.result`.
+        FrameTooLarge: it is over the limit of control frames.
+    """
+    try:
+        encoded = _encoder.encode([id, reply, body])
+    except MALFORMED as error:
+        raise WireError(
+            f"a {type(body).__name__} cannot be sent",
+            given=str(error),
+            expected="text, numbers, lists and dicts",
+        ) from error
+    return encode(Kind.CONTROL, encoded)
 
 
 def unpack(frame: Frame) -> Envelope:
@@ -396,7 +410,7 @@ def unpack(frame: Frame) -> Envelope:
     """
     try:
         return _decoder.decode(frame.body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except MALFORMED as error:
         raise WireError("a control message is malformed", given=str(error)) from error
 
 
@@ -413,5 +427,5 @@ def unpack_command(payload: bytes) -> Command:
     """
     try:
         return _commands.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except MALFORMED as error:
         raise WireError("a command is malformed", given=str(error)) from error

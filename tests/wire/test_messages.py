@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import contextlib
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import FrameTooLarge, WireError
+from atoll.wire import messages
+from atoll.wire.frames import Kind, decode, encode
+from atoll.wire.limits import MAX_CONTROL_BYTES
+from atoll.wire.messages import (
+    Done,
+    Envelope,
+    Finished,
+    Launch,
+    LogLines,
+    Message,
+    Metrics,
+    Point,
+    QueueItem,
+    QueueItems,
+    RoundPlan,
+    Stop,
+    pack,
+    pack_command,
+    unpack,
+    unpack_command,
+)
+
+BODIES: list[type[Message]] = list(
+    typing.get_args(typing.get_type_hints(Envelope)["body"])
+)  # every message that may be in an envelope
+
+EXAMPLES: list[Message] = [
+    Finished(True, result={"loss": [1, 2.5, None, "x", {"deep": b"bytes"}]}),
+    Metrics("inc", 1, [Point(1.0, 2, 3, {"loss": 4.0})]),
+    RoundPlan("job", 1, 2, ["w0", "w1"], "relay", reducer="job/reducer"),
+    QueueItems([QueueItem(1, "key", b"payload", 1, "lease")]),
+    LogLines("job", "w0", 1, ["grüße", ""]),
+]
+
+texts = st.text(max_size=20)
+values: dict[object, st.SearchStrategy[typing.Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False),
+    typing.Any: st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**60), 2**60) | texts | st.binary(max_size=9),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+        max_leaves=8,
+    ),
+}
+
+
+def bodies() -> st.SearchStrategy[Message]:
+    return st.sampled_from(BODIES).flatmap(build)
+
+
+def build(kind: type[Message]) -> st.SearchStrategy[Message]:
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{name: strategy_for(hint) for name, hint in hints.items()})
+
+
+def strategy_for(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
+    if hint in values:
+        return values[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return st.lists(strategy_for(arguments[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(strategy_for(arguments[0]), strategy_for(arguments[1]), max_size=3)
+    if origin is not None or type(None) in arguments:
+        return st.one_of(*(strategy_for(argument) for argument in arguments))
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return build(typing.cast("type[Message]", hint))
+    if hint is str:
+        return texts
+    if hint is bytes:
+        return st.binary(max_size=20)
+    return st.from_type(hint)
+
+
+@given(bodies(), st.integers(0, 2**60), st.booleans())
+def test_every_message_comes_back_as_it_was_sent(body: Message, id: int, reply: bool) -> None:
+    envelope = unpack(decode(pack(body, id=id, reply=reply)))
+    assert (envelope.id, envelope.reply, envelope.body) == (id, reply, body)
+
+
+def test_every_kind_of_message_is_in_the_envelope() -> None:
+    inner = {messages.NodeInfo, messages.Point, messages.Peer}  # parts of others
+    known = {
+        kind
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+    }
+    assert known - set(BODIES) <= inner
+
+
+@given(st.binary(max_size=300))
+def test_garbage_in_a_control_frame_is_refused_with_a_wire_error(body: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack(decode(encode(Kind.CONTROL, body)))
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_a_damaged_message_is_refused_or_still_a_message(
+    body: Message, data: st.DataObject
+) -> None:
+    encoded = bytearray(msgspec.msgpack.encode([1, False, body]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(encoded) - 1))
+        encoded[position] = data.draw(st.integers(0, 255))
+    try:
+        envelope = unpack(decode(encode(Kind.CONTROL, encoded)))
+    except WireError:
+        return
+    assert isinstance(envelope.body, Message)
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_a_message_cut_short_is_refused(body: Message, data: st.DataObject) -> None:
+    encoded = msgspec.msgpack.encode([1, False, body])
+    cut = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(WireError):
+        unpack(decode(encode(Kind.CONTROL, encoded[:cut])))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        b"\x91" * 100_000,  # nested beyond any stack
+        b"\xa1\xff",  # not UTF-8
+        b"\x81\x91\x01\x02",  # a list as a key
+        b"\xd6\xff\xff\xff\xff\xff",  # a time
+        b"\xc7\x0c\xff" + b"\xff" * 12,  # a time out of range
+        b"\xdd\xff\xff\xff\xff",  # four billion items that are not there
+        b"\xc6\xff\xff\xff\xff",  # four gigabytes that are not there
+    ],
+)
+def test_hostile_values_inside_a_message_do_no_more_than_a_wire_error(inside: bytes) -> None:
+    whole = msgspec.msgpack.encode([1, False, Finished(True, result={"a": 7})])
+    body = whole[: whole.rindex(b"\xa1a\x07") + 2] + inside
+    with contextlib.suppress(WireError):
+        unpack(decode(encode(Kind.CONTROL, body)))
+
+
+def test_an_unknown_message_is_named() -> None:
+    body = msgspec.msgpack.encode([1, False, {"type": "Frobnicate"}])
+    with pytest.raises(WireError, match="Frobnicate"):
+        unpack(decode(encode(Kind.CONTROL, body)))
+
+
+def test_a_message_with_an_object_in_it_is_refused_by_the_sender() -> None:
+    with pytest.raises(WireError, match="Finished cannot be sent"):
+        pack(Finished(True, result={"a": object()}))
+    with pytest.raises(WireError, match="LogLines cannot be sent"):
+        pack(LogLines("job", "w0", 1, ["\ud800"]))
+
+
+def test_a_message_over_the_limit_is_refused_by_the_sender() -> None:
+    with pytest.raises(FrameTooLarge, match="control frame"):
+        pack(LogLines("job", "w0", 1, ["x" * MAX_CONTROL_BYTES]))
+
+
+def test_empty_messages_are_small() -> None:
+    assert len(pack(Done(), id=1, reply=True)) < 40
+
+
+@pytest.mark.parametrize(
+    "command", [Launch("j", "w0", 0, "t", "spec", {"a.py": "x"}), Stop("j", "w0")]
+)
+def test_commands_come_back_as_they_were_queued(command: Launch | Stop) -> None:
+    assert unpack_command(pack_command(command)) == command
+
+
+@given(st.binary(max_size=200))
+def test_a_payload_that_is_no_command_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError, match="command"):
+        unpack_command(payload)
