@@ -28,6 +28,7 @@ def routes(context: Context) -> list[BaseRoute]:
     """Return the routes of everything but the WebSocket; put `guard` around the application."""
     anybody = Endpoint(context, roles=(), get=nothing_here, post=nothing_here)
     operator: Roles = ("operator",)
+    people: Roles = ("operator", "node")  # who owns a machine of the cluster may use it
     own_job: Roles = ("operator", "job")
     everyone: Roles = ("operator", "node", "job")
     node: Role = "node"
@@ -53,16 +54,16 @@ def routes(context: Context) -> list[BaseRoute]:
         at("/api/tickets", operator, post=rest_hub.make_ticket),
         at("/api/speed", everyone, get=rest_files.send_bytes, post=rest_files.take_bytes),
         at("/api/stream", operator, get=Streams().answer),
-        at("/api/jobs", operator, node, get=rest_jobs.list_jobs, post=rest_jobs.submit),
+        at("/api/jobs", people, get=rest_jobs.list_jobs, post=rest_jobs.submit),
         at(job, own_job, node, get=rest_jobs.show_job),
         at(f"{job}/metrics", own_job, node, get=rest_jobs.read_metrics),
         at(f"{job}/events", own_job, node, get=rest_jobs.read_events),
         at(f"{job}/rounds", own_job, node, get=rest_jobs.read_rounds),
         at(f"{job}/logs", own_job, node, get=rest_jobs.read_logs),
-        at(f"{job}/stop", operator, post=rest_jobs.stop),
-        at(f"{job}/resume", operator, post=rest_jobs.resume),
-        at(f"{job}/files", own_job, get=rest_files.list_files),
-        at(f"{job}/files/{{path:path}}", own_job, get=rest_files.get_file,
+        at(f"{job}/stop", people, post=rest_jobs.stop),
+        at(f"{job}/resume", people, post=rest_jobs.resume),
+        at(f"{job}/files", own_job, node, get=rest_files.list_files),
+        at(f"{job}/files/{{path:path}}", own_job, node, get=rest_files.get_file,
            put=rest_files.put_file),
         at("/api/queues", operator, node, get=rest_queues.show_queues),
         at("/api/queues/dead", everyone, get=rest_queues.show_dead),

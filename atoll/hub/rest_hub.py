@@ -46,6 +46,7 @@ async def show_hub(request: Request, context: Context) -> Response:
     """GET /api/hub: version, uptime, memory; for the operator the ticket too."""
     answer = {
         "version": context.version,
+        "time": context.clock.wall(),
         "started": context.started,
         "uptime_s": context.clock.wall() - context.started,
         "rss_bytes": rss_bytes(),
