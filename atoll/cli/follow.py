@@ -30,6 +30,7 @@ def follow(
     interrupts: Interrupts,
     check: Callable[[], None] = lambda: None,
     away_s: float = 3600.0,
+    echo: bool = False,
 ) -> Watched:
     """Show a job until it has ended or a signal came; return what was seen last.
 
@@ -40,11 +41,12 @@ def follow(
         interrupts: Ends the wait.
         check: Called every time; raises when going on makes no sense.
         away_s: How long the hub may be unreachable.
+        echo: Print what the members print (a user's script speaks for itself).
 
     Raises:
         HubUnreachable: the hub was away for longer than that.
     """
-    watched = Watched(job)
+    watched, echo_after = Watched(job), 0
     reached = time.monotonic()
     while True:
         check()
@@ -56,8 +58,21 @@ def follow(
                 raise
         if watched.view:
             view.show(watched, last=watched.ended)
+            if echo:
+                echo_after = _echo(client, job, view, after=echo_after)
         if watched.ended or interrupts.sleep(REFRESH_S):
             return watched
+
+
+def _echo(client: HubClient, job: str, view: View, *, after: int) -> int:
+    """Print new lines of the members above the view; return the number of the last one."""
+    try:
+        answer = client.logs(job, after=after)
+    except (HubUnreachable, DeadlineExceeded):
+        return after
+    for line in answer["lines"]:
+        view.line(line)
+    return int(answer["last"])
 
 
 def failure(view: dict[str, Any]) -> AtollError:

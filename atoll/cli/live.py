@@ -21,8 +21,11 @@ from atoll.cli.watch import Watched
 PLAIN_EVERY_S = 5.0
 """Between two plain lines: enough for a log of continuous integration, not too much for it."""
 
-QUIET_EVENTS = frozenset({"submitted", "assigned", "started", "running", "checkpoint"})
-"""Kinds of events that the view shows anyway."""
+QUIET_EVENTS = frozenset(
+    {"submitted", "waiting", "assigned", "started", "running", "checkpoint"}
+    | {"done", "failed", "stopped"}
+)
+"""Kinds of events that the view shows anyway, or that the command says at its end."""
 
 STATE_STYLE = {
     "running": "green",
@@ -70,6 +73,10 @@ class View:
             self._live.update(Text(text, style="dim"))
         else:
             self._console.print(escape(text), soft_wrap=True)
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Print one line of a member above the picture."""
+        screen.log_line(self._console, line)
 
     def show(self, job: Watched, *, last: bool = False) -> None:
         """Draw the job as it is now; `last` draws even when a plain line is not due."""

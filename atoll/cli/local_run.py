@@ -103,6 +103,7 @@ def _conduct(
                 interrupts=interrupts,
                 check=embedded.check,
                 away_s=30.0,
+                echo=bool(plan.submission and plan.submission.spec.job.script),
             )
             if interrupts:
                 view.say("stopping: members finish their round, save and leave ...")

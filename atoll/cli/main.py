@@ -20,6 +20,7 @@ from atoll.cli import (
     run,
     status,
     stop,
+    ticket,
 )
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ app.command("stop")(stop.stop)
 app.command("resume")(resume.resume)
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
+app.command("ticket")(ticket.ticket)
 app.command("doctor")(doctor.doctor)
 
 

@@ -21,7 +21,8 @@ def run_remote(
     """Submit a job and follow it; return the exit status of the command."""
     with where.client() as client:
         job = client.submit(submission.text, files=submission.files)
-    return follow_remote(where, job, runs=runs, detach=detach, console=console)
+    echo = bool(submission.spec.job.script)
+    return follow_remote(where, job, runs=runs, detach=detach, console=console, echo=echo)
 
 
 def follow_remote(where: KnownHub, job: str, *, runs: Path, detach: bool, console: Console) -> int:
@@ -36,7 +37,7 @@ def follow_remote(where: KnownHub, job: str, *, runs: Path, detach: bool, consol
             Interrupts() as interrupts,
             View(console, dashboard=where.url, note=note) as view,
         ):
-            watched = follow(client, job, view=view, interrupts=interrupts)
+            watched = follow(client, job, view=view, interrupts=interrupts, echo=echo)
         if not watched.ended:
             console.print(f"{escape(job)} goes on without this window", soft_wrap=True)
             _say_commands(console, job)
