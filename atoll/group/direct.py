@@ -41,6 +41,9 @@ dist: Any = torch.distributed
 _HEAD = struct.Struct("!d")
 """What travels before every chunk: the sender's weight; NaN when its values are not usable."""
 
+CONNECT_TIMEOUT = timedelta(seconds=20)
+"""Longest wait for the store of the first member."""
+
 ALIGNMENT = 1024
 """Elements that chunks are multiples of when a codec does not say its block."""
 
@@ -71,7 +74,8 @@ class DirectRoute:
         self._address, self._job, self._me = address, job, me
         self._server = _serve(address)
         self.dial = join_host_port(address, self._server.port)
-        self._clients: dict[str, Any] = {self.dial: self._server}
+        self._lock = threading.Lock()
+        self._serial = 0
         self._key: tuple[str, tuple[str, ...]] | None = None
         self._group: Any | None = None
 
@@ -86,13 +90,17 @@ class DirectRoute:
             GroupError: nothing was left to average.
         """
         deadline = RealClock().monotonic() + plan.timeout_s
-        known = self._key == (plan.store, tuple(plan.members)) and self._group is not None
+        with self._lock:
+            self._serial += 1
+            serial, known = self._serial, self._key == _key_of(plan)
         try:
-            return self._attempt(plan, vector, codec, weight, key)
+            return self._attempt(plan, serial, vector, codec, weight, key)
+        except GroupError:
+            self._forget(serial)  # lets the others fail at once instead of waiting for this member
+            raise
         except RuntimeError as error:
-            self.drop()
-            left_s = deadline - RealClock().monotonic()
-            if left_s <= 0:
+            self._forget(serial)
+            if RealClock().monotonic() >= deadline:
                 raise DeadlineExceeded(
                     "the members' exchange took too long", given=f"{plan.timeout_s:.1f} s"
                 ) from error
@@ -100,65 +108,77 @@ class DirectRoute:
                 raise PeerLost("a member's connection broke", given=_first_line(error)) from error
             # A member may have been restarted since the last round: it waits in a fresh group.
             log.info("the last round's connections are gone (%s); connecting anew", error)
-        except GroupError:
-            self.drop()  # lets the others fail at once instead of waiting for this member
-            raise
-        try:
-            return self._attempt(plan, vector, codec, weight, key)
-        except RuntimeError as error:
-            self.drop()
-            raise PeerLost("a member's connection broke", given=_first_line(error)) from error
-        except GroupError:
-            self.drop()
-            raise
+        return self.exchange(plan, vector, codec=codec, weight=weight, key=key)
 
     def _attempt(
-        self, plan: RoundPlan, vector: Tensor, codec: Codec, weight: float, key: str
+        self, plan: RoundPlan, serial: int, vector: Tensor, codec: Codec, weight: float, key: str
     ) -> Exchanged:
-        group = self._connect(plan)
+        group = self._connect(plan, serial)
         wires = _Wires(group, plan, plan.members.index(self._me), plan.timeout_s)
         usable = _survives(vector, codec.base)
         if codec.base.spec == "fp32" and codec.base is codec:
             return _all_reduce(wires, vector, weight=weight, usable=usable)
         return _all_to_all(wires, vector, codec=codec, weight=weight, usable=usable, key=key)
 
-    def _connect(self, plan: RoundPlan) -> Any:
+    def _connect(self, plan: RoundPlan, serial: int) -> Any:
         """Return the process group of the plan's members; the last one if they are the same."""
-        key = (plan.store, tuple(plan.members))
-        if self._group is None or self._key != key:
-            self.drop()
-            timeout = timedelta(seconds=plan.timeout_s)
-            store = dist.PrefixStore(f"{self._job}/{plan.epoch}", self._store(plan.store, timeout))
-            store.set_timeout(timeout)
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timeout
-            options._threads = 2
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-            rank = plan.members.index(self._me)
-            self._group = dist.ProcessGroupGloo(store, rank, len(plan.members), options)
-            self._key = key
-        return self._group
+        with self._lock:
+            self._check(serial)
+            if self._group is not None and self._key == _key_of(plan):
+                self._group._set_default_timeout(timedelta(seconds=plan.timeout_s))
+                return self._group
+        self._forget(serial)
+        group = self._new_group(plan)
+        with self._lock:
+            self._check(serial)
+            self._group, self._key = group, _key_of(plan)
+        return group
 
-    def _store(self, dial: str, timeout: timedelta) -> Any:
-        """Return the store at an address, connecting when it is another than before."""
-        if dial not in self._clients:
-            host, port = split_host_port(dial)
-            self._clients[dial] = dist.TCPStore(
-                host, port, None, False, min(timeout, timedelta(seconds=20)), False
-            )
-        return self._clients[dial]
+    def _new_group(self, plan: RoundPlan) -> Any:
+        """Connect to all members of the plan."""
+        timeout = timedelta(seconds=plan.timeout_s)
+        host, port = split_host_port(plan.store)
+        # A client of its own: one that waits for a lost member blocks whoever shares it.
+        client = dist.TCPStore(host, port, None, False, min(timeout, CONNECT_TIMEOUT), False)
+        store = dist.PrefixStore(f"{self._job}/{plan.epoch}", client)
+        store.set_timeout(timeout)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._threads = 2
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
+        return dist.ProcessGroupGloo(
+            store, plan.members.index(self._me), len(plan.members), options
+        )
 
     def drop(self) -> None:
-        """Forget the process group; after a failure everybody does, and makes a new one."""
-        group, self._group, self._key = self._group, None, None
-        self._clients = {self.dial: self._server}
+        """Give up what is under way and forget the process group; the next exchange connects."""
+        with self._lock:
+            self._serial += 1
+            serial = self._serial
+        self._forget(serial)
+
+    def _forget(self, serial: int) -> None:
+        """Forget the process group on behalf of one exchange, unless that was given up."""
+        with self._lock:
+            self._check(serial)
+            group, self._group, self._key = self._group, None, None
         if group is not None:
             # Its destructor waits for operations under way; nobody else should.
             threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()
 
+    def _check(self, serial: int) -> None:
+        """Refuse an exchange that was given up; a later one may be under way. Lock held."""
+        if serial != self._serial:
+            raise PeerLost("this exchange was given up", expected="another attempt is under way")
+
     def close(self) -> None:
         """Drop the group. A process that lost a peer should leave with `os._exit` after this."""
         self.drop()
+
+
+def _key_of(plan: RoundPlan) -> tuple[str, tuple[str, ...]]:
+    """Return what makes two plans share a process group."""
+    return plan.store, tuple(plan.members)
 
 
 def _serve(address: str) -> Any:
