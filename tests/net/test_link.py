@@ -1,0 +1,488 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    DeadlineExceeded,
+    HubError,
+    HubUnreachable,
+    JobError,
+    VersionMismatch,
+)
+from atoll.net.greeting import Replaced
+from atoll.wire.frames import HEADER, MAGIC, Kind, encode, encode_relay
+from atoll.wire.limits import PROTOCOL
+from atoll.wire.messages import (
+    Acked,
+    Beat,
+    Done,
+    Failure,
+    Finished,
+    Hello,
+    MemberLost,
+    Message,
+    Register,
+    Registered,
+    Roster,
+    RosterReply,
+    Welcome,
+    pack,
+)
+from tests.net.scripted import WAIT_S, ScriptedHub, run
+
+HUB_RESTARTS = 1012
+
+
+def test_start_says_hello_and_returns_the_welcome() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link = hub.link()
+        starting = asyncio.create_task(link.start(timeout_s=WAIT_S))
+        peer = await hub.accept()
+        envelope, hello = await peer.expect(Hello)
+        assert envelope.id > 0
+        assert (hello.session, hello.token, hello.incarnation) == ("job/w0", "secret", "one")
+        assert hello.protocol == PROTOCOL
+        await peer.answer(envelope, Welcome("v", 77, 1.0, False))
+        assert (await starting).window_bytes == 77
+        assert link.connected
+        await link.close()
+        assert not link.connected
+
+    run(scenario())
+
+
+def test_requests_are_answered_by_their_number_in_any_order() -> None:
+    async def scenario() -> None:
+        link, peer = await (hub := ScriptedHub()).linked()
+        first = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        asked_first, _ = await peer.expect(Roster)
+        second = asyncio.create_task(link.request(Register(), timeout_s=WAIT_S))
+        asked_second, _ = await peer.expect(Register)
+        await peer.answer(asked_second, Registered(0, 1, 0, False))
+        await peer.answer(asked_first, RosterReply([]))
+        assert isinstance(await second, Registered)
+        assert isinstance(await first, RosterReply)
+        await link.close()
+        assert hub.dials == 1
+
+    run(scenario())
+
+
+def test_a_request_cut_in_the_middle_is_sent_again_under_its_number() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        asked, _ = await peer.expect(Roster)
+        hub.away = 3
+        peer.transport.cut()
+        peer = await hub.welcome(resumed=True)
+        again, _ = await peer.expect(Roster)
+        assert again.id == asked.id
+        await peer.answer(again, RosterReply([]))
+        assert await asking == RosterReply([])
+        assert link.counters.reconnects == 1
+        assert hub.dials == 5
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_request_made_while_the_hub_is_away_is_sent_when_it_is_back() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        await peer.transport.close(HUB_RESTARTS)
+        peer = await hub.accept()  # connected, but not welcomed yet
+        envelope, _ = await peer.expect(Hello)
+        assert not link.connected
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        assert await peer.nothing_more()
+        await peer.answer(envelope, Welcome("v", 1000, 60.0, False))
+        asked, _ = await peer.expect(Roster)
+        await peer.answer(asked, RosterReply([]))
+        await asking
+        await link.close()
+
+    run(scenario())
+
+
+def test_answers_that_come_twice_or_late_do_no_harm() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        for _ in range(2):
+            asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+            asked, _ = await peer.expect(Roster)
+            for _ in range(3):
+                await peer.answer(asked, RosterReply([]))
+            await asking
+        with pytest.raises(DeadlineExceeded, match="Roster was not answered in time"):
+            await link.request(Roster(), timeout_s=0.01)
+        asked, _ = await peer.expect(Roster)
+        await peer.answer(asked, RosterReply([]))
+        assert await peer.nothing_more()
+        assert link.connected
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_deadline_that_passes_without_a_hub_says_so() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        hub.away = 10**9
+        peer.transport.cut()
+        with pytest.raises(DeadlineExceeded, match=r"not connected.*see whether the hub runs"):
+            await link.request(Roster(), timeout_s=0.05)
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_failure_is_raised_as_the_error_it_was() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        asked, _ = await peer.expect(Roster)
+        await peer.answer(asked, Failure(JobError("no such job", given="j").to_dict()))
+        with pytest.raises(JobError, match="no such job; given: j"):
+            await asking
+        assert link.failed is None
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_refused_token_ends_the_start_at_once() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link = hub.link()
+        starting = asyncio.create_task(link.start(timeout_s=WAIT_S, patient=True))
+        peer = await hub.accept()
+        envelope, _ = await peer.expect(Hello)
+        await peer.answer(envelope, Failure(AuthError("this token is unknown").to_dict()))
+        with pytest.raises(AuthError, match="token is unknown"):
+            await starting
+        assert hub.dials == 1
+
+    run(scenario())
+
+
+def test_a_token_refused_on_reconnect_ends_every_call() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked(window_bytes=100)
+        heard: list[AtollError] = []
+        link.on_failure(heard.append)
+        deadline = asyncio.get_running_loop().time() + WAIT_S
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        relaying = asyncio.create_task(
+            link.relay_all("job/r", [(b"", bytes(60)), (b"", bytes(60))], deadline=deadline)
+        )
+        await peer.expect(Roster)
+        peer.transport.cut()
+        peer = await hub.accept()
+        envelope, _ = await peer.expect(Hello)
+        await peer.answer(envelope, Failure(AuthError("expired").to_dict()))
+        for waiting in (asking, relaying):
+            with pytest.raises(AuthError, match="expired"):
+                await waiting
+        with pytest.raises(AuthError, match="expired"):
+            await link.request(Roster(), timeout_s=WAIT_S)
+        with pytest.raises(AuthError, match="expired"):
+            await link.notify(Beat())
+        with pytest.raises(AuthError, match="expired"):
+            await link.relay("job/r", (b"", b""), deadline=deadline)
+        assert await link.wait_failed() is link.failed
+        assert heard == [link.failed]
+        assert hub.dials == 2
+        await link.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("in_words", [True, False])
+def test_another_version_of_the_protocol_is_final(in_words: bool) -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        peer.transport.cut()
+        peer = await hub.accept()
+        envelope, _ = await peer.expect(Hello)
+        if in_words:
+            await peer.answer(envelope, Failure(VersionMismatch("another version").to_dict()))
+        else:
+            await peer.transport.send(HEADER.pack(MAGIC, PROTOCOL + 1, Kind.CONTROL, 0, 0))
+        assert isinstance(await link.wait_failed(), VersionMismatch)
+        assert hub.dials == 2
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_session_that_another_process_took_over_does_not_come_back() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        await peer.transport.close(4000, "another connection took this session over")
+        error = await link.wait_failed()
+        assert isinstance(error, Replaced)
+        assert "job/w0" in str(error)
+        assert hub.dials == 1
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_silent_hub_is_left_and_dialled_again() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, _silent = await hub.linked(heartbeat_s=0.01, dead_after_s=0.1)
+        returned = asyncio.Event()
+        link.on_reconnect(returned.set)
+        await hub.welcome()
+        async with asyncio.timeout(WAIT_S):
+            await returned.wait()
+        assert link.counters.reconnects == 1
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_hub_that_answers_heartbeats_is_not_left() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked(heartbeat_s=0.02, dead_after_s=0.2)
+        reading = asyncio.create_task(peer.next_frame())  # answers heartbeats for ever
+        await asyncio.sleep(0.6)
+        assert hub.dials == 1
+        assert link.connected
+        reading.cancel()
+        await link.close()
+
+    run(scenario())
+
+
+def test_heartbeats_carry_the_figures_and_a_broken_source_does_not_stop_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        calls = 0
+
+        def stats() -> dict[str, float]:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise RuntimeError("no figures today")
+            return {"cpu": 0.5}
+
+        link = hub.link(stats=stats)
+        starting = asyncio.create_task(link.start(timeout_s=WAIT_S))
+        peer = await hub.welcome(heartbeat_s=0.01)
+        await starting
+        beats = [await peer.transport.receive() for _ in range(2)]
+        assert beats[0] == pack(Beat(), id=2)
+        assert beats[1] == pack(Beat({"cpu": 0.5}), id=3)
+        await link.close()
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+    assert "no figures today" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "bytes_of_a_stranger",
+    [b"", b"GET / HTTP/1.1", encode(Kind.CONTROL, b"\xff"), encode(Kind.RELAY, b"\xff")],
+)
+def test_a_malformed_frame_ends_the_connection_not_the_session(bytes_of_a_stranger: bytes) -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        await peer.transport.send(bytes_of_a_stranger)
+        peer = await hub.welcome()
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        asked, _ = await peer.expect(Roster)
+        await peer.answer(asked, RosterReply([]))
+        await asking
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_damaged_relay_frame_ends_the_connection_so_that_its_piece_is_sent_again() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        link, peer = await hub.linked()
+        got: list[bytes] = []
+        link.on_relay(lambda source, payload: got.append(bytes(payload)))
+        frame = bytearray(encode_relay("job/w0", "job/reducer", b"payload"))
+        frame[-1] ^= 1
+        await peer.transport.send(frame)
+        peer = await hub.welcome()
+        await peer.relay("job/reducer", "job/w0", b"payload")
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        asked, _ = await peer.expect(Roster)
+        await peer.answer(asked, RosterReply([]))
+        await asking
+        assert got == [b"payload"]
+        await link.close()
+
+    run(scenario())
+
+
+def test_notices_and_payloads_are_handed_on_in_the_order_they_came() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        heard: list[object] = []
+        link.on_notice(heard.append)
+        link.on_relay(lambda source, payload: heard.append((source, bytes(payload))))
+        expected: list[object] = []
+        for index in range(5):
+            await peer.relay("job/w1", "job/w0", bytes([index]))
+            await peer.tell(MemberLost("job", index, "w1"))
+            expected += [("job/w1", bytes([index])), MemberLost("job", index, "w1")]
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        asked, _ = await peer.expect(Roster)
+        await peer.answer(asked, RosterReply([]))
+        await asking
+        assert heard == expected
+        await link.close()
+
+    run(scenario())
+
+
+def test_a_listener_that_fails_is_logged_and_the_others_still_hear(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        heard: asyncio.Queue[Message] = asyncio.Queue()
+
+        def broken(notice: Message) -> None:
+            raise RuntimeError("a listener broke")
+
+        link.on_notice(broken)
+        link.on_notice(heard.put_nowait)
+        await peer.tell(Done())
+        assert await heard.get() == Done()
+        assert link.connected
+        await link.close()
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario())
+    assert "a listener broke" in caplog.text
+
+
+def test_payloads_are_views_into_the_received_frame() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        got: asyncio.Queue[memoryview] = asyncio.Queue()
+        link.on_relay(lambda source, payload: got.put_nowait(payload))
+        await peer.relay("job/w1", "job/w0", b"x" * 100)
+        payload = await got.get()
+        assert isinstance(payload.obj, bytes)
+        assert len(payload.obj) > len(payload) == 100
+        await link.close()
+
+    run(scenario())
+
+
+def test_counters_split_control_and_relay_and_count_frame_headers() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        before = link.counters.sent_control_bytes
+        deadline = asyncio.get_running_loop().time() + WAIT_S
+        sent = await link.relay("job/r", (b"head", b"piece"), deadline=deadline)
+        assert sent == len(encode_relay("job/r", "job/w0", b"headpiece"))
+        assert link.counters.sent_relay_bytes == sent
+        await link.notify(Done())
+        assert link.counters.sent_control_bytes - before == len(pack(Done()))
+        before = link.counters.received_control_bytes
+        got = asyncio.Event()
+        link.on_relay(lambda source, payload: got.set())
+        await peer.tell(Done())
+        await peer.relay("job/r", "job/w0", b"abc")
+        await got.wait()
+        assert link.counters.received_control_bytes - before == len(pack(Done()))
+        assert link.counters.received_relay_bytes == len(encode_relay("job/w0", "job/r", b"abc"))
+        assert link.counters.sent_bytes > sent
+        await link.close()
+
+    run(scenario())
+
+
+def test_close_says_last_words_and_waits_for_their_answer() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        closing = asyncio.create_task(link.close(Finished(True, {"loss": 1.5})))
+        asked, finished = await peer.expect(Finished)
+        assert finished.result == {"loss": 1.5}
+        assert not closing.done()
+        await peer.answer(asked, Done())
+        await closing
+        with pytest.raises(HubError, match="link to the hub is closed"):
+            await link.request(Roster(), timeout_s=WAIT_S)
+        await link.close()  # again: nothing happens
+
+    run(scenario())
+
+
+def test_close_without_an_answer_ends_in_time_and_closes_all_the_same() -> None:
+    async def scenario() -> None:
+        link, _ = await ScriptedHub().linked()
+        with pytest.raises(DeadlineExceeded, match="Finished was not answered"):
+            await link.close(Finished(True), timeout_s=0.02)
+        assert not link.connected
+
+    run(scenario())
+
+
+def test_a_waiting_request_ends_when_the_link_is_closed() -> None:
+    async def scenario() -> None:
+        link, peer = await ScriptedHub().linked()
+        asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
+        await peer.expect(Roster)
+        await link.close()
+        with pytest.raises(HubError, match="closed"):
+            await asking
+
+    run(scenario())
+
+
+def test_an_impatient_start_fails_at_the_first_refusal_and_a_patient_one_goes_on() -> None:
+    async def scenario() -> None:
+        hub = ScriptedHub()
+        hub.away = 4
+        with pytest.raises(HubUnreachable, match="nobody answers"):
+            await hub.link().start(timeout_s=WAIT_S)
+        assert hub.dials == 1
+        link = hub.link()
+        starting = asyncio.create_task(link.start(timeout_s=WAIT_S, patient=True))
+        await hub.welcome()
+        await starting
+        assert hub.dials == 5
+        await link.close()
+        hub.away = 10**9
+        with pytest.raises(HubUnreachable, match="nobody answers"):
+            await hub.link().start(timeout_s=0.05, patient=True)
+
+    run(scenario())
+
+
+def test_a_link_that_was_not_started_says_so() -> None:
+    async def scenario() -> None:
+        link = ScriptedHub().link()
+        with pytest.raises(HubError, match="not started"):
+            await link.request(Acked(1), timeout_s=1.0)
+        with pytest.raises(HubError, match="not started"):
+            await link.wait_failed()
+
+    run(scenario())
