@@ -1,0 +1,266 @@
+"""What a checkpoint holds of one member's training, and how it gets back in.
+
+The shared part is the same whoever writes it: model, the outer strategy's common state, schedule,
+round and step. A member's part is its own: inner optimizer, random number generators, place in the
+data, what its codec still owes, its counters. After `resume` training goes on bit for bit as if it
+had never stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.checkpoint.nested import flatten, nest
+from atoll.checkpoint.part import SHARED, STATE, Part, member_part
+from atoll.checkpoint.store import Store
+from atoll.checkpoint.weights import MODEL_PREFIX, plain_names
+from atoll.errors import CheckpointCorrupt, CheckpointError
+from atoll.ids import slot_of
+from atoll.task import Task
+
+SHARED_STATE = "shared."
+"""Start of the keys of an outer strategy's state that are equal on every member."""
+
+_TREE = "tree"
+Numbers = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `resume` could not put back itself, because it belongs to others."""
+
+    outer: dict[str, Tensor]
+    """For the outer strategy's `load_state_dict`."""
+    codec: dict[str, Tensor] = field(default_factory=dict)
+    """For the codec's `load_state_dict`."""
+    cursor: dict[str, int] | None = None
+    """Place in the data; None for a newcomer, which starts at the beginning of its shard."""
+    counters: dict[str, float | int | str] = field(default_factory=dict)
+    """What the caller of `save` gave along."""
+    borrowed: bool = False
+    """The checkpoint has no part of this member: it took over another's inner optimizer."""
+
+
+def save(
+    store: Store,
+    round_: int,
+    task: Task,
+    *,
+    members: Sequence[str],
+    shared: bool,
+    outer: Mapping[str, Tensor],
+    codec: Mapping[str, Tensor],
+    cursor: Mapping[str, int],
+    counters: Numbers | None = None,
+    about: Mapping[str, str] | None = None,
+) -> bool:
+    """Save one member's state right after a committed round; return whether all have by now.
+
+    Args:
+        store: Where to.
+        round_: Rounds committed so far.
+        task: What is trained; MUST NOT change meanwhile.
+        members: Who took part in the last round.
+        shared: Whether this member writes the shared part: the first of `members` does.
+        outer: State of the outer strategy; keys that start with `shared.` go to the shared part.
+        codec: State of the codec.
+        cursor: Place in the data.
+        counters: Numbers of the caller that should go on after a resume.
+        about: Metadata that rebuild the model (see `describe`).
+
+    Raises:
+        StorageFull: there is no room; older checkpoints are valid.
+        CheckpointError: some state has a type that cannot be saved.
+    """
+    own, common = collect(
+        task, outer=outer, codec=codec, cursor=cursor, counters=counters or {}, about=about or {}
+    )
+    parts = [common, own] if shared else [own]
+    return store.put(round_, parts, step=task.step, member=task.member, members=members)
+
+
+def resume(store: Store, round_: int, task: Task) -> Restored:
+    """Put a checkpoint back into a task; return what belongs to others.
+
+    A member that the checkpoint does not know takes optimizer and schedule of its first member.
+
+    Raises:
+        CheckpointMissing: there is no complete checkpoint of that round.
+        CheckpointCorrupt: a part is damaged; it is named.
+        CheckpointError: it is of another model or optimizer.
+    """
+    members = store.manifest(round_).members
+    borrowed = task.member not in members
+    donor = min(members, key=slot_of) if borrowed else task.member
+    parts = store.get(round_, names={SHARED, member_part(donor)})
+    for name in (SHARED, member_part(donor)):
+        if name not in parts:
+            raise CheckpointCorrupt(
+                f"the checkpoint of round {round_} has no part {name}", given=sorted(parts)
+            )
+    return restore(task, parts[SHARED], parts[member_part(donor)], borrowed=borrowed)
+
+
+def collect(
+    task: Task,
+    *,
+    outer: Mapping[str, Tensor],
+    codec: Mapping[str, Tensor],
+    cursor: Mapping[str, int],
+    counters: Numbers,
+    about: Mapping[str, str],
+) -> tuple[Part, Part]:
+    """Return the member's own part and the shared part; tensors are not copied.
+
+    Raises:
+        CheckpointError: some state has a type that cannot be saved.
+    """
+    scheduler = task.scheduler.state_dict() if task.scheduler is not None else None
+    model, extra = _split_model(task)
+    state = {STATE: _model_digest(model)}
+    progress = {"step": task.step, "round": task.round, "scheduler": scheduler}
+    common = {
+        **progress,
+        "outer": {k: v for k, v in outer.items() if k.startswith(SHARED_STATE)},
+        "model": extra,
+    }
+    own = {
+        **progress,
+        "tokens": task.tokens,
+        "optimizer": task.optimizer.state_dict(),
+        "random": random_state(),
+        "outer": {k: v for k, v in outer.items() if not k.startswith(SHARED_STATE)},
+        "codec": dict(codec),
+        "cursor": dict(cursor),
+        "counters": dict(counters),
+    }
+    own_tensors, own_tree = flatten(own, prefix="own")
+    tensors, tree = flatten(common, prefix="common")
+    named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
+    return (
+        Part(member_part(task.member), own_tensors, {_TREE: own_tree, **state}),
+        Part(SHARED, {**named, **tensors}, {**about, _TREE: tree, **state}),
+    )
+
+
+def restore(task: Task, shared: Part, own: Part, *, borrowed: bool = False) -> Restored:
+    """Put two parts back into a task; return what belongs to others.
+
+    Args:
+        task: Its model, optimizer, scheduler and progress change; so do the random generators.
+        shared: The shared part.
+        own: The member's own part, or another's.
+        borrowed: It is another's: only optimizer and schedule are taken from it.
+
+    Raises:
+        CheckpointCorrupt: the parts are not of one checkpoint.
+        CheckpointError: they are of another model or optimizer.
+    """
+    if shared.metadata.get(STATE) != own.metadata.get(STATE):
+        raise CheckpointCorrupt(
+            f"parts {shared.name} and {own.name} are not of one checkpoint",
+            given=f"state {own.metadata.get(STATE)}",
+            expected=f"state {shared.metadata.get(STATE)}",
+        )
+    common, mine = _tree_of(shared), _tree_of(own)
+    _load_model(task, plain_names(_model_tensors(shared)), extra=common["model"])
+    _load(task.optimizer, mine["optimizer"], kind="optimizer")
+    if task.scheduler is not None and mine["scheduler"] is not None:
+        _load(task.scheduler, mine["scheduler"], kind="scheduler")
+    task.step, task.round = int(mine["step"]), int(mine["round"])
+    if borrowed:
+        task.tokens = 0
+        return Restored(outer=dict(common["outer"]), borrowed=True)
+    task.tokens = int(mine["tokens"])
+    set_random_state(mine["random"])
+    return Restored(
+        outer={**common["outer"], **mine["outer"]},
+        codec=dict(mine["codec"]),
+        cursor=dict(mine["cursor"]),
+        counters=dict(mine["counters"]),
+    )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every global random number generator: torch, CUDA, numpy, Python."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put back what `random_state` returned; devices that are not here are passed over."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+
+
+def _split_model(task: Task) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a model's state, and what else a module put there."""
+    state = task.model.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def _model_tensors(part: Part) -> dict[str, Tensor]:
+    return {k: v for k, v in part.tensors.items() if k.startswith(MODEL_PREFIX)}
+
+
+def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str, Any]) -> None:
+    try:
+        task.model.load_state_dict({**tensors, **extra})
+    except RuntimeError as error:
+        raise CheckpointError(
+            "the checkpoint is of another model",
+            given=" ".join(str(error).split())[:400],
+            remedy="resume with the [model] and tokenizer it was written with",
+        ) from error
+
+
+def _load(target: Any, state: Any, *, kind: str) -> None:
+    """Give an optimizer or scheduler its state back."""
+    try:
+        target.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoint is of another {kind}",
+            given=f"{type(error).__name__}: {error}",
+            remedy="resume with the [train] table it was written with",
+        ) from error
+
+
+def _tree_of(part: Part) -> dict[str, Any]:
+    if _TREE not in part.metadata:
+        raise CheckpointCorrupt(
+            f"{part.name} is no part of a checkpoint",
+            given=json.dumps(sorted(part.metadata)),
+            expected=f"metadata with {_TREE!r}",
+        )
+    tree = nest(part.metadata[_TREE], part.tensors)
+    return dict(tree)
+
+
+def _model_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of names and bytes: parts that carry the same belong together."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
