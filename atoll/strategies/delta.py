@@ -1,0 +1,86 @@
+"""Parameters as one flat float32 vector: read, write, difference, digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.errors import ConfigError
+
+
+class Flat:
+    """Tensors of a model, read into and written from one flat float32 vector in main memory.
+
+    The order is that of the tensors given; it MUST be the same on every member.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Remember the tensors; nothing is copied."""
+        self.tensors = list(tensors)
+        self.sizes = [tensor.numel() for tensor in self.tensors]
+        self.num_elements = sum(self.sizes)
+
+    def new(self) -> Tensor:
+        """Return an uninitialised vector of the right length."""
+        return torch.empty(self.num_elements)
+
+    @torch.no_grad()
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """Copy the tensors into `out`, or a new vector, in one pass and return it."""
+        vector = self.new() if out is None else out
+        if self.tensors:
+            torch._foreach_copy_(self.views(vector), self.tensors)
+        return vector
+
+    @torch.no_grad()
+    def write(self, vector: Tensor) -> None:
+        """Copy a vector into the tensors.
+
+        Raises:
+            ConfigError: the vector has another length.
+        """
+        if vector.numel() != self.num_elements:
+            raise ConfigError(
+                "a vector does not fit this model",
+                given=f"{vector.numel()} elements",
+                expected=f"{self.num_elements}",
+                remedy="start every member with the same model",
+            )
+        if self.tensors:
+            torch._foreach_copy_(self.tensors, self.views(vector))
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Return the parts of a vector in the shapes of the tensors, sharing its memory."""
+        parts = torch.split(vector, self.sizes)
+        return [part.view(like.shape) for part, like in zip(parts, self.tensors, strict=True)]
+
+
+def pseudo_gradient(start: Tensor, now: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the outer gradient `start - now`, float32, same shape as `start`.
+
+    DiLoCo, Algorithm 1 (https://arxiv.org/abs/2311.08105). The sign is fixed here and nowhere
+    else: an optimizer that subtracts moves towards the members. `out` may be `now` itself.
+
+    Differs from the paper:
+      * computed in float32 even when the model is bfloat16, so that small moves survive.
+    """
+    return torch.sub(start, now, out=out)
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Return whether no element is NaN or infinite, mostly in one pass.
+
+    A sum is NaN or infinite whenever an element is; the slow look is needed only when the sum
+    itself overflows.
+    """
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+
+
+def digest(vector: Tensor) -> str:
+    """Return 32 hex digits over the bytes of a contiguous vector (BLAKE2b)."""
+    data: Any = vector.detach().numpy()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

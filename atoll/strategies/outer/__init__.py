@@ -1,0 +1,1 @@
+"""How members come to agree."""

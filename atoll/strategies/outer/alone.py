@@ -1,0 +1,103 @@
+"""No agreement at all: every member trains its own model.
+
+Rounds still happen now and then, without tensors: they are the moments at which a stop is heard
+and a checkpoint can be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import ConfigError
+from atoll.group.agree import agree
+from atoll.group.group import Group
+from atoll.strategies.delta import Flat, digest
+from atoll.strategies.outer.periodic import outcome
+from atoll.strategies.strategy import Outer, SyncResult, Traffic
+from atoll.strategies.volume import times, volume
+from atoll.task import Task
+
+BASE = "alone"
+"""Members stand on different states on purpose; this is what they say instead of a digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """Options of training without agreement."""
+
+    every: int = 100
+    """Optimizer steps between two moments at which a stop is heard or a checkpoint taken."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return AloneOuter(self)
+
+
+class AloneOuter:
+    """See the module's docstring."""
+
+    shared_steps = 0
+
+    def __init__(self, options: Alone) -> None:
+        """Check the options."""
+        if options.every < 1:
+            raise ConfigError("every is too small", given=options.every, expected="1 or more")
+        self.options = options
+        self._exact = make_codec("fp32")
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Remember the group."""
+        self._group = group
+        self._state = Flat([*task.parameters(), *task.buffers()])
+        self._held = task.step
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Do nothing: everybody starts from where it likes."""
+        return None
+
+    def gradients(self, task: Task) -> None:
+        """Do nothing."""
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Meet without tensors, if it is time."""
+        return self._meet(task) if task.step % self.options.every == 0 else None
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Meet once more if there were steps since."""
+        return self._meet(task) if task.step > self._held else None
+
+    def _meet(self, task: Task) -> SyncResult:
+        number = task.round
+        agreed = agree(
+            self._group, [torch.zeros(1)], codec=self._exact, weight=1.0, base=BASE,
+            round_=number, key="alone", tokens=task.tokens,
+        )  # fmt: skip
+        task.round, self._held = number + 1, task.step
+        return outcome(agreed, number, agreed.seconds, digest="", delta_norm=0.0)
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters and buffers as they are."""
+        return digest(self._state.read())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return when members met last."""
+        return {"own.held": torch.tensor(self._held)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        self._held = int(state["own.held"])
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends: one number now and then."""
+        meetings = -(-steps // self.options.every)
+        return times(volume(self._exact, 1, peers, rank=rank), meetings)

@@ -1,0 +1,62 @@
+"""Local SGD: members train alone and average their parameters every H steps.
+
+Stich 2018, "Local SGD Converges Fast and Communicates Little" (https://arxiv.org/abs/1805.09767),
+Algorithm 1; any inner optimizer.
+
+Differs from the paper:
+  * what is averaged on the wire are differences to the last common parameters, which is the same
+    mean and survives coarse codecs;
+  * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
+  * floating-point buffers are averaged too; the optimizer's state stays local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.errors import ConfigError
+from atoll.strategies.outer.periodic import PeriodicOuter
+from atoll.strategies.strategy import Outer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """Options of Local SGD."""
+
+    every: int = 16
+    """Optimizer steps between two rounds (H)."""
+    weight: str = "tokens"
+    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return AverageOuter(self)
+
+
+class AverageOuter(PeriodicOuter):
+    """See the module's docstring."""
+
+    def __init__(self, options: Average) -> None:
+        """Check the options."""
+        super().__init__(weight=options.weight)
+        if options.every < 1:
+            raise ConfigError("every is too small", given=options.every, expected="1 or more")
+        self.options = options
+
+    def next_due(self, step: int) -> int:
+        """Return the next multiple of `every`."""
+        return (step // self.options.every + 1) * self.options.every
+
+    def is_plain(self, step: int) -> bool:
+        """Return True: the mean is taken as it is."""
+        return True
+
+    def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
+        """Move to the mean of the members' parameters."""
+        start.sub_(mean)

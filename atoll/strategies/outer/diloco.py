@@ -1,0 +1,113 @@
+"""DiLoCo: many local steps, then one outer step of SGD with Nesterov momentum.
+
+Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models"
+(https://arxiv.org/abs/2311.08105), Algorithm 1. Legend: theta the common parameters, theta_i a
+member's, Delta_i its pseudo-gradient, w_i its weight, H = `every`.
+
+    every member: H inner steps (AdamW) from theta on its own shard
+    Delta_i = theta - theta_i
+    theta   = OuterSGD(theta, sum_i w_i Delta_i / sum_i w_i)
+
+Differs from the paper:
+  * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
+  * instead of long ordinary training beforehand, the run itself may start warm: in the first
+    `shared_steps` all members compute on the same data and send nothing, then for `warmup_steps`
+    they average plainly every `warmup_every` steps (post-local SGD);
+  * what remains after the last full round is agreed on in a shorter one;
+  * floating-point buffers are averaged plainly; AdamW's moments stay local, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.errors import ConfigError
+from atoll.strategies.outer.periodic import PeriodicOuter
+from atoll.strategies.outer_optim import OuterSGD
+from atoll.strategies.strategy import Outer
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo:
+    """Options of DiLoCo."""
+
+    every: int = 500
+    """Optimizer steps between two rounds (H)."""
+    outer_lr: float = 0.7
+    """Rate of the outer optimizer."""
+    outer_momentum: float = 0.9
+    """Nesterov momentum of the outer optimizer."""
+    shared_steps: int = 0
+    """First steps that every member computes on the same data, so that they need no traffic
+    (built-in trainer only)."""
+    warmup_steps: int = 0
+    """Steps after those in which members average plainly, every `warmup_every` steps."""
+    warmup_every: int = 8
+    """Steps between two rounds of the warm-up."""
+    weight: str = "tokens"
+    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return DiLoCoOuter(self)
+
+
+class DiLoCoOuter(PeriodicOuter):
+    """See the module's docstring."""
+
+    def __init__(self, options: DiLoCo) -> None:
+        """Check the options."""
+        super().__init__(weight=options.weight)
+        least = {"every": 1, "shared_steps": 0, "warmup_steps": 0, "warmup_every": 1}
+        for name, smallest in least.items():
+            if getattr(options, name) < smallest:
+                raise ConfigError(
+                    f"{name} is too small",
+                    given=getattr(options, name),
+                    expected=f"{smallest} or more",
+                )
+        self.options = options
+        self.shared_steps = options.shared_steps
+        self._warm_until = options.shared_steps + options.warmup_steps
+        self._optimizer = OuterSGD(lr=options.outer_lr, momentum=options.outer_momentum)
+
+    def next_due(self, step: int) -> int:
+        """Return the end of the shared start, of a warm-up interval or of the next H steps."""
+        if step < self.shared_steps:
+            return self.shared_steps
+        if step < self._warm_until:
+            every, since = self.options.warmup_every, self.shared_steps
+            return min(since + ((step - since) // every + 1) * every, self._warm_until)
+        every, since = self.options.every, self._warm_until
+        return since + ((step - since) // every + 1) * every
+
+    def is_plain(self, step: int) -> bool:
+        """Return whether the round is one of the warm-up, or the outer step changes nothing."""
+        return step <= self._warm_until or self._optimizer.is_plain
+
+    def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
+        """Average during the warm-up, then take an outer step."""
+        if step <= self._warm_until:
+            start.sub_(mean)
+        else:
+            self._optimizer.step(start, mean)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the common state with the outer momentum."""
+        outer = {f"shared.outer.{k}": v for k, v in self._optimizer.state_dict().items()}
+        return super().state_dict() | outer
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        super().load_state_dict(state)
+        prefix = "shared.outer."
+        self._optimizer.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        )

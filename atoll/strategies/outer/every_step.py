@@ -1,0 +1,154 @@
+"""Data parallel: the members' gradients are averaged in every step.
+
+What torch's DistributedDataParallel computes, without its buckets and overlap: the yardstick for
+methods that communicate less. As there, parameters stay equal because every member takes the same
+step from the same start.
+
+Differs from DistributedDataParallel:
+  * gradients weigh by the tokens of the step, so that uneven batches give the mean over all
+    tokens, not the mean of means (`weight = "equal"` gives the latter);
+  * floating-point buffers are averaged, not taken from the first member;
+  * a parameter without a gradient takes part with zeros.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.codec import Codec
+from atoll.errors import LossNotFinite
+from atoll.group.agree import agree
+from atoll.group.group import Group
+from atoll.strategies.delta import Flat, digest, is_finite
+from atoll.strategies.outer.periodic import Weigher, outcome, residuals, start_volume
+from atoll.strategies.start import same_start
+from atoll.strategies.strategy import Outer, SyncResult, Traffic
+from atoll.strategies.volume import times, total, volume
+from atoll.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryStep:
+    """Options of data parallel training."""
+
+    weight: str = "tokens"
+    """What a member's gradient weighs: the `tokens` of its batch, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return EveryStepOuter(self)
+
+
+class EveryStepOuter:
+    """See the module's docstring."""
+
+    shared_steps = 0
+
+    def __init__(self, options: EveryStep, *, clock: Clock | None = None) -> None:
+        """Check the options."""
+        self.options = options
+        self._weigher = Weigher(options.weight)
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._base = "start"
+        self._last: SyncResult | None = None
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Get ready for gradients of the task's parameters."""
+        self._group, self._codec = group, codec
+        self._parameters = task.parameters()
+        self._buffers = task.buffers()
+        self._state = Flat([*self._parameters, *self._buffers])
+        self._scratch = self._state.new()
+        self._weigher.reset(task)
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        number = task.round
+        vector, rounds = same_start(task, self._state, self._group, base=self._base)
+        self._base = digest(vector)
+        return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
+
+    def gradients(self, task: Task) -> None:
+        """Replace every gradient by the mean over the members."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        combined = Flat([*(_gradient(p) for p in self._parameters), *self._buffers])
+        vector = combined.read(self._scratch)
+        if not is_finite(vector):
+            raise LossNotFinite(
+                "a gradient is not finite; it was not averaged",
+                given=f"member {task.member}, step {task.step + 1}",
+                expected="finite gradients",
+                remedy="lower the learning rate, or clip the gradients",
+            )
+        number = task.round
+        agreed = agree(
+            self._group, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
+            round_=number, key="gradient", tokens=task.tokens,
+        )  # fmt: skip
+        began = self._clock.monotonic()
+        mean = agreed.reduced.tensors[0]
+        combined.write(mean)
+        # The parameters follow from what was agreed so far: hashing that is enough, every step.
+        chain = (self._base + agreed.reduced.digest).encode()
+        self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
+        self._weigher.reset(task)
+        task.round = number + 1
+        seconds = agreed.seconds | {"apply": self._clock.monotonic() - began}
+        self._last = outcome(
+            agreed, number, seconds, digest=self._base, delta_norm=float(mean.norm())
+        )
+
+    def _weight(self, task: Task) -> float:
+        """Return the weight of this step, which is not counted as done yet."""
+        if self._weigher.kind == "equal":
+            return 1.0
+        return float(max(task.tokens - self._weigher.tokens, 0) or 1)
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Return the round that this step's gradients were agreed in."""
+        result, self._last = self._last, None
+        return result
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Do nothing: every step was agreed on."""
+        return None
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters and buffers as they are."""
+        return digest(self._state.read(self._scratch))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the next round stands on, the counters and the codec's residuals."""
+        own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
+        base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
+        return {"shared.base": base, "own.counters": self._weigher.state(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        self._base = bytes(state["shared.base"].tolist()).decode()
+        self._weigher.load(state["own.counters"])
+        self._codec.load_state_dict(residuals(state))
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`."""
+        each = volume(self._codec, elements, peers, rank=rank)
+        return total([start_volume(peers, rank=rank), times(each, steps)])
+
+
+def _gradient(parameter: torch.nn.Parameter) -> Tensor:
+    """Return a gradient that is there."""
+    if parameter.grad is None:
+        raise RuntimeError("a gradient went away")
+    return parameter.grad

@@ -1,0 +1,253 @@
+"""What outer strategies have in common that combine parameters now and then.
+
+A subclass says when a round is due and what the agreed mean does to the common state.
+
+The common state is one flat float32 vector: the trained parameters, then the floating-point
+buffers. What crosses the network is the difference `start - now`, never the parameters: it is small
+and centred on zero, so coarse codecs lose little. Buffers (running means of BatchNorm) are averaged
+plainly by every method: extrapolating a variance could make it negative. The optimizer's own state
+stays local.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import ConfigError, LossNotFinite
+from atoll.group.agree import Agreed, agree
+from atoll.group.group import Group
+from atoll.strategies.delta import Flat, digest, is_finite, pseudo_gradient
+from atoll.strategies.start import DIGEST_ELEMENTS, same_start
+from atoll.strategies.strategy import SyncResult, Traffic
+from atoll.strategies.volume import times, total, volume
+from atoll.task import Task
+
+WEIGHTS = ("tokens", "equal")
+"""How members weigh: by the tokens trained since the last round, or all the same."""
+
+KEY = "delta"
+"""Names the codec's residual state."""
+
+
+class Weigher:
+    """Weights of one member's contributions: what it trained since the last round."""
+
+    def __init__(self, kind: str) -> None:
+        """Weigh by `tokens` or `equal`.
+
+        Raises:
+            ConfigError: it is another word.
+        """
+        if kind not in WEIGHTS:
+            raise ConfigError(
+                "unknown weight", given=repr(kind), expected=f"one of {', '.join(WEIGHTS)}"
+            )
+        self.kind = kind
+        self.step = 0
+        self.tokens = 0
+
+    def weight(self, task: Task) -> float:
+        """Return the weight now; steps stand in where nobody counts tokens."""
+        steps = task.step - self.step
+        if self.kind == "equal":
+            return float(steps > 0)
+        return float(max(task.tokens - self.tokens, 0) or steps)
+
+    def reset(self, task: Task) -> None:
+        """A round was committed: count from here."""
+        self.step, self.tokens = task.step, task.tokens
+
+    def state(self) -> Tensor:
+        """Return the counters."""
+        return torch.tensor([self.step, self.tokens])
+
+    def load(self, state: Tensor) -> None:
+        """Take up the counters."""
+        self.step, self.tokens = (int(value) for value in state.tolist())
+
+
+class PeriodicOuter(ABC):
+    """Rounds about parameters; see the module's docstring."""
+
+    shared_steps = 0
+
+    def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
+        """Weigh contributions by `tokens` or `equal`."""
+        self._weigher = Weigher(weight)
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._next = 0
+        self._base = "start"
+
+    # ------------------------------------------------------- what a subclass decides
+
+    @abstractmethod
+    def next_due(self, step: int) -> int:
+        """Return the first step after `step` at which a round is due."""
+
+    @abstractmethod
+    def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
+        """Move the parameters `start` in place by the members' mean; `mean` may be used up."""
+
+    @abstractmethod
+    def is_plain(self, step: int) -> bool:
+        """Return whether the round at `step` takes the mean as it is."""
+
+    # --------------------------------------------------------------- the two moments
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Take the parameters as they are for the common state."""
+        self._group, self._codec = group, codec
+        self._flat = Flat([*task.parameters(), *task.buffers()])
+        self._num_parameters = task.num_parameters
+        self._start = self._flat.read()
+        self._scratch = self._flat.new()
+        self._weigher.reset(task)
+        self._next = self.next_due(task.step)
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        return self._same_start(task)
+
+    def gradients(self, task: Task) -> None:  # noqa: B027, a subclass may, but need not
+        """Do nothing: gradients stay local."""
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Hold a round if one is due."""
+        if task.step < self._next:
+            return None
+        shared = task.step == self.shared_steps
+        result = self._same_start(task) if shared else self._round(task)
+        self._next = self.next_due(task.step)
+        return result
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Hold a last round if there were steps since the last one."""
+        return self._round(task) if task.step > self._weigher.step else None
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters and buffers as they are."""
+        return digest(self._flat.read(self._scratch))
+
+    def _round(self, task: Task) -> SyncResult:
+        delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
+        if not is_finite(delta):
+            raise LossNotFinite(
+                "the parameters are not finite; they were not averaged",
+                given=f"member {task.member}, step {task.step}",
+                expected="finite parameters",
+                remedy="lower the learning rate, or clip the gradients",
+            )
+        number = task.round
+        agreed = agree(
+            self._group, [delta], codec=self._codec, weight=self._weigher.weight(task),
+            base=self._base, round_=number, key=KEY, tokens=task.tokens,
+        )  # fmt: skip
+        began = self._clock.monotonic()
+        mean = agreed.reduced.tensors[0]
+        norm = float(mean.norm())
+        self._apply(mean, task.step, alone=agreed.plan.route == "alone")
+        self._settle(task)
+        task.round = number + 1
+        seconds = agreed.seconds | {"apply": self._clock.monotonic() - began}
+        return outcome(agreed, number, seconds, digest=self._base, delta_norm=norm)
+
+    def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
+        """Move the common state, and take it over into the model."""
+        parameters = slice(0, self._num_parameters)
+        buffers = slice(self._num_parameters, None)
+        if alone and self.is_plain(step):
+            # start - (start - now) need not be now to the last bit; one member is to train
+            # exactly as it would without us.
+            self._flat.read(self._start)
+            return
+        self.update(self._start[parameters], mean[parameters], step=step)
+        self._start[buffers].sub_(mean[buffers])
+        self._flat.write(self._start)
+
+    def _same_start(self, task: Task) -> SyncResult:
+        number = task.round
+        self._start, rounds = same_start(task, self._flat, self._group, base=self._base)
+        self._settle(task)
+        seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in rounds[0].seconds}
+        return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)
+
+    def _settle(self, task: Task) -> None:
+        self._base = digest(self._start)
+        self._weigher.reset(task)
+
+    # ------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the common state, the counters and the codec's residuals."""
+        own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
+        return {
+            "shared.start": self._start.clone(),
+            "own.counters": self._weigher.state(),
+            **own,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        start = state["shared.start"]
+        if start.shape != self._start.shape:
+            raise ConfigError(
+                "this state belongs to another model",
+                given=f"{start.numel()} elements",
+                expected=f"{self._start.numel()}",
+            )
+        self._start.copy_(start)
+        self._weigher.load(state["own.counters"])
+        self._codec.load_state_dict(residuals(state))
+        self._base = digest(self._start)
+        self._next = self.next_due(self._weigher.step)
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`."""
+        marks, rounds, step = 1, 0, 0
+        while step < steps:
+            step = min(self.next_due(step), steps)
+            marks, rounds = (
+                marks + (step == self.shared_steps),
+                rounds + (step != self.shared_steps),
+            )
+        return total(
+            [
+                times(start_volume(peers, rank=rank), marks),
+                times(volume(self._codec, elements, peers, rank=rank), rounds),
+            ]
+        )
+
+
+def start_volume(peers: int, *, rank: int) -> Traffic:
+    """Return what it weighs to find that all start from the same parameters."""
+    return volume(make_codec("fp32"), DIGEST_ELEMENTS, peers, rank=rank)
+
+
+def residuals(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the codec's part of an outer strategy's state."""
+    prefix = "own.codec."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def outcome(
+    agreed: Agreed, number: int, seconds: Mapping[str, float], *, digest: str, delta_norm: float
+) -> SyncResult:
+    """Return the result of a committed round."""
+    return SyncResult(
+        round=number,
+        contributors=agreed.reduced.contributors,
+        weight=agreed.reduced.weight,
+        seconds=seconds,
+        sent_bytes=agreed.sent_bytes,
+        received_bytes=agreed.received_bytes,
+        delta_norm=delta_norm,
+        digest=digest,
+        aborted=agreed.attempts - 1,
+    )

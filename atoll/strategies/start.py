@@ -1,0 +1,67 @@
+"""The same start: before members can talk about differences they must stand on the same state."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from atoll.codec.table import make_codec
+from atoll.errors import GroupError
+from atoll.group.agree import Agreed, agree
+from atoll.group.group import Group
+from atoll.strategies.delta import Flat, digest
+from atoll.task import Task
+
+log = logging.getLogger(__name__)
+
+DIGEST_ELEMENTS = 32
+"""Numbers that a comparison of digests sends: 16 bytes, and their squares."""
+
+
+def same_start(task: Task, flat: Flat, group: Group, *, base: str) -> tuple[Tensor, list[Agreed]]:
+    """Make every member's tensors those of the first member; return them as one vector.
+
+    First the members average the bytes of their digests, and the squares of these: the variance
+    is zero exactly when all are equal. That costs 128 bytes and is all that happens when everybody
+    began from the same seed. Otherwise a second round follows in which only the first member's
+    values have weight, uncompressed, so that all others take them over exactly.
+
+    Args:
+        task: Its round is advanced.
+        flat: What has to be equal.
+        group: The members.
+        base: What all stand on already: their last common digest, or a fixed word.
+    """
+    codec = make_codec("fp32")
+    vector = flat.read()
+    rounds: list[Agreed] = []
+    while True:
+        mark = torch.tensor(list(bytes.fromhex(digest(vector))), dtype=torch.float32)
+        compared = agree(
+            group, [mark, mark.square()], codec=codec, weight=1.0, base=base, round_=task.round,
+            key="start", tokens=task.tokens,
+        )  # fmt: skip
+        rounds.append(compared)
+        task.round += 1
+        mean, squares = compared.reduced.tensors
+        if len(compared.reduced.contributors) == 1 or torch.equal(mean.square(), squares):
+            return vector, rounds
+        leader = compared.reduced.contributors[0]
+        log.info("members start from different parameters: all take those of %s", leader)
+        try:
+            copied = agree(
+                group, [vector], codec=codec, weight=float(group.me == leader), base=base,
+                round_=task.round, key="start", tokens=task.tokens, attempts=3,
+            )  # fmt: skip
+        except GroupError as error:
+            if "weight" not in str(error):
+                raise
+            log.warning("%s was lost while it gave its parameters; asking again", leader)
+            continue
+        rounds.append(copied)
+        task.round += 1
+        vector = copied.reduced.tensors[0]
+        flat.write(vector)
+        return vector, rounds

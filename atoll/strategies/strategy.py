@@ -1,0 +1,128 @@
+"""What a strategy is: inner x outer x codec over a group. The two seams and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from atoll.codec.codec import Codec
+from atoll.group.group import Group
+from atoll.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """One committed round, as this member saw it."""
+
+    round: int
+    """Its number, from 0."""
+    contributors: tuple[str, ...]
+    """Whose values are in the mean."""
+    weight: float
+    """Sum of their weights."""
+    seconds: Mapping[str, float]
+    """Seconds by phase: join, reduce, commit (all attempts together), apply."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    delta_norm: float = 0.0
+    """Euclidean norm of the mean that was applied."""
+    digest: str = ""
+    """Digest of the agreed state after the round; equal on every member."""
+    committed: bool = True
+    aborted: int = 0
+    """Attempts before that were not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one member sends and receives in a run: encoded values, without frame headers."""
+
+    rounds: int
+    relay_sent_bytes: int
+    relay_received_bytes: int
+    direct_sent_bytes: int
+    direct_received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One optimizer step."""
+
+    loss: float
+    """Mean training loss of the batch, before the step."""
+    grad_norm: float
+    """Norm of the gradient before clipping."""
+    tokens: int
+    sync: SyncResult | None = field(default=None)
+
+
+class Outer(Protocol):
+    """How replicas come to agree.
+
+    Calls come in this order: `setup`, `load_state_dict` when resuming or `begin` when not, then
+    `gradients` and `sync` in every step, and `finish` once. Everything that crosses the network
+    goes through `group.agree`, so a round happens on every member or on none.
+    """
+
+    @property
+    def shared_steps(self) -> int:
+        """How many first steps every member computes on the same data."""
+        ...
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Get ready; nothing crosses the network yet."""
+        ...
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that every member starts from the same parameters."""
+        ...
+
+    def gradients(self, task: Task) -> None:
+        """Combine gradients: called after backward, before the optimizer's step."""
+        ...
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Combine parameters if it is time: called after the optimizer's step."""
+        ...
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Agree on what the last steps since a sync brought, so that all end with one model."""
+        ...
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters that this member carries."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all state. Keys `shared.*` are equal on every member after a round."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; the model's parameters are restored elsewhere."""
+        ...
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what the member of a rank sends in a run of `steps`; exact, and pure.
+
+        Args:
+            elements: Trained numbers of the model, and its floating-point buffers.
+            peers: Members, itself included.
+            steps: Optimizer steps of the run.
+            rank: Index among the members; on the direct route shares differ by a block.
+        """
+        ...
+
+
+class Inner(Protocol):
+    """How one optimizer step is computed."""
+
+    def step(self, task: Task, batch: Any, outer: Outer) -> StepResult:
+        """Do one step, with the outer strategy's two moments around the optimizer's step.
+
+        Raises:
+            LossNotFinite: the loss or a gradient is; nothing was updated.
+        """
+        ...

@@ -1,0 +1,139 @@
+"""Names of strategies and presets: rows of data. Importing this loads no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from atoll.config import StrategyTable, read_table
+from atoll.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from atoll.strategies.strategy import Outer
+
+INNERS: Mapping[str, str] = MappingProxyType({"local": "atoll.strategies.inner.local:Local"})
+"""Name -> class that computes a step."""
+
+OUTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "alone": "atoll.strategies.outer.alone:Alone",
+        "every_step": "atoll.strategies.outer.every_step:EveryStep",
+        "average": "atoll.strategies.outer.average:Average",
+        "diloco": "atoll.strategies.outer.diloco:DiLoCo",
+    }
+)
+"""Name -> the options of an outer strategy; their `build` makes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A well-known method as the names of its parts."""
+
+    outer: str
+    codec: str = "fp32"
+    inner: str = "local"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the outer strategy that differ from its defaults."""
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "alone": Preset(outer="alone"),
+        "ddp": Preset(outer="every_step"),
+        "local-sgd": Preset(outer="average"),
+        "diloco": Preset(outer="diloco", codec="int8"),
+    }
+)
+"""Name in a job file -> inner x outer x codec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A strategy with nothing left open."""
+
+    inner: str
+    outer: str
+    codec: str
+    options: Mapping[str, Any]
+
+    def names(self) -> dict[str, str]:
+        """Return the three names, for summaries."""
+        return {"inner": self.inner, "outer": self.outer, "codec": self.codec}
+
+
+def resolve(table: StrategyTable) -> Resolved:
+    """Return the parts that `[strategy]` means; the codec's name is checked when it is made.
+
+    What the table leaves out comes from its preset; options of the preset hold only for the
+    preset's own outer strategy.
+
+    Raises:
+        ConfigError: a preset, inner or outer strategy is unknown; the nearest one is named.
+    """
+    if table.preset not in PRESETS:
+        raise unknown("preset of strategies", table.preset, PRESETS)
+    preset = PRESETS[table.preset]
+    outer, inner = table.outer or preset.outer, table.inner or preset.inner
+    if outer not in OUTERS:
+        raise unknown("outer strategy", outer, OUTERS)
+    if inner not in INNERS:
+        raise unknown("inner strategy", inner, INNERS)
+    options = dict(preset.options if outer == preset.outer else {}) | dict(table.options)
+    return Resolved(inner=inner, outer=outer, codec=table.codec or preset.codec, options=options)
+
+
+def load(path: str) -> Any:
+    """Return the object that `module:Name` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def read_options(resolved: Resolved) -> Any:
+    """Return the options of the outer strategy as its dataclass; loads torch.
+
+    Raises:
+        ConfigError: an option is unknown or of the wrong type.
+    """
+    where = f"[strategy] with outer = {resolved.outer!r}"
+    return read_table(load(OUTERS[resolved.outer]), resolved.options, where=where)
+
+
+def build_outer(resolved: Resolved) -> Outer:
+    """Return the outer strategy; loads torch.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type or out of range.
+    """
+    outer: Outer = read_options(resolved).build()
+    return outer
+
+
+def resolve_outer(outer: object, *, codec: str = "") -> tuple[Any, str]:
+    """Return options and codec for what a person wrote in `run.wrap`: a name or options.
+
+    Args:
+        outer: The name of a preset or an outer strategy, or an options object like `DiLoCo()`.
+        codec: The codec; empty for the preset's, or fp32.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(outer, str):
+        if outer in PRESETS:
+            resolved = resolve(StrategyTable(preset=outer, codec=codec))
+        elif outer in OUTERS:
+            resolved = Resolved(inner="local", outer=outer, codec=codec or "fp32", options={})
+        else:
+            raise unknown("outer strategy", outer, {*PRESETS, *OUTERS})
+        return read_options(resolved), resolved.codec
+    if dataclasses.is_dataclass(outer) and hasattr(outer, "build"):
+        return outer, codec or "fp32"
+    raise ConfigError(
+        "outer is neither a name nor options of a strategy",
+        given=repr(outer),
+        expected='"diloco" or atoll.DiLoCo(every=500)',
+    )
