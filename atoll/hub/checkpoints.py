@@ -48,6 +48,11 @@ SHARED_PART = "shared.safetensors"
 """The part without which no other is of use."""
 
 
+def own_part(member: str) -> str:
+    """Return the name of the part that every member writes for itself."""
+    return f"{member}.safetensors"
+
+
 def newest_complete(folder: Path) -> int:
     """Return the highest round of a complete checkpoint in a job's folder, or -1.
 
@@ -158,10 +163,11 @@ class Checkpoints:
             if await self._files.stat(job, manifest_path) is not None:
                 return True
             parts = await self._parts(job, round_)
-            delivered = {member for member, _, _ in parts}
+            delivered = {member for member, _, part in parts if part.name == own_part(member)}
+            senders = {member for member, _, _ in parts}
             if not any(part.name == SHARED_PART for _, _, part in parts):
                 return False
-            if await self._awaited(job, round_) - delivered:
+            if (senders | await self._awaited(job, round_)) - delivered:
                 return False
             manifest = Manifest(
                 job=job,

@@ -21,6 +21,7 @@ from atoll.ids import new_suffix
 
 logger = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-m", "atoll.reducer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 STEADY_S = 60.0
 """A process that lived this long is restarted without a long pause."""
@@ -93,8 +94,7 @@ class Reducers:
             threads=1,
         )
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "atoll.reducer"),
+            *COMMAND,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -31,6 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
         PortTaken: another program listens there.
         ConfigError: this machine has no such address.
     """
+    bound: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -41,6 +42,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
         bound.listen(1024)
     except OSError as error:
+        if bound is not None:
+            bound.close()
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
                 "the hub cannot listen on this address",
@@ -200,6 +203,8 @@ def _config(hub: Hub) -> uvicorn.Config:
     """Return how uvicorn serves a hub: no pings (heartbeats do that), no compression, no log."""
     return uvicorn.Config(
         hub.asgi,
+        interface="asgi3",
+        proxy_headers=False,
         ws="websockets-sansio",
         http="h11",
         lifespan="off",

@@ -1,0 +1,182 @@
+"""A process that talks to a real hub over a real socket, one call at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+from websockets.sync.client import ClientConnection, connect
+
+from atoll.hub.server import HubServer
+from atoll.wire.chunks import ChunkHead, pack_chunk
+from atoll.wire.frames import Kind, Relay, decode, decode_relay, encode_relay
+from atoll.wire.limits import MAX_FRAME_BYTES, PROTOCOL
+from atoll.wire.messages import Envelope, Hello, Launch, Message, NodeInfo, pack, unpack
+
+M = TypeVar("M", bound=Message)
+
+WAIT_S = 10.0
+
+
+@contextlib.contextmanager
+def open_socket(hub: HubServer, *, receive_buffer_bytes: int = 0) -> Iterator[ClientConnection]:
+    """Yield a WebSocket to the hub; a small receive buffer makes a slow reader felt soon."""
+    raw = socket.socket()
+    if receive_buffer_bytes:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    raw.connect(("127.0.0.1", hub.port))
+    with connect(
+        f"ws://127.0.0.1:{hub.port}/ws",
+        sock=raw,
+        compression=None,
+        ping_interval=None,
+        max_size=MAX_FRAME_BYTES,
+        max_queue=1,
+        close_timeout=0.2,
+    ) as connection:
+        yield connection
+
+
+class Peer:
+    """One session. Notices and relayed frames that come while waiting are kept."""
+
+    def __init__(
+        self,
+        hub: HubServer,
+        session: str,
+        *,
+        token: str = "",
+        incarnation: str = "i1",
+        info: NodeInfo | None = None,
+        receive_buffer_bytes: int = 0,
+    ) -> None:
+        self.session = session
+        self._open = contextlib.ExitStack()
+        self.socket = self._open.enter_context(
+            open_socket(hub, receive_buffer_bytes=receive_buffer_bytes)
+        )
+        self.notices: list[Message] = []
+        self.relayed: list[Relay] = []
+        self.answers: dict[int, Message] = {}
+        self._last_id = 0
+        hello = Hello(PROTOCOL, "test", session, token or hub.operator_token, incarnation, info)
+        self.welcome = self.request(hello)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._open.close()
+
+    def cut(self) -> None:
+        """Break the connection without a word, as a cable that is pulled would after a reset."""
+        self.socket.socket.shutdown(socket.SHUT_RDWR)
+        self.close()
+
+    def ask(self, body: Message) -> int:
+        """Send a request; return its id."""
+        self._last_id += 1
+        self.socket.send(pack(body, id=self._last_id))
+        return self._last_id
+
+    def tell(self, body: Message) -> None:
+        self.socket.send(pack(body))
+
+    def answer(self, id: int, *, timeout_s: float = WAIT_S) -> Message:
+        """Wait for the answer to a request."""
+        deadline = time.monotonic() + timeout_s
+        while id not in self.answers:
+            self.read(deadline)
+        return self.answers.pop(id)
+
+    def request(self, body: Message, *, timeout_s: float = WAIT_S) -> Message:
+        return self.answer(self.ask(body), timeout_s=timeout_s)
+
+    def notice(self, kind: type[M], *, timeout_s: float = WAIT_S) -> M:
+        """Wait for a notice of a kind and take it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for body in self.notices:
+                if isinstance(body, kind):
+                    self.notices.remove(body)
+                    return body
+            self.read(deadline)
+
+    def relay_from(self, *, timeout_s: float = WAIT_S) -> Relay:
+        """Wait for a relayed frame and take it."""
+        deadline = time.monotonic() + timeout_s
+        while not self.relayed:
+            self.read(deadline)
+        return self.relayed.pop(0)
+
+    def read(self, deadline: float) -> None:
+        """Read one frame; TimeoutError at the deadline, ConnectionClosed when closed."""
+        message = self.socket.recv(timeout=max(0.0, deadline - time.monotonic()), decode=False)
+        frame = decode(message)
+        if frame.kind is Kind.RELAY:
+            self.relayed.append(decode_relay(frame))
+            return
+        envelope: Envelope = unpack(frame)
+        if envelope.reply:
+            self.answers[envelope.id] = envelope.body
+        else:
+            self.notices.append(envelope.body)
+
+    def relay(self, to: str, payload: bytes, *, source: str = "") -> int:
+        """Send a relay frame; return its bytes."""
+        frame = encode_relay(to, source or self.session, payload)
+        self.socket.send(frame)
+        return len(frame)
+
+
+def chunk(nbytes: int) -> bytes:
+    """Return a chunk as reducers get them."""
+    head, piece = pack_chunk(
+        ChunkHead("contribute", 1, 0, 0, 1, nbytes, "fp32", [nbytes // 4], 1.0), bytes(nbytes)
+    )
+    return head + bytes(piece)
+
+
+NODE = NodeInfo("box", "Linux", "3.11", "test", cores=4, slots=2)
+
+SPEC = """
+[job]
+name = "{name}"
+nodes = {nodes}
+route = "{route}"
+"""
+
+
+def node(hub: HubServer, name: str, *, slots: int = 2, incarnation: str = "i1") -> Peer:
+    """Join a machine and connect its agent."""
+    assert hub.hub is not None
+    address, token = hub.call(hub.hub.stores.auth.redeem(hub.ticket.rpartition("/")[2], name=name))
+    info = NodeInfo("box", "Linux", "3.11", "test", cores=4, slots=slots)
+    return Peer(hub, address, token=token, incarnation=incarnation, info=info)
+
+
+def submit(hub: HubServer, *, nodes: int, route: str = "relay", name: str = "j") -> str:
+    """Submit a job; return its id."""
+    assert hub.hub is not None
+    text = SPEC.format(name=name, nodes=nodes, route=route)
+    job = hub.call(hub.hub.stores.jobs.create(text, files={})).job
+    hub.call(hub.hub.live.submit(job))
+    return job
+
+
+def member(hub: HubServer, launch: Launch, *, incarnation: str = "i1") -> Peer:
+    """Connect as the process that a Launch asks for."""
+    session = f"{launch.job}/{launch.member}"
+    return Peer(hub, session, token=launch.token, incarnation=incarnation)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.hub import reducers as reducers_module
+from atoll.hub.app import HubOptions
+from atoll.hub.jobs import Member
+from atoll.hub.placement import outcome, spread
+from atoll.hub.server import HubServer
+from atoll.wire.messages import Done, Finished, ProcessState, RoundJoin, RoundPlan, Stop
+from tests.hub.peer import Peer, member, node, submit
+from tests.hub.test_membership import (
+    Running,
+    commands,
+    job_of,
+    launches,
+    options,
+    registered,
+    until,
+)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer(options(tmp_path)) as server:
+        yield server
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 4)), st.integers(1, 12))
+def test_spread_is_as_even_as_the_free_places_allow(free: dict[str, int], wanted: int) -> None:
+    chosen = Counter(spread(free, wanted))
+    if sum(free.values()) < wanted:
+        assert not chosen
+        return
+    assert chosen.total() == wanted
+    assert all(chosen[node] <= free[node] for node in chosen)
+    open_nodes = [node for node in free if chosen[node] < free[node]]
+    assert all(chosen[busy] - chosen[node] <= 1 for busy in chosen for node in open_nodes)
+
+
+def members(*states: str, error: dict[str, str] | None = None) -> dict[str, Member]:
+    named = [
+        Member(member=f"w{i}", slot=i, node="n", state=state) for i, state in enumerate(states)
+    ]
+    named[0].error = error
+    return {m.member: m for m in named}
+
+
+@pytest.mark.parametrize(
+    ("states", "kind", "stopping", "expected"),
+    [
+        (("running", "done"), "", False, None),
+        (("done", "done"), "", False, "done"),
+        (("lost", "done"), "", False, "done"),
+        (("lost", "failed"), "", False, "failed"),
+        (("failed", "running"), "LossNotFinite", False, "failed"),
+        (("failed", "running"), "OutOfMemory", False, None),
+        (("done", "stopped"), "", True, "stopped"),
+        (("stopped", "running"), "", True, None),
+    ],
+)
+def test_outcome(states: tuple[str, ...], kind: str, stopping: bool, expected: str | None) -> None:
+    error = {"kind": kind, "what": "x"} if kind else None
+    end = outcome(members(*states, error=error), stopping=stopping)
+    assert (end[0] if end else None) == expected
+
+
+def test_job_waits_with_its_reason_until_nodes_are_free(hub: HubServer) -> None:
+    job = submit(hub, nodes=4)
+    assert job_of(hub, job).state == "waiting"
+    assert job_of(hub, job).reason == "needs 4 nodes, 0 are free"
+    with node(hub, "a") as a:
+        until(lambda: job_of(hub, job).reason == "needs 4 nodes, 2 are free")
+        with node(hub, "b") as b:
+            until(lambda: job_of(hub, job).state == "running")
+            by_node = Counter(m.node for m in job_of(hub, job).members.values())
+            assert by_node == {a.session: 2, b.session: 2}
+
+
+def test_launch_carries_spec_files_and_a_token_of_its_job(hub: HubServer) -> None:
+    assert hub.hub is not None
+    spec = '[job]\nname = "mine"\nnodes = 1\nscript = "train.py"\n'
+    with node(hub, "a") as agent:
+        stores = hub.hub.stores
+        job = hub.call(stores.jobs.create(spec, files={"train.py": "print(1)"})).job
+        hub.call(hub.hub.live.submit(job))
+        launch = launches(agent, 1)["w0"]
+        assert (launch.job, launch.slot, launch.attempt) == (job, 0, 1)
+        assert launch.files == {"train.py": "print(1)"}
+        assert 'script = "train.py"' in launch.spec
+        assert stores.auth.authenticate(launch.token).name == job
+
+
+def test_places_are_free_again_when_a_job_ended(hub: HubServer) -> None:
+    with node(hub, "a", slots=1) as agent:
+        first, second = submit(hub, nodes=1), submit(hub, nodes=1)
+        assert job_of(hub, second).reason == "needs 1 nodes, 0 are free"
+        with member(hub, launches(agent, 1)["w0"]) as w0:
+            registered(w0)
+            w0.request(Finished(True))
+        until(lambda: job_of(hub, first).state == "done")
+        until(lambda: job_of(hub, second).state == "running")
+        assert launches(agent, 1)["w0"].job == second
+
+
+def test_small_job_starts_though_a_large_one_waits(hub: HubServer) -> None:
+    with node(hub, "a"):
+        large, small = submit(hub, nodes=9), submit(hub, nodes=1)
+        assert job_of(hub, large).state == "waiting"
+        assert job_of(hub, small).state == "running"
+
+
+def test_waiting_job_is_stopped_at_once(hub: HubServer) -> None:
+    assert hub.hub is not None
+    job = submit(hub, nodes=1)
+    hub.call(hub.hub.live.stop(job, grace_s=1))
+    assert job_of(hub, job).state == "stopped"
+
+
+def test_stop_is_in_the_next_plan_and_the_job_ends_stopped(hub: HubServer) -> None:
+    assert hub.hub is not None
+    group = Running(hub)
+    assert not group.plan().stopping
+    hub.call(hub.hub.live.stop(group.job, grace_s=30))
+    assert registered(group.members[0]).stopping
+    for peer in group.members:
+        peer.request(Finished(True))
+    until(lambda: job_of(hub, group.job).state == "stopped")
+    group.close()
+
+
+def test_members_that_do_not_stop_in_time_are_ended_by_their_node(hub: HubServer) -> None:
+    assert hub.hub is not None
+    group = Running(hub)
+    hub.call(hub.hub.live.stop(group.job, grace_s=0.1))
+    stops = commands(group.agent, 2)
+    assert {s.member for s in stops if isinstance(s, Stop)} == {"w0", "w1"}
+    group.close()
+
+
+def test_member_may_stop_its_own_job_only(hub: HubServer) -> None:
+    group = Running(hub)
+    token = group.launches[0].token
+    with Peer(hub, f"{group.job}/control", token=token) as control:
+        assert not isinstance(control.request(Stop("other", "", 5.0)), Done)
+        assert isinstance(control.request(Stop(group.job, "", 5.0)), Done)
+    assert job_of(hub, group.job).stopping
+    group.close()
+
+
+def test_failed_job_is_resumed_under_its_name_and_waits_for_all(hub: HubServer) -> None:
+    assert hub.hub is not None
+    group = Running(hub)
+    for peer in group.members:
+        peer.cut()
+    until(lambda: job_of(hub, group.job).state == "failed")
+    assert hub.call(hub.hub.live.resume(group.job)) == group.job
+    again = launches(group.agent, 3)
+    assert {m: launch.attempt for m, launch in again.items() if m != "reducer"} == {
+        "w0": 2,
+        "w1": 2,
+    }
+    peers = [member(hub, again[m], incarnation="second") for m in ("w0", "w1", "reducer")]
+    for peer in peers[:2]:
+        assert registered(peer).resume_round == -1
+    ids = [peer.ask(RoundJoin(0, "base")) for peer in peers[:2]]
+    plans = [peer.answer(id) for peer, id in zip(peers, ids, strict=False)]
+    assert isinstance(plans[0], RoundPlan)
+    assert plans[0].members == ["w0", "w1"]
+    for peer in peers:
+        peer.close()
+    group.close()
+
+
+def test_resume_of_a_running_job_changes_nothing(hub: HubServer) -> None:
+    assert hub.hub is not None
+    group = Running(hub)
+    assert hub.call(hub.hub.live.resume(group.job)) == group.job
+    assert job_of(hub, group.job).members["w0"].attempt == 1
+    group.close()
+
+
+def test_reducer_on_a_node_is_replaced_when_it_is_lost(hub: HubServer) -> None:
+    group = Running(hub)
+    group.reducer.cut()
+    (again,) = launches(group.agent, 1).values()
+    assert again.member == "reducer"
+    group.close()
+
+
+def test_reducer_beside_the_hub_is_kept_running_until_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "reducer.py"
+    marks = tmp_path / "marks"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        f"marks = pathlib.Path({str(marks)!r}); marks.mkdir(exist_ok=True)\n"
+        "(marks / str(os.getpid())).write_text(os.environ['ATOLL_MEMBER'])\n"
+        "print('hello from the reducer', flush=True)\n"
+        "sys.exit(3) if len(list(marks.iterdir())) < 2 else time.sleep(60)\n"
+    )
+    monkeypatch.setattr(reducers_module, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(reducers_module, "FIRST_PAUSE_S", 0.05)
+    base = options(tmp_path)
+    with (
+        HubServer(HubOptions(data=base.data, jobs=base.jobs, reconnect_grace_s=0.3)) as hub,
+        node(hub, "a") as agent,
+    ):
+        job = submit(hub, nodes=2)
+        assert set(launches(agent, 2)) == {"w0", "w1"}
+        until(lambda: marks.exists() and len(list(marks.iterdir())) == 2)
+        assert hub.hub is not None
+        logs = hub.hub.stores.logs
+        until(lambda: len(hub.call(logs.read(job, member="reducer"))) >= 2)
+        hub.call(hub.hub.live.stop(job, grace_s=0.0))
+        pids = [int(path.name) for path in marks.iterdir()]
+        for item in commands(agent, 2):
+            agent.request(ProcessState(job, item.member, "exited", exit_code=75))
+        until(lambda: job_of(hub, job).state == "stopped")
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from atoll.errors import ConfigError, PortTaken
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer, bind, reachable_url
+from atoll.wire.messages import Done, Event, Welcome
+from tests.hub.peer import Peer, node, submit
+
+
+class Process:
+    """A hub as a program."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "atoll.hub", "--data", str(folder / "data")),
+                *("--jobs", str(folder / "runs"), *arguments),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        self.ready_s = time.monotonic() - self.began
+        self.info: dict[str, Any] = json.loads(self.line) if self.line else {}
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, float, str]:
+        """Send a signal; return exit status, seconds until the end, standard error."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=10)
+        return self.process.returncode, time.monotonic() - began, errors
+
+
+@contextmanager
+def program(folder: Path, *arguments: str) -> Iterator[Process]:
+    process = Process(folder, *arguments)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.process.kill()
+        process.process.communicate(timeout=10)
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_line_says_ready_and_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
+    with program(tmp_path) as hub:
+        assert set(hub.info) == {"url", "port", "ticket", "operator_token"}
+        assert httpx.get(hub.info["url"] + "/healthz").status_code == 200
+        code, seconds, errors = hub.end(number)
+        assert (code, errors) == (0, "")
+        assert seconds < 2.0
+
+
+def test_open_streams_and_sessions_do_not_delay_the_end(tmp_path: Path) -> None:
+    with program(tmp_path) as hub:
+        headers = {"Authorization": "Bearer " + hub.info["operator_token"]}
+        url = hub.info["url"] + "/api/stream"
+        streaming = threading.Event()
+
+        def listen() -> None:
+            with httpx.stream("GET", url, headers=headers, timeout=20) as response:
+                assert response.status_code == 200
+                streaming.set()
+                for _ in response.iter_raw():
+                    pass
+
+        reader = threading.Thread(target=lambda: suppress(listen), daemon=True)
+        reader.start()
+        assert streaming.wait(10)
+        code, seconds, _ = hub.end()
+        assert code == 0
+        assert seconds < 2.5
+        reader.join(5)
+
+
+def suppress(function: Any) -> None:
+    """Run a function that the end of the hub cuts off."""
+    try:
+        function()
+    except httpx.HTTPError:
+        return
+
+
+def test_ticket_and_operator_token_survive_a_restart(tmp_path: Path) -> None:
+    for uses in ((), ("--ticket-uses", "3")):
+        with program(tmp_path, *uses) as hub:
+            first = hub.info
+            hub.end()
+        with program(tmp_path, "--port", str(first["port"]), *uses) as hub:
+            assert hub.info == first
+
+
+def test_limited_ticket_is_another_one_and_runs_out(tmp_path: Path) -> None:
+    with HubServer(HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", ticket_uses=1)) as hub:
+        secret = hub.ticket.rpartition("/")[2]
+        for status in (201, 401):
+            answer = httpx.post(hub.url + "/api/join", json={"secret": secret, "name": "n"})
+            assert answer.status_code == status
+
+
+def test_advertised_host_is_in_the_ticket(tmp_path: Path) -> None:
+    options = HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", advertise="hub.example")
+    with HubServer(options) as hub:
+        assert hub.ticket.startswith(f"atoll://hub.example:{hub.port}/")
+
+
+def test_port_taken_is_said_with_a_remedy(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match="--port"):
+            bind("127.0.0.1", port)
+        with program(tmp_path, "--port", str(port)) as hub:
+            _, errors = hub.process.communicate(timeout=10)
+            assert hub.process.returncode == 1
+            assert "what to do" in errors
+            assert "Traceback" not in errors
+
+
+def test_port_taken_is_raised_in_process(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        options = HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", port=taken.getsockname()[1])
+        with pytest.raises(PortTaken), HubServer(options):
+            pass
+
+
+def test_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot listen on this address"):
+        bind("192.0.2.1", 0)
+
+
+def test_url_of_a_hub_that_listens_everywhere_names_one_address() -> None:
+    assert reachable_url("127.0.0.1", 80) == "http://127.0.0.1:80"
+    assert "0.0.0.0" not in reachable_url("0.0.0.0", 80)
+    assert reachable_url("::1", 80) == "http://[::1]:80"
+
+
+def test_second_hub_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    with program(tmp_path), program(tmp_path) as second:
+        _, errors = second.process.communicate(timeout=10)
+        assert second.process.returncode == 1
+        assert "Traceback" not in errors
+
+
+def test_hub_is_small_and_ready_soon(tmp_path: Path) -> None:
+    with program(tmp_path) as hub:
+        server = HubServer(HubOptions(data=tmp_path, jobs=tmp_path))
+        server.port, server.operator_token = hub.info["port"], hub.info["operator_token"]
+        peers = [Peer(server, f"j/w{slot}") for slot in range(4)]
+        for peer in peers:
+            assert isinstance(peer.welcome, Welcome)
+            assert isinstance(peer.request(Event("note", "x")), Done)
+        used = resident_bytes(hub.process.pid)
+        for peer in peers:
+            peer.close()
+        assert used < 90e6
+        assert hub.ready_s < 5.0  # 1.5 s on a machine that does nothing else
+
+
+def test_hub_never_loads_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, atoll.hub.__main__\n"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'plotly')"
+        " or m.startswith('atoll.net')]\n"
+        "sys.exit(repr(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_other_websocket_paths_are_refused(tmp_path: Path) -> None:
+    with HubServer(HubOptions(data=tmp_path / "d", jobs=tmp_path / "j")) as hub:
+        headers = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        }
+        assert httpx.get(hub.url + "/elsewhere", headers=headers).status_code == 403
+
+
+def test_job_and_node_are_seen_over_rest(tmp_path: Path) -> None:
+    options = HubOptions(data=tmp_path / "d", jobs=tmp_path / "j", reducers=False)
+    with HubServer(options) as hub, node(hub, "box"):
+        job = submit(hub, nodes=3)
+        headers = {"Authorization": f"Bearer {hub.operator_token}"}
+        view = httpx.get(f"{hub.url}/api/jobs/{job}", headers=headers).json()
+        assert view["state"] == "waiting"
+        assert view["reason"] == "needs 3 nodes, 2 are free"
+        nodes = httpx.get(f"{hub.url}/api/nodes", headers=headers).json()
+        assert [n["state"] for n in nodes] == ["online"]
