@@ -284,7 +284,7 @@ def _open_writer(path: Path, schemas: Sequence[str]) -> sqlite3.Connection:
 
 def _explain(error: sqlite3.Error, path: Path) -> AtollError:
     """Return what an error of SQLite means for the person who runs the hub."""
-    text = str(error)
+    text = " ".join(str(error).split())
     if "full" in text:
         return StorageFull(
             "no room is left for the hub's database",

@@ -1,0 +1,360 @@
+"""What every queue promises; each backend inherits this suite and says how to open one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from atoll.clock import VirtualClock
+from atoll.errors import HubError
+from atoll.hub.queue import MAX_CLAIM_BYTES, Depth, Queue
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 3
+LEASE_S = 10.0
+BOUND_S = 10.0
+"""Longest that any wait of these tests may take."""
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, BOUND_S))
+
+
+class QueueContract:
+    """The suite. `open` gives a queue whose items become dead letters after `MAX_ATTEMPTS`."""
+
+    clock: VirtualClock
+    folder: Path
+
+    @pytest.fixture(autouse=True)
+    def _prepare(self, tmp_path: Path) -> None:
+        self.clock, self.folder = VirtualClock(), tmp_path
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Queue]:
+        raise NotImplementedError
+        yield
+
+    def with_queue(self, test: Callable[[Queue], Awaitable[None]]) -> None:
+        async def work() -> None:
+            async with self.open() as queue:
+                await test(queue)
+
+        run(work())
+
+    def test_items_come_in_the_order_in_which_they_were_put(self) -> None:
+        async def test(queue: Queue) -> None:
+            for key in "abc":
+                await queue.put("q", key=key, payload=key.encode())
+            items = await queue.claim("q", lease_s=LEASE_S, limit=10)
+            assert [(i.key, i.payload, i.attempt) for i in items] == [
+                ("a", b"a", 1),
+                ("b", b"b", 1),
+                ("c", b"c", 1),
+            ]
+
+        self.with_queue(test)
+
+    def test_the_same_key_is_stored_once_even_after_it_is_done(self) -> None:
+        async def test(queue: Queue) -> None:
+            first = await queue.put("q", key="a", payload=b"1")
+            again = await queue.put("q", key="a", payload=b"2")
+            assert (again.seq, again.duplicate, first.duplicate) == (first.seq, True, False)
+            (item,) = await queue.claim("q", lease_s=LEASE_S, limit=10)
+            assert item.payload == b"1"
+            await queue.ack("q", lease=item.lease)
+            assert (await queue.put("q", key="a", payload=b"3")).duplicate
+            assert await queue.claim("q", lease_s=LEASE_S) == []
+
+        self.with_queue(test)
+
+    def test_queues_do_not_mix(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="a", payload=b"")
+            await queue.put("r", key="a", payload=b"")
+            (item,) = await queue.claim("r", lease_s=LEASE_S, limit=10)
+            with pytest.raises(HubError, match="not held"):
+                await queue.ack("q", lease=item.lease)
+            assert await queue.depths() == {"q": Depth(ready=1), "r": Depth(leased=1)}
+
+        self.with_queue(test)
+
+    def test_a_leased_item_is_given_to_nobody_else_until_the_lease_ends(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="a", payload=b"")
+            (first,) = await queue.claim("q", lease_s=LEASE_S)
+            self.clock.advance(LEASE_S - 0.1)
+            assert await queue.claim("q", lease_s=LEASE_S) == []
+            self.clock.advance(0.2)
+            (second,) = await queue.claim("q", lease_s=LEASE_S)
+            assert (second.key, second.attempt) == ("a", 2)
+            with pytest.raises(HubError, match="not held"):
+                await queue.ack("q", lease=first.lease)
+            await queue.ack("q", lease=second.lease)
+
+        self.with_queue(test)
+
+    def test_an_extended_lease_ends_later(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="a", payload=b"")
+            (item,) = await queue.claim("q", lease_s=LEASE_S)
+            self.clock.advance(LEASE_S - 1)
+            await queue.extend("q", lease=item.lease, lease_s=LEASE_S)
+            self.clock.advance(LEASE_S - 1)
+            assert await queue.expire() == 0
+            self.clock.advance(2)
+            assert await queue.expire() == 1
+            with pytest.raises(HubError, match="not held"):
+                await queue.extend("q", lease=item.lease, lease_s=LEASE_S)
+
+        self.with_queue(test)
+
+    def test_work_done_after_its_lease_ended_counts_if_nobody_took_it_over(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="a", payload=b"")
+            (item,) = await queue.claim("q", lease_s=LEASE_S)
+            self.clock.advance(LEASE_S + 1)
+            await queue.expire()
+            await queue.ack("q", lease=item.lease)
+            assert await queue.claim("q", lease_s=LEASE_S) == []
+
+        self.with_queue(test)
+
+    def test_acks_and_releases_sent_again_change_nothing(self) -> None:
+        async def test(queue: Queue) -> None:
+            for key in "ab":
+                await queue.put("q", key=key, payload=b"")
+            a, b = await queue.claim("q", lease_s=LEASE_S, limit=2)
+            for _ in range(2):
+                await queue.ack("q", lease=a.lease)
+                await queue.release("q", lease=b.lease)
+            await queue.release("q", lease=a.lease)
+            assert await queue.depths() == {"q": Depth(ready=1)}
+
+        self.with_queue(test)
+
+    def test_a_claim_asked_again_gets_the_same_leases(self) -> None:
+        async def test(queue: Queue) -> None:
+            for key in "abc":
+                await queue.put("q", key=key, payload=b"")
+            first = await queue.claim("q", lease_s=LEASE_S, limit=2, request="n/1")
+            assert await queue.claim("q", lease_s=LEASE_S, limit=2, request="n/1") == first
+            other = await queue.claim("q", lease_s=LEASE_S, limit=2, request="n/2")
+            assert [item.key for item in other] == ["c"]
+
+        self.with_queue(test)
+
+    def test_an_item_given_back_too_often_becomes_a_dead_letter(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="bad", payload=b"x")
+            await queue.put("q", key="good", payload=b"y")
+            for attempt in range(1, MAX_ATTEMPTS + 1):
+                (item,) = await queue.claim("q", lease_s=LEASE_S)
+                assert (item.key, item.attempt) == ("bad", attempt)
+                await queue.release("q", lease=item.lease, reason=f"no {attempt}")
+            (item,) = await queue.claim("q", lease_s=LEASE_S)
+            assert item.key == "good"
+            (dead,) = await queue.dead_letters("q")
+            assert (dead.key, dead.payload, dead.attempts, dead.reason) == ("bad", b"x", 3, "no 3")
+            assert (await queue.depths())["q"] == Depth(leased=1, dead=1)
+
+        self.with_queue(test)
+
+    def test_leases_that_end_kill_a_poisonous_item_too(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="bad", payload=b"")
+            for _ in range(MAX_ATTEMPTS):
+                assert len(await queue.claim("q", lease_s=LEASE_S)) == 1
+                self.clock.advance(LEASE_S + 1)
+            assert await queue.claim("q", lease_s=LEASE_S) == []
+            assert [letter.reason for letter in await queue.dead_letters("q")] == [
+                "the lease ended"
+            ]
+
+        self.with_queue(test)
+
+    def test_a_waiting_claim_is_woken_by_a_put(self) -> None:
+        async def test(queue: Queue) -> None:
+            waiting = asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
+            await asyncio.sleep(0)
+            await queue.put("q", key="a", payload=b"")
+            assert [item.key for item in await waiting] == ["a"]
+
+        self.with_queue(test)
+
+    def test_each_of_many_waiting_claims_gets_one_item(self) -> None:
+        async def test(queue: Queue) -> None:
+            waiting = [
+                asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
+                for _ in range(20)
+            ]
+            await asyncio.sleep(0)
+            await asyncio.gather(*(queue.put("q", key=str(n), payload=b"") for n in range(20)))
+            got = [item.key for items in await asyncio.gather(*waiting) for item in items]
+            assert sorted(got, key=int) == [str(n) for n in range(20)]
+
+        self.with_queue(test)
+
+    def test_a_waiting_claim_is_woken_by_a_release_and_by_a_lease_that_ends(self) -> None:
+        async def test(queue: Queue) -> None:
+            await queue.put("q", key="a", payload=b"")
+            (item,) = await queue.claim("q", lease_s=LEASE_S)
+            waiting = asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
+            await asyncio.sleep(0)
+            await queue.release("q", lease=item.lease)
+            assert [i.attempt for i in await waiting] == [2]
+            waiting = asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
+            await asyncio.sleep(0)
+            self.clock.advance(LEASE_S + 1)
+            await queue.expire()
+            assert [i.attempt for i in await waiting] == [3]
+
+        self.with_queue(test)
+
+    def test_a_cancelled_wait_swallows_no_item(self) -> None:
+        async def test(queue: Queue) -> None:
+            first, second = (
+                asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
+                for _ in range(2)
+            )
+            while not await _waits(queue, 2):
+                await asyncio.sleep(0.001)
+            first.cancel()
+            await queue.put("q", key="a", payload=b"")
+            assert [item.key for item in await second] == ["a"]
+            with pytest.raises(asyncio.CancelledError):
+                await first
+
+        self.with_queue(test)
+
+    def test_an_empty_wait_ends_in_time(self) -> None:
+        async def test(queue: Queue) -> None:
+            assert await queue.claim("q", lease_s=LEASE_S, wait_s=0.01) == []
+
+        self.with_queue(test)
+
+    def test_an_answer_is_bounded_in_bytes_but_never_empty_for_it(self) -> None:
+        async def test(queue: Queue) -> None:
+            for key in "abc":
+                await queue.put("q", key=key, payload=bytes(MAX_CLAIM_BYTES * 2 // 3))
+            for _ in range(3):
+                assert len(await queue.claim("q", lease_s=LEASE_S, limit=10)) == 1
+
+        self.with_queue(test)
+
+    def test_bad_leases_and_names_are_refused(self) -> None:
+        async def test(queue: Queue) -> None:
+            for lease in ("", "7", "1.x", "999999999999999999999.x", "²"):
+                with pytest.raises(HubError, match="not held"):
+                    await queue.ack("q", lease=lease)
+            for lease_s in (0.0, -1.0, float("nan"), float("inf")):
+                with pytest.raises(HubError, match="must last"):
+                    await queue.claim("q", lease_s=lease_s)
+            with pytest.raises(HubError, match="key cannot be used"):
+                await queue.put("q", key="", payload=b"")
+            with pytest.raises(HubError, match="queue cannot be used"):
+                await queue.put("q" * 201, key="a", payload=b"")
+
+        self.with_queue(test)
+
+    def test_no_order_of_calls_loses_doubles_or_revives_an_item(self) -> None:
+        suite = self
+        number = iter(range(1_000_000))
+
+        class Machine(_QueueMachine):
+            def __init__(self) -> None:
+                suite.folder = suite.folder / f"m{next(number)}"
+                suite.clock = VirtualClock()
+                super().__init__(suite)
+
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=12,
+                stateful_step_count=25,
+                deadline=None,
+                derandomize=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+
+
+async def _waits(queue: Queue, number: int) -> bool:
+    """Return whether that many claims stand in line; looks inside, only to be deterministic."""
+    line: Any = getattr(queue, "_waiters")._lines.get("q", ())  # noqa: B009
+    return len(line) == number
+
+
+class _QueueMachine(RuleBasedStateMachine):
+    """A model of one queue beside the real one."""
+
+    def __init__(self, suite: QueueContract) -> None:
+        super().__init__()
+        self.suite = suite
+        self.runner = asyncio.Runner()
+        self.stack = contextlib.AsyncExitStack()
+        self.queue: Queue = self.runner.run(self.stack.enter_async_context(suite.open()))
+        self.put: dict[str, int] = {}
+        self.done: set[str] = set()
+        self.held: dict[str, tuple[str, float, int]] = {}
+
+    @rule(key=st.sampled_from("abcdef"))
+    def puts(self, key: str) -> None:
+        answer = self.runner.run(self.queue.put("q", key=key, payload=key.encode()))
+        assert answer.duplicate == (key in self.put)
+        assert self.put.setdefault(key, answer.seq) == answer.seq
+
+    @rule(limit=st.integers(1, 3))
+    def claims(self, limit: int) -> None:
+        items = self.runner.run(self.queue.claim("q", lease_s=LEASE_S, limit=limit))
+        now = self.suite.clock.wall()
+        assert [i.seq for i in items] == sorted(i.seq for i in items)
+        for item in items:
+            assert item.key not in self.done
+            _, until, attempt = self.held.get(item.key, ("", 0.0, 0))
+            assert until <= now, "two hold it at the same time"
+            assert item.attempt == attempt + 1 <= MAX_ATTEMPTS
+            self.held[item.key] = (item.lease, now + LEASE_S, item.attempt)
+
+    @rule(key=st.sampled_from("abcdef"))
+    def acks(self, key: str) -> None:
+        if key in self.held:
+            self.runner.run(self.queue.ack("q", lease=self.held[key][0]))
+            self.done.add(key)
+
+    @rule(key=st.sampled_from("abcdef"))
+    def releases(self, key: str) -> None:
+        if key in self.held:
+            lease, _, attempt = self.held[key]
+            self.runner.run(self.queue.release("q", lease=lease))
+            self.held[key] = (lease, 0.0, attempt)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.suite.clock.advance(seconds)
+        self.runner.run(self.queue.expire())
+
+    @rule()
+    def reopens(self) -> None:
+        if not getattr(self.suite, "durable", False):
+            return
+        self.runner.run(self.stack.aclose())
+        self.queue = self.runner.run(self.stack.enter_async_context(self.suite.open()))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        depth = self.runner.run(self.queue.depths()).get("q", Depth())
+        assert depth.ready + depth.leased + depth.dead == len(self.put) - len(self.done)
+
+    def teardown(self) -> None:
+        self.runner.run(self.stack.aclose())
+        self.runner.close()
