@@ -225,8 +225,9 @@ class Auth:
         if identity is not None:
             # The dictionary found it by its hash, of which an attacker cannot choose a prefix.
             return identity
-        self._limit.check(source)
-        self._limit.failed(source)
+        if token:  # who comes without one is not guessing
+            self._limit.check(source)
+            self._limit.failed(source)
         raise AuthError(
             "this token opens nothing here" if token else "a token is missing",
             expected="the token that `atoll hub` printed, or that this node got when it joined",

@@ -32,6 +32,10 @@ _OPEN = re.compile(r"/(?:|healthz|login|logout|favicon\.ico|api/join|static/[^/]
 _FILE = re.compile(r"/api/jobs/[^/]+/files/.+")
 
 
+class ForeignPage(AuthError):
+    """A page of another site tried to act with the dashboard's login."""
+
+
 def guard(app: ASGIApp, context: Context) -> ASGIApp:
     """Return `app` behind authentication and limits; only HTTP is touched."""
 
@@ -41,11 +45,14 @@ def guard(app: ASGIApp, context: Context) -> ASGIApp:
             return
         headers = Headers(scope=scope)
         limit = _body_limit(scope["path"])
+        limited = context.stores.auth.is_limited(source_of(scope))
         try:
             scope.setdefault("state", {})["identity"] = _identify(scope, headers, context)
+        except ForeignPage as error:
+            await error_response(error, 403)(scope, receive, send)
+            return
         except AuthError as error:
-            status = 429 if context.stores.auth.is_limited(source_of(scope)) else 401
-            await error_response(error, status)(scope, receive, send)
+            await error_response(error, 429 if limited else 401)(scope, receive, send)
             return
         declared = headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit() or int(declared) > limit:
@@ -96,7 +103,7 @@ def _identify(scope: Scope, headers: Headers, context: Context) -> Any:
     if from_cookie and scope["method"] not in ("GET", "HEAD"):
         origin = headers.get("origin", "")
         if origin.partition("://")[2] != headers.get("host"):
-            raise AuthError(
+            raise ForeignPage(
                 "a page of another site tried to use this login",
                 given=origin or "no Origin header",
                 expected="the dashboard of this hub",
