@@ -174,7 +174,7 @@ class Embedded:
         everything = [*self._agents, *([self._hub] if self._hub is not None else [])]
         for process in everything:
             family = parent.tree(process.pid) if process.poll() is None else []
-            parent.signal_tree(family, number=signal.SIGKILL)
+            parent.signal_tree(family, number=parent.KILL)
 
 
 def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None:
@@ -190,10 +190,10 @@ def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None
     for process in processes:
         family = [*families.get(process.pid, []), *parent.tree(process.pid)]
         if process.poll() is None:
-            parent.signal_tree(family, number=signal.SIGKILL)
+            parent.signal_tree(family, number=parent.KILL)
             process.wait()
         else:  # what it started must not outlive it
-            parent.signal_tree(family[1:], number=signal.SIGKILL)
+            parent.signal_tree(family[1:], number=parent.KILL)
 
 
 def last_line(log: Path) -> str:

@@ -25,7 +25,15 @@ def run_remote(
     return follow_remote(where, job, runs=runs, detach=detach, console=console, echo=echo)
 
 
-def follow_remote(where: KnownHub, job: str, *, runs: Path, detach: bool, console: Console) -> int:
+def follow_remote(
+    where: KnownHub,
+    job: str,
+    *,
+    runs: Path,
+    detach: bool,
+    console: Console,
+    echo: bool = False,
+) -> int:
     """Follow a job to its end and fetch its results; Ctrl+C lets it go on without us."""
     if detach:
         console.print(f"submitted [bold]{escape(job)}[/]", soft_wrap=True)

@@ -130,7 +130,7 @@ class Agent:
         if old is not None:
             await old.stop(grace_s=LEAVE_GRACE_S)
         try:
-            process = await launch.start(
+            process = launch.start(
                 command, root=self._root, hub=self._hub, on_line=self._outbox(key).add
             )
         except AtollError as error:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import signal
+import subprocess
 import sys
+import threading
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 from atoll import config
 from atoll.errors import AtollError, ConfigError, from_dict
 from atoll.node import parent
 from atoll.node.exits import count_oom_kills, explain_exit
-from atoll.node.output import LineHandler, read_output
+from atoll.node.output import TAIL_LINES, LineHandler, read_output
 from atoll.wire.messages import Launch
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LAST_LINES_S = 5.0
+"""How long the output of a process that has ended is still waited for."""
 
 ERROR_FILE = "error.json"
 """Where a worker leaves its error, in case the hub could not be told."""
@@ -37,51 +46,75 @@ class Exit:
     """Last lines it printed."""
 
 
-@dataclass(slots=True)
 class JobProcess:
-    """A running process of a job. Make it with :func:`start`."""
+    """A running process of a job. Make it with :func:`start`, on an event loop."""
 
-    command: Launch
-    directory: Path
-    process: asyncio.subprocess.Process
-    _reading: asyncio.Task[deque[str]]
-    _oom_kills: int
-    stopping: bool = False
+    def __init__(
+        self,
+        command: Launch,
+        *,
+        directory: Path,
+        popen: subprocess.Popen[bytes],
+        on_line: LineHandler,
+    ) -> None:
+        """Listen to a process that has just been started.
+
+        Two threads of its own wait for its output and for its end: the pipe may outlive the
+        process when something that it started still holds it.
+        """
+        self.command = command
+        self.directory = directory
+        self.stopping = False
+        self._popen = popen
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._oom_kills = count_oom_kills()
+        loop = asyncio.get_running_loop()
+        self._code: asyncio.Future[int] = loop.create_future()
+        self._read_all: asyncio.Future[None] = loop.create_future()
+        threading.Thread(target=self._listen, args=(loop, on_line), daemon=True).start()
+        threading.Thread(target=self._await_end, args=(loop,), daemon=True).start()
 
     @property
     def pid(self) -> int:
         """The process id, also the id of its group and session."""
-        return self.process.pid
-
-    async def wait(self) -> Exit:
-        """Return how it ended, after its last line was read and its whole group is gone."""
-        code = await self.process.wait()
-        parent.kill_group(self.pid)  # children that it left behind hold the pipe open
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._reading), timeout=5.0)
-        self._reading.cancel()
-        tail = list(self._reading.result()) if _ended_well(self._reading) else []
-        error = None if self.stopping else self._explain(code)
-        return Exit(code, error, tail)
-
-    async def stop(self, *, grace_s: float) -> None:
-        """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
-        self.stopping = True
-        family = parent.tree(self.pid)
-        if not family:
-            return
-        parent.signal_tree(family[:1], number=signal.SIGTERM)
-        try:
-            await asyncio.wait_for(asyncio.shield(self.process.wait()), timeout=grace_s)
-        except TimeoutError:
-            log.info("%s %s did not end in %.1f s: killed", *self.key, grace_s)
-        parent.signal_tree([*family, *parent.tree(self.pid)], number=signal.SIGKILL)
-        parent.kill_group(self.pid)
+        return self._popen.pid
 
     @property
     def key(self) -> tuple[str, str]:
         """Job and member."""
         return self.command.job, self.command.member
+
+    async def wait(self) -> Exit:
+        """Return how it ended, after its last line was read and its whole group is gone."""
+        code = await asyncio.shield(self._code)
+        parent.kill_group(self.pid)  # children that it left behind hold the pipe open
+        await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
+        return Exit(code, None if self.stopping else self._explain(code), list(self._tail))
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
+        self.stopping = True
+        if self._code.done():
+            return
+        family = parent.tree(self.pid)
+        parent.signal_tree(family[:1], number=signal.SIGTERM)
+        await asyncio.wait([self._code], timeout=grace_s)
+        if not self._code.done():
+            log.info("%s %s did not end in %.1f s: killed", *self.key, grace_s)
+            family += parent.tree(self.pid)
+        parent.signal_tree(family, number=parent.KILL)
+        parent.kill_group(self.pid)
+
+    def _listen(self, loop: asyncio.AbstractEventLoop, on_line: LineHandler) -> None:
+        stdout = cast(io.BufferedReader, self._popen.stdout)
+        try:
+            with stdout:
+                read_output(stdout, self.directory / "output.log", on_line, self._tail)
+        finally:
+            _tell(loop, self._read_all, None)
+
+    def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        _tell(loop, self._code, self._popen.wait())
 
     def _explain(self, code: int) -> AtollError | None:
         """Return why it failed: what it wrote down itself, or what its exit status says."""
@@ -94,31 +127,29 @@ class JobProcess:
         )
 
 
-async def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> JobProcess:
-    """Start the process that a command asks for.
+def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> JobProcess:
+    """Start the process that a command asks for; to be called on the loop of the main thread.
 
     Args:
         command: Which member of which job.
         root: Folder of this agent's jobs; the process gets ``root/JOB/MEMBER`` as its own.
         hub: URL of the hub.
-        on_line: Called with every line it prints, stdout and stderr together.
+        on_line: Called with every line it prints, stdout and stderr together, in another thread.
 
     Raises:
         ConfigError: its files cannot be written, or Python cannot be started.
     """
     directory = root / command.job / command.member
+    module = "atoll.reducer" if command.member == "reducer" else "atoll.node.worker"
     try:
         environment = prepare(command, directory=directory, hub=hub)
-        module = "atoll.reducer" if command.member == "reducer" else "atoll.node.worker"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
+        popen = subprocess.Popen(
+            [sys.executable, "-m", module],
             cwd=directory,
             env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=parent.die_with_parent(),
         )
@@ -128,9 +159,18 @@ async def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) 
             given=f"{command.job} {command.member} ({error})",
             remedy="look at the disk and the limits of this machine",
         ) from error
-    assert process.stdout is not None
-    reading = asyncio.create_task(read_output(process.stdout, directory / "output.log", on_line))
-    return JobProcess(command, directory, process, reading, count_oom_kills())
+    return JobProcess(command, directory=directory, popen=popen, on_line=on_line)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:
+    """Set a future of the loop from another thread; the loop may be gone already."""
+
+    def tell() -> None:
+        if not future.done():
+            future.set_result(value)
+
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(tell)
 
 
 def prepare(command: Launch, *, directory: Path, hub: str) -> dict[str, str]:
@@ -162,7 +202,3 @@ def prepare(command: Launch, *, directory: Path, hub: str) -> dict[str, str]:
         spec=spec_path.resolve(),
     )
     return config.child_environment(worker, threads=spec.job.threads)
-
-
-def _ended_well(task: asyncio.Task[deque[str]]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from types import TracebackType
+from typing import BinaryIO, Protocol
 
 from atoll.wire.limits import MAX_LOG_LINE
 
@@ -22,15 +22,28 @@ MAX_OUTPUT_BYTES = 64 * 2**20
 LineHandler = Callable[[str], None]
 
 
-async def read_output(stream: asyncio.StreamReader, path: Path, on_line: LineHandler) -> deque[str]:
-    """Pass on what a process prints, line by line, and keep it in a file; return the tail.
+class Readable(Protocol):
+    """The reading end of a pipe."""
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return what is there, waiting for the first byte; empty at the end."""
+        ...
+
+
+def read_output(stream: Readable, path: Path, on_line: LineHandler, tail: deque[str]) -> None:
+    """Pass on what a process prints, line by line, until its last holder closes the pipe.
 
     A carriage return ends a line too: progress bars would otherwise be one endless line.
+
+    Args:
+        stream: Its output.
+        path: The file that keeps it.
+        on_line: Called with every line, in the thread that reads.
+        tail: Gets every line too.
     """
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
     rest = b""
-    with _Output(path) as output:
-        while block := await stream.read(65536):
+    with OutputFile(path) as output:
+        while block := stream.read1(65536):
             output.write(block)
             *lines, rest = (rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
             if len(rest) > 4 * MAX_LOG_LINE:  # no end of line in sight: cut it here
@@ -39,7 +52,6 @@ async def read_output(stream: asyncio.StreamReader, path: Path, on_line: LineHan
                 _pass_on(line, tail, on_line)
         if rest:
             _pass_on(rest, tail, on_line)
-    return tail
 
 
 def _pass_on(line: bytes, tail: deque[str], on_line: LineHandler) -> None:
@@ -48,18 +60,24 @@ def _pass_on(line: bytes, tail: deque[str], on_line: LineHandler) -> None:
     on_line(text)
 
 
-class _Output:
+class OutputFile:
     """The file with everything a process printed; turned over when it grows too large."""
 
     def __init__(self, path: Path) -> None:
+        """Open nothing yet."""
         self._path = path
         self._file: BinaryIO | None = None
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> OutputFile:
         self._open()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -14,6 +14,9 @@ import psutil
 
 _PR_SET_PDEATHSIG = 1
 
+KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
+"""The signal that nothing can refuse (Windows knows one kind of end only)."""
+
 
 def die_with_parent() -> Callable[[], None] | None:
     """Return what a child runs before its program so that it dies with its parent.
@@ -28,7 +31,7 @@ def die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def before_program() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, KILL)
         if os.getppid() != parent:  # it died between the fork and the line above
             os._exit(1)
 
@@ -71,6 +74,6 @@ def kill_group(pid: int) -> None:
     """Kill what is left of the process group that `pid` led."""
     if hasattr(os, "killpg"):
         try:
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(pid, KILL)
         except (ProcessLookupError, PermissionError):
             return

@@ -28,9 +28,10 @@ from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
 from atoll.net.api import HubClient
 from atoll.node.launch import ERROR_FILE
 from atoll.node.parent import watch_parent
-from atoll.wire.messages import Finished, Metrics, Point
+from atoll.wire.messages import CheckpointPart, CheckpointState, Finished, Metrics, Point
 
 if TYPE_CHECKING:
+    from atoll.checkpoint import HubStore
     from atoll.group.connect import Connection
     from atoll.net.outbox import SyncOutbox
 
@@ -41,6 +42,7 @@ EXIT_LEFT = 75
 """The node asked it to leave before its work was done."""
 
 FLUSH_TIMEOUT_S = 10.0
+PUBLISH_TIMEOUT_S = 60.0
 
 
 class Leave:
@@ -81,7 +83,8 @@ def main() -> int:
         return run_trainer(environment, spec)
     except AtollError as error:
         _record(directory, error)
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if not isinstance(error, ScriptError):  # its traceback has been printed
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return EXIT_FAILED
     except BaseException as error:  # the edge of the process: nobody above could decide
         traceback.print_exc()
@@ -117,7 +120,6 @@ def _train(
     connection: Connection, environment: WorkerEnvironment, spec: JobSpec, leave: Leave
 ) -> dict[str, Any]:
     """Return the result of the trainer, every measurement on its way to the hub."""
-    from atoll.checkpoint import HubStore
     from atoll.train.trainer import train_job
 
     link, registered = connection.link, connection.registered
@@ -131,7 +133,7 @@ def _train(
             directory=environment.directory,
             report=metrics.add,
             announce=link.notify,
-            store=HubStore(link, HubClient(environment.hub, environment.token), environment.job),
+            store=_store(connection, environment),
             resume_round=registered.resume_round,
             slot=registered.slot,
             num_slots=registered.num_slots,
@@ -140,6 +142,22 @@ def _train(
         )
     finally:
         metrics.close(timeout_s=FLUSH_TIMEOUT_S)
+
+
+def _store(connection: Connection, environment: WorkerEnvironment) -> HubStore:
+    """Return where checkpoints go: parts to the hub, which publishes them when all are there."""
+    from atoll.checkpoint import HubStore
+
+    def publish(part: CheckpointPart) -> bool:
+        answer = connection.link.request(part, timeout_s=PUBLISH_TIMEOUT_S)
+        return isinstance(answer, CheckpointState) and answer.published
+
+    return HubStore(
+        HubClient(environment.hub, environment.token),
+        environment.job,
+        publish=publish,
+        scratch=environment.directory,
+    )
 
 
 def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:

@@ -1,0 +1,182 @@
+"""Processes of a job: started, listened to, ended with their whole tree. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from atoll.config import JobSpec, JobTable, dump_spec
+from atoll.errors import ConfigError, JobError, ScriptError
+from atoll.node import launch
+from atoll.node.launch import Exit, JobProcess
+from atoll.node.output import read_output
+from atoll.wire.messages import Launch
+
+T = TypeVar("T")
+HUB = "http://127.0.0.1:1"
+
+
+def command(script: str, *, name: str = "train.py", args: list[str] | None = None) -> Launch:
+    spec = JobSpec(job=JobTable(name="job", script=name, args=args or []))
+    return Launch("job-1", "w1", 1, "token", dump_spec(spec), files={name: script})
+
+
+def run(work: Awaitable[T]) -> T:
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, timeout=40)
+
+    return asyncio.run(bounded())
+
+
+async def to_end(script: str, root: Path, lines: list[str], **options: list[str]) -> Exit:
+    started = command(script, **options)  # type: ignore[arg-type]
+    process = launch.start(started, root=root, hub=HUB, on_line=lines.append)
+    return await process.wait()
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def test_script_gets_its_folder_files_arguments_and_environment(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "print(os.getcwd())\nprint(sys.argv[1:])\n"
+        "print(os.environ['ATOLL_JOB'], os.environ['ATOLL_MEMBER'], os.environ['ATOLL_HUB'])\n"
+        "print(os.path.exists(os.environ['ATOLL_SPEC']), file=sys.stderr)\n"
+    )
+    lines: list[str] = []
+    ended = run(to_end(script, tmp_path, lines, args=["--steps", "3"]))
+    assert ended == Exit(0, None, ended.tail)
+    folder = tmp_path / "job-1" / "w1"
+    assert lines == [str(folder), "['--steps', '3']", f"job-1 w1 {HUB}", "True"]
+    assert (folder / "output.log").read_text().splitlines() == lines
+
+
+def test_script_that_raises_is_reported_with_its_line_and_traceback(tmp_path: Path) -> None:
+    lines: list[str] = []
+    ended = run(to_end("def f():\n    raise ValueError('boom')\nf()\n", tmp_path, lines))
+    assert ended.code == 1
+    assert isinstance(ended.error, ScriptError)
+    assert "train.py raised ValueError: boom" in ended.error.what
+    assert "line 2 of train.py, w1 on" in str(ended.error.given)
+    assert any("Traceback" in line for line in ended.tail)
+    assert not any("runpy" in line for line in ended.tail)
+
+
+def test_script_that_leaves_with_a_status_is_an_error(tmp_path: Path) -> None:
+    ended = run(to_end("import sys\nsys.exit(5)\n", tmp_path, []))
+    assert isinstance(ended.error, ScriptError)
+    assert "exit status 5" in ended.error.what
+
+
+def test_script_that_runs_out_of_memory_is_called_that(tmp_path: Path) -> None:
+    ended = run(to_end("x = bytearray(10**18)\n", tmp_path, []))
+    assert ended.error is not None
+    assert ended.error.to_dict()["kind"] == "OutOfMemory"
+
+
+def test_error_file_of_an_earlier_attempt_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    folder = tmp_path / "job-1" / "w1"
+    folder.mkdir(parents=True)
+    (folder / launch.ERROR_FILE).write_text(json.dumps({"kind": "DataError", "what": "old"}))
+    ended = run(to_end("import os, signal\nos.kill(os.getpid(), 9)\n", tmp_path, []))
+    assert ended.code == -signal.SIGKILL
+    assert type(ended.error) is JobError
+
+
+async def _start_sleeper(tmp_path: Path, lines: list[str], *, stubborn: bool) -> JobProcess:
+    script = (
+        "import signal, subprocess, sys, time\n"
+        + ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else "")
+        + "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    process = launch.start(command(script), root=tmp_path, hub=HUB, on_line=lines.append)
+    await until(lambda: lines)
+    return process
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_stop_ends_the_whole_tree_within_the_grace(tmp_path: Path, stubborn: bool) -> None:
+    async def scenario() -> tuple[Exit, float]:
+        lines: list[str] = []
+        process = await _start_sleeper(tmp_path, lines, stubborn=stubborn)
+        started = time.monotonic()
+        await process.stop(grace_s=0.5)
+        ended = await process.wait()
+        await until(lambda: not _alive(int(lines[0])))
+        return ended, time.monotonic() - started
+
+    ended, took_s = run(scenario())
+    assert ended.error is None, "an end that was asked for is no failure"
+    assert took_s < 4
+
+
+def test_child_left_behind_by_a_crash_is_killed(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        lines: list[str] = []
+        process = await _start_sleeper(tmp_path, lines, stubborn=False)
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        await until(lambda: not _alive(int(lines[0])))
+        return int(lines[0])
+
+    assert not _alive(run(scenario()))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "/etc/evil.py", "a/b.py"])
+def test_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    bad = Launch("job-1", "w1", 1, "token", dump_spec(JobSpec()), files={name: "x"})
+    with pytest.raises(ConfigError, match="not plain"):
+        launch.prepare(bad, directory=tmp_path / "w1", hub=HUB)
+    assert [path.name for path in tmp_path.rglob("*evil*")] == []
+
+
+def _feed(data: bytes) -> list[str]:
+    lines: list[str] = []
+    tail: deque[str] = deque()
+    read_output(io.BufferedReader(io.BytesIO(data)), Path(os.devnull), lines.append, tail)
+    assert list(tail) == lines
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\r\nb", ["a", "b"]),
+        (b"10%\r20%\rdone\n", ["10%", "20%", "done"]),
+        (b"caf\xc3\xa9 \xff\n", ["caf\u00e9 \ufffd"]),
+        (b"", []),
+    ],
+)
+def test_output_is_cut_into_lines(data: bytes, lines: list[str]) -> None:
+    assert _feed(data) == lines
+
+
+def test_endless_line_is_cut_and_shortened() -> None:
+    lines = _feed(b"x" * 10**6)
+    assert len(lines) > 1
+    assert all(len(line) <= 4096 for line in lines)
