@@ -1,4 +1,4 @@
-"""A plain PyTorch loop: the same file trains alone, or on several computers that agree now and then.
+"""A plain PyTorch loop: the same file trains alone, or on several computers that sometimes agree.
 
 Alone:                       python examples/plain_loop.py
 On this machine, two nodes:  atoll run examples/plain_loop.py --local 2

@@ -19,8 +19,10 @@ def generate(
 ) -> None:
     """Let a trained model write."""
     from atoll.cli.model_file import find_model
-    from atoll.train.generate import load_model, write_text
 
-    model, tokenizer = load_model(find_model(where))
+    path = find_model(where)
+    from atoll.train.generate import load_model, write_text  # seconds: torch
+
+    model, tokenizer = load_model(path)
     text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=seed)
     typer.echo(text)

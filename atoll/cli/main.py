@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,6 +45,10 @@ app.command("ticket")(ticket.ticket)
 app.command("doctor")(doctor.doctor)
 
 
+_UsageErrors: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+"""Base of what a wrong command line raises; where it lives depends on typer's version."""
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"atoll {__version__}")
@@ -74,18 +78,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], *, debug: bool) -> int:
     """Return the exit status of a verb; every exception ends here as one message."""
-    import click
-
     from atoll.cli import screen
     from atoll.errors import AtollError
 
     try:
         return app(words, prog_name="atoll", standalone_mode=False) or 0
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
     except KeyboardInterrupt:
         screen.errors().print("[yellow]interrupted[/]")
         return 130
@@ -98,6 +97,10 @@ def _run(words: list[str], *, debug: bool) -> int:
         screen.show_error(error)
         return error.exit_code
     except Exception as error:  # the edge of the process: nothing above could decide
+        if isinstance(error, _UsageErrors):
+            shown: Any = error
+            shown.show()
+            return int(shown.exit_code)
         if debug:
             screen.show_traceback()
         screen.show_surprise(error)

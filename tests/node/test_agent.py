@@ -37,8 +37,10 @@ class Node:
 
     def __init__(self, ticket: str, home: Path, *options: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "atoll.node", "--ticket", ticket, "--home", str(home)]
-            + ["--no-measure", *options],
+            [
+                *(sys.executable, "-m", "atoll.node", "--no-measure"),
+                *("--ticket", ticket, "--home", str(home), *options),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

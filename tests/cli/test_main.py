@@ -1,0 +1,121 @@
+"""The command as a whole: help, exit statuses, one readable message per error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import main as command
+
+VERBS = [
+    *("demo", "hub", "join", "run", "status", "logs", "stop", "resume"),
+    *("generate", "report", "ticket", "doctor"),
+]
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as leaving:
+        command.main(list(words))
+    return int(leaving.value.code or 0)
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(verb in shown for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from atoll.cli import main\n"
+        "try: main.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'httpx', 'uvicorn', 'starlette', 'plotly'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 20
+
+
+def test_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("atoll ")
+
+
+def test_unknown_verb_and_option_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("rum") == 2
+    assert run("demo", "--nodse", "3") == 2
+    assert "No such" in capsys.readouterr().err
+
+
+def test_error_is_one_message_with_its_four_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("[train]\nstep = 5\n")
+    assert run("run", str(job), "--local", "1") == 2
+    shown = capsys.readouterr().err
+    assert "unknown key in [train]" in shown
+    assert "'step'" in shown
+    assert "expected:" in shown
+    assert "did you mean 'steps'" in shown
+    assert "Traceback" not in shown
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "nothing.yaml", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_surprise_is_short_and_says_where_its_traceback_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATOLL_HOME", str(tmp_path))
+    monkeypatch.setattr("atoll.cli.known_hub.find", lambda where: 1 / 0)
+    assert run("status") == 70
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "last-error.log" in shown
+    assert "Traceback" in (tmp_path / "last-error.log").read_text()
+    assert "Traceback" not in shown
+
+
+def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(where: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("atoll.cli.known_hub.find", interrupted)
+    assert run("status") == 130
+
+
+def test_wrong_ticket_form_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("join", "http://somewhere") == 2
+    assert "atoll://HOST:PORT/SECRET" in capsys.readouterr().err
+
+
+def test_generate_without_a_model_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", str(tmp_path)) == 2
+    assert "no trained model" in capsys.readouterr().err
+
+
+def test_report_of_something_else_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("report", str(tmp_path)) == 2
+    assert "summary.json" in capsys.readouterr().err
