@@ -21,7 +21,7 @@ from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
 from atoll.hub.outbox import Send
-from atoll.hub.placement import Placement
+from atoll.hub.placement import KILL_GRACE_S, Placement
 from atoll.hub.reducers import Reducers, torch_is_here
 from atoll.hub.rounds import Rounds
 from atoll.hub.router import Router
@@ -63,6 +63,8 @@ class HubOptions:
     dead_after_s: float = DEAD_AFTER_S
     first_grace_s: float = 120.0
     """How long the first round of a job waits for members that are still starting."""
+    kill_grace_s: float = KILL_GRACE_S
+    """Time between asking a process of a stopping job to end and killing it."""
     restart_grace_s: float = 60.0
     """How long members may take to come back after a restart of the hub."""
 
@@ -125,6 +127,7 @@ class Hub:
             checkpoints=self.checkpoints,
             clock=clock,
             reducers=self.reducers,
+            kill_grace_s=options.kill_grace_s,
         )
         self.membership.changed = self.placement.review
         self.router = Router(
@@ -185,7 +188,7 @@ class Hub:
         if not session.job and session.identity.role == "operator" and session.info is None:
             return
         if not session.job:
-            work = self.membership.node_opened(session, resumed=resumed)
+            work = self.membership.node_opened(session)
         elif session.member == "reducer":
             work = self.rounds.reducer_here(session.job)
         else:

@@ -42,6 +42,7 @@ class Node:
 
     node: str
     info: NodeInfo
+    incarnation: str
     connected: bool = True
     last_heard: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
@@ -74,14 +75,14 @@ class Membership:
 
     # ------------------------------------------------------------------------- nodes
 
-    async def node_opened(self, session: Session, *, resumed: bool) -> None:
+    async def node_opened(self, session: Session) -> None:
         """A node agent connected; a new process of it has no children from before."""
         known = self.nodes.get(session.address)
         info = session.info or (known.info if known else NodeInfo("", "", "", ""))
-        self.nodes[session.address] = Node(session.address, info)
+        self.nodes[session.address] = Node(session.address, info, session.incarnation)
         if known is None or not known.connected:
             await self._events.add("", "node-online", f"{session.address} is online")
-        if not resumed:
+        if known is not None and known.incarnation != session.incarnation:
             for job, member in self._members_on(session.address):
                 if member.state == "starting" and not self._session(job, member.member):
                     await self._lose(job.job, member.member, "its node agent was restarted")
@@ -247,6 +248,17 @@ class Membership:
                 nodeless = node is None or not node.connected
                 if member.state in LIVE_STATES and alone and (nodeless or member.incarnation):
                     await self._lose(job.job, member.member, "it did not come back")
+
+    async def give_up(self, job: str, member: str) -> None:
+        """Take a member for stopped whose node did not report its end in time."""
+        async with self._locks[job]:
+            record = self._record(job, member)
+            if record is None or record.state not in LIVE_STATES:
+                return
+            await self._jobs.update_member(job, member, state="stopped")
+            await self._rounds.gone(job, member, lost=True)
+        self._sessions.end(session_id(job, member))
+        await self._after(job)
 
     async def _lose(self, job: str, member: str, why: str, *, incarnation: str = "") -> None:
         """Take a live member for lost, if it is still the process that is meant."""

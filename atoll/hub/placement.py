@@ -75,6 +75,7 @@ class Placement:
         checkpoints: Checkpoints,
         clock: Clock,
         reducers: Reducers | None,
+        kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
         """`reducers` is None when they are to run on nodes."""
         self._stores = stores
@@ -85,9 +86,12 @@ class Placement:
         self._checkpoints = checkpoints
         self._clock = clock
         self._reducers = reducers
+        self._kill_grace_s = kill_grace_s
         self._lock = asyncio.Lock()
         self._stop_at: dict[str, float] = {}
         """Monotonic time at which the members of a stopping job are ended."""
+        self._give_up_at: dict[str, float] = {}
+        """Monotonic time at which those that were ended count as stopped anyway."""
         self._pauses: dict[str, float] = {}
         """Jobs whose reducer is being replaced on a node, and the last pause before it."""
         self._replacing: set[str] = set()
@@ -248,11 +252,13 @@ class Placement:
             if member.state in LIVE_STATES:
                 await self._end_process(record, member.member)
                 await self._jobs.update_member(job, member.member, state="stopped")
+                self._sessions.end(session_id(job, member.member))
         await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
         self._sessions.end(session_id(job, "reducer"))
         self._pauses.pop(job, None)
         self._stop_at.pop(job, None)
+        self._give_up_at.pop(job, None)
         if self._reducers is not None:
             await self._reducers.stop(job)
         await self._stores.auth.revoke_job(job)
@@ -262,9 +268,14 @@ class Placement:
         now = self._clock.monotonic()
         for job in [job for job, at in self._stop_at.items() if now >= at]:
             del self._stop_at[job]
+            self._give_up_at[job] = now + 2 * self._kill_grace_s
             record = self._jobs.get(job)
             for member in self._membership.live(job):
                 await self._end_process(record, member)
+        for job in [job for job, at in self._give_up_at.items() if now >= at]:
+            del self._give_up_at[job]
+            for member in self._membership.live(job):
+                await self._membership.give_up(job, member)
 
     async def _end_process(self, job: Job, member: str) -> None:
         """Tell a member's node to end its process."""
@@ -272,5 +283,5 @@ class Placement:
         await self._stores.queue.put(
             f"node/{record.node}",
             key=f"{job.job}/{member}/{record.attempt}/stop",
-            payload=pack_command(Stop(job.job, member, KILL_GRACE_S)),
+            payload=pack_command(Stop(job.job, member, self._kill_grace_s)),
         )

@@ -99,7 +99,7 @@ class Reducers:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=death_with_parent(),
         )
         try:
             await self._ship_lines(job, process)
@@ -130,9 +130,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def _die_with_parent() -> None:
-    """Ask Linux, in the child, to kill it when the hub's process dies however it dies."""
+def death_with_parent() -> Callable[[], None] | None:
+    """Return what a child runs first so that Linux kills it when the hub dies, however it dies.
+
+    The C library is loaded here, before the fork: a forked child of a process with threads
+    should import nothing.
+    """
+    if sys.platform != "linux":
+        return None
     import ctypes
 
+    prctl = ctypes.CDLL(None).prctl
     pr_set_pdeathsig, sigkill = 1, 9
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, sigkill)
+    return lambda: prctl(pr_set_pdeathsig, sigkill) and None

@@ -68,6 +68,7 @@ class Router:
         tasks: Tasks,
     ) -> None:
         self._stores = stores
+        self._jobs = stores.jobs
         self._membership = membership
         self._rounds = rounds
         self._checkpoints = checkpoints
@@ -187,7 +188,7 @@ class Router:
         identity = session.identity
         if identity.role == "operator" or (identity.role == "job" and identity.name == job):
             return
-        record = self._stores.jobs.get(job).members.get(member)
+        record = self._jobs.get(job).members.get(member)
         if identity.role == "job" or (record is not None and record.node != identity.name):
             raise AuthError("this process belongs to another", given=f"{job}/{member}")
 
@@ -224,13 +225,20 @@ class Router:
         return self._membership.roster(job)
 
     async def _round_join(self, session: Session, body: RoundJoin, id: int) -> Message:
-        return await self._rounds.join(*_member(session), body)
+        return await self._rounds.join(*self._enrolled(session), body)
 
     async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
-        return await self._rounds.vote(*_member(session), body)
+        return await self._rounds.vote(*self._enrolled(session), body)
 
     async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:
-        return CheckpointState(await self._checkpoints.deliver(*_member(session), body))
+        return CheckpointState(await self._checkpoints.deliver(*self._enrolled(session), body))
+
+    def _enrolled(self, session: Session) -> tuple[str, str]:
+        """Return job and member of a session that was launched as a member of its job."""
+        job, member = _member(session)
+        if member not in self._jobs.get(job).members:
+            raise AuthError("only members of a job may ask this", given=session.address)
+        return job, member
 
     async def _stop(self, session: Session, body: Stop, id: int) -> Message:
         if session.identity.role != "operator" and session.job != body.job:

@@ -42,6 +42,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012, 4000, 4001
 """Codes that the hub closes with."""
 
+HELD_UP_S = 2.0
+"""A longer pause between two sweeps says that the hub itself stood still, not its peers."""
+
 
 class Listener(Protocol):
     """Who hears of sessions: the rest of the hub."""
@@ -126,6 +129,7 @@ class Sessions:
         self._dead_after_s = dead_after_s
         self._sessions: dict[str, Session] = {}
         self._generation = 0
+        self._swept = clock.monotonic()
         self.relay = Relay(self, window_bytes=window_bytes)
         self.listener: Listener | None = None
 
@@ -300,6 +304,9 @@ class Sessions:
     def sweep(self) -> None:
         """End what has been silent or gone for too long; called several times a second."""
         now = self._clock.monotonic()
+        late, self._swept = now - self._swept > HELD_UP_S, now
+        if late:
+            return  # this process was held up; what came in meanwhile is read first
         for session in self.all():
             if session.connected:
                 if now - session.last_heard > self._dead_after_s:

@@ -33,10 +33,12 @@ from atoll.wire.messages import (
 from atoll.wire.messages import (
     Peer as PeerInfo,
 )
-from tests.hub.peer import WAIT_S, Peer, member, node, submit
+from tests.hub.peer import NODE, WAIT_S, Peer, member, node, submit
 
 
-def options(folder: Path, *, restart_grace_s: float = 60.0) -> HubOptions:
+def options(
+    folder: Path, *, restart_grace_s: float = 60.0, kill_grace_s: float = 10.0
+) -> HubOptions:
     return HubOptions(
         data=folder / "data",
         jobs=folder / "runs",
@@ -44,6 +46,7 @@ def options(folder: Path, *, restart_grace_s: float = 60.0) -> HubOptions:
         reconnect_grace_s=0.3,
         first_grace_s=20.0,
         restart_grace_s=restart_grace_s,
+        kill_grace_s=kill_grace_s,
     )
 
 
@@ -213,6 +216,27 @@ def test_node_cannot_report_on_the_process_of_another(running: Running) -> None:
         answer = stranger.request(ProcessState(running.job, "w0", "exited", exit_code=1))
         assert isinstance(answer, Failure)
         assert answer.error["kind"] == "AuthError"
+
+
+def test_session_that_is_no_member_takes_part_in_nothing(running: Running) -> None:
+    token = running.launches[0].token
+    with Peer(running.hub, f"{running.job}/intruder", token=token) as intruder:
+        for body in (Register(), RoundJoin(0, "base"), RoundVote(0, 1, True)):
+            answer = intruder.request(body)
+            assert isinstance(answer, Failure)
+            assert answer.error["kind"] == "AuthError"
+    assert running.plan().members == ["w0", "w1"]
+
+
+def test_restarted_agent_has_lost_what_was_starting(hub: HubServer) -> None:
+    with node(hub, "box") as agent:
+        assert hub.hub is not None
+        job = submit(hub, nodes=1)
+        launch = launches(agent, 1)["w0"]
+        agent.request(ProcessState(job, "w0", "starting"))
+        assert launch.job == job
+        with Peer(hub, agent.session, incarnation="i2", info=NODE):
+            until(lambda: job_of(hub, job).state == "failed")
 
 
 def test_reducer_lost_is_told_to_the_members_of_an_open_plan(running: Running) -> None:

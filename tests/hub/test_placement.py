@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -145,6 +146,36 @@ def test_members_that_do_not_stop_in_time_are_ended_by_their_node(hub: HubServer
     group.close()
 
 
+def test_stop_ends_though_the_node_says_nothing(tmp_path: Path) -> None:
+    with HubServer(options(tmp_path, kill_grace_s=0.1)) as hub:
+        assert hub.hub is not None
+        with node(hub, "mute"):
+            job = submit(hub, nodes=1)
+            hub.call(hub.hub.live.stop(job, grace_s=0.0))
+            until(lambda: job_of(hub, job).state == "stopped")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux only")
+def test_reducer_dies_with_a_hub_that_is_killed() -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "from atoll.hub.reducers import death_with_parent\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=death_with_parent())\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=30)
+    until(lambda: not alive(int(done.stdout)))
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_member_may_stop_its_own_job_only(hub: HubServer) -> None:
     group = Running(hub)
     token = group.launches[0].token
@@ -225,4 +256,4 @@ def test_reducer_beside_the_hub_is_kept_running_until_the_job_ends(
         for item in commands(agent, 2):
             agent.request(ProcessState(job, item.member, "exited", exit_code=75))
         until(lambda: job_of(hub, job).state == "stopped")
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        until(lambda: not any(alive(pid) for pid in pids))
