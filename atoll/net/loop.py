@@ -29,6 +29,11 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quit: asyncio.Event | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._loop is not None and not self._loop.is_closed()
+
     def start(self) -> None:
         """Start the thread; returns when the loop runs."""
         self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
@@ -51,7 +56,7 @@ class LoopThread:
             HubError: the loop does not run any more.
         """
         loop = self._loop
-        if loop is None or loop.is_closed():
+        if loop is None or not self.running:
             coro.close()
             raise HubError("this link to the hub is closed")
         return asyncio.run_coroutine_threadsafe(coro, loop)
@@ -84,7 +89,7 @@ class LoopThread:
     def call(self, function: Callable[[], object]) -> None:
         """Call a function on the loop soon; nothing happens when the loop has ended."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
+        if loop is not None and self.running:
             try:
                 loop.call_soon_threadsafe(function)
             except RuntimeError:  # closed between the two lines

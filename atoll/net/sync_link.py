@@ -168,6 +168,8 @@ class SyncLink:
         Raises:
             AtollError: the last words were not accepted, or not answered in time.
         """
+        if not self._loop.running:
+            return
         try:
             self._loop.run(
                 self._link.close(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
