@@ -24,7 +24,7 @@ class SyncResult:
     weight: float
     """Sum of their weights."""
     seconds: Mapping[str, float]
-    """Seconds by phase: join, reduce, commit (all attempts together), apply."""
+    """Seconds by phase: prepare, join, reduce, commit (all attempts together), apply."""
     sent_bytes: int = 0
     received_bytes: int = 0
     delta_norm: float = 0.0

@@ -52,7 +52,7 @@ def test_scripts_may_name_a_preset_an_outer_or_give_options() -> None:
     assert resolve_outer("diloco")[1] == "int8"
     assert resolve_outer("average") == (resolve_outer("local-sgd")[0], "fp32")
     assert resolve_outer(DiLoCo(every=9), codec="int8") == (DiLoCo(every=9), "int8")
-    with pytest.raises(ConfigError, match="atoll.DiLoCo"):
+    with pytest.raises(ConfigError, match=r"atoll\.DiLoCo"):
         resolve_outer(3)
 
 

@@ -95,7 +95,8 @@ class AloneOuter:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned."""
-        self._held = int(state["own.held"])
+        if "own.held" in state:
+            self._held = int(state["own.held"])
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return what a member sends: one number now and then."""

@@ -80,6 +80,7 @@ class EveryStepOuter:
 
     def gradients(self, task: Task) -> None:
         """Replace every gradient by the mean over the members."""
+        entered = self._clock.monotonic()
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -92,7 +93,7 @@ class EveryStepOuter:
                 expected="finite gradients",
                 remedy="lower the learning rate, or clip the gradients",
             )
-        number = task.round
+        number, prepare_s = task.round, self._clock.monotonic() - entered
         agreed = agree(
             self._group, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
             round_=number, key="gradient", tokens=task.tokens,
@@ -105,7 +106,8 @@ class EveryStepOuter:
         self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
         self._weigher.reset(task)
         task.round = number + 1
-        seconds = agreed.seconds | {"apply": self._clock.monotonic() - began}
+        apply_s = self._clock.monotonic() - began
+        seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         self._last = outcome(
             agreed, number, seconds, digest=self._base, delta_norm=float(mean.norm())
         )
@@ -138,7 +140,8 @@ class EveryStepOuter:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned."""
         self._base = bytes(state["shared.base"].tolist()).decode()
-        self._weigher.load(state["own.counters"])
+        if "own.counters" in state:
+            self._weigher.load(state["own.counters"])
         self._codec.load_state_dict(residuals(state))
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:

@@ -136,6 +136,7 @@ class PeriodicOuter(ABC):
         return digest(self._flat.read(self._scratch))
 
     def _round(self, task: Task) -> SyncResult:
+        entered = self._clock.monotonic()
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
         if not is_finite(delta):
             raise LossNotFinite(
@@ -144,7 +145,7 @@ class PeriodicOuter(ABC):
                 expected="finite parameters",
                 remedy="lower the learning rate, or clip the gradients",
             )
-        number = task.round
+        number, prepare_s = task.round, self._clock.monotonic() - entered
         agreed = agree(
             self._group, [delta], codec=self._codec, weight=self._weigher.weight(task),
             base=self._base, round_=number, key=KEY, tokens=task.tokens,
@@ -155,7 +156,8 @@ class PeriodicOuter(ABC):
         self._apply(mean, task.step, alone=agreed.plan.route == "alone")
         self._settle(task)
         task.round = number + 1
-        seconds = agreed.seconds | {"apply": self._clock.monotonic() - began}
+        apply_s = self._clock.monotonic() - began
+        seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=norm)
 
     def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
@@ -203,7 +205,8 @@ class PeriodicOuter(ABC):
                 expected=f"{self._start.numel()}",
             )
         self._start.copy_(start)
-        self._weigher.load(state["own.counters"])
+        if "own.counters" in state:  # a newcomer has another member's state, and counts from now
+            self._weigher.load(state["own.counters"])
         self._codec.load_state_dict(residuals(state))
         self._base = digest(self._start)
         self._next = self.next_due(self._weigher.step)

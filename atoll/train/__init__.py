@@ -1,0 +1,1 @@
+"""The built-in trainer: loop, metrics, evaluation, summary and report."""

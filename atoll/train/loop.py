@@ -1,0 +1,121 @@
+"""The inner loop: batches, steps, rounds; and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.group.group import Group
+from atoll.strategies.strategy import Inner, Outer, SyncResult
+from atoll.task import Task
+from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
+
+
+@dataclass(slots=True)
+class Loop:
+    """One member's training from where its task stands to the last step."""
+
+    task: Task
+    stream: Iterator[Any]
+    inner: Inner
+    outer: Outer
+    group: Group
+    steps: int
+    recorder: Recorder
+    totals: Totals
+    clock: Clock
+    after_round: Callable[[SyncResult, bool], None]
+    """Called after every committed round, with whether the run ends here. It counts its own
+    seconds in the totals."""
+    should_stop: Callable[[], bool] = field(default=lambda: False)
+    _meter: Meter = field(default_factory=Meter, init=False)
+    _mark: float = field(default=0.0, init=False)
+    _reported: float = field(default=0.0, init=False)
+    _bytes_before: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+
+    def run(self) -> str:
+        """Train; return why it ended early, or an empty text when all steps are done.
+
+        Raises:
+            LossNotFinite: the loss or a gradient is; nothing was updated.
+            GroupError: the members cannot agree any more.
+        """
+        self._bytes_before = (self.totals.sent_bytes, self.totals.received_bytes)
+        self._mark = self.clock.monotonic()
+        self._reported = self.totals.wall_s
+        while self.task.step < self.steps:
+            if self.should_stop():
+                return "this process was asked to stop"
+            done = self.inner.step(self.task, next(self.stream), self.outer)
+            self._meter.add(done.loss, done.grad_norm, done.tokens)
+            self._count(done.sync)
+            if done.sync is not None:
+                self._round(done.sync, last=self.group.stopping)
+                if self.group.stopping:
+                    return "the job was asked to stop"
+            if self.totals.wall_s - self._reported >= REPORT_EVERY_S:
+                self._report()
+        last = self.outer.finish(self.task)
+        self._count(last, computes=False)
+        if last is not None:
+            self._round(last, last=True)
+        self._report()
+        return ""
+
+    def _count(self, sync: SyncResult | None, *, computes: bool = True) -> None:
+        """Add the time since the last call to the totals."""
+        now = self.clock.monotonic()
+        elapsed_s, self._mark = now - self._mark, now
+        sync_s = sum(sync.seconds.values()) if sync is not None else 0.0
+        totals = self.totals
+        totals.wall_s += elapsed_s
+        totals.sync_s += sync_s
+        totals.compute_s += max(0.0, elapsed_s - sync_s) if computes else 0.0
+
+    def _round(self, sync: SyncResult, *, last: bool) -> None:
+        """Take note of a round, then evaluate and save if it is time."""
+        totals = self.totals
+        totals.aborted += sync.aborted
+        totals.sent_bytes = self._bytes_before[0] + self.group.sent_bytes
+        totals.received_bytes = self._bytes_before[1] + self.group.received_bytes
+        if self.totals.wall_s - self._reported >= REPORT_EVERY_S or last:
+            self._report(round_values(sync))
+        evaluation_s = totals.evaluation_s
+        self.after_round(sync, last or self.task.step >= self.steps)
+        now = self.clock.monotonic()
+        totals.wall_s += now - self._mark - (totals.evaluation_s - evaluation_s)
+        self._mark = now
+
+    def _report(self, more: dict[str, float] | None = None) -> None:
+        """Send a point."""
+        totals = self.totals
+        values = self._meter.take(totals.wall_s - self._reported) | (more or {})
+        self._reported = totals.wall_s
+        group = next(iter(self.task.optimizer.param_groups))
+        self.recorder.point(
+            {
+                **values,
+                "lr": group["lr"],
+                "tokens": self.task.tokens,
+                "wall_s": totals.wall_s,
+                "compute_s": totals.compute_s,
+                "sync_s": totals.sync_s,
+                "sent_bytes": totals.sent_bytes,
+                "received_bytes": totals.received_bytes,
+            }
+        )
+
+
+def round_values(sync: SyncResult) -> dict[str, float]:
+    """Return what a round tells, as values of a point."""
+    return {
+        **{f"{phase}_s": seconds for phase, seconds in sync.seconds.items()},
+        "round_s": sum(sync.seconds.values()),
+        "round_sent_bytes": sync.sent_bytes,
+        "round_received_bytes": sync.received_bytes,
+        "weight": sync.weight,
+        "delta_norm": sync.delta_norm,
+        "contributors": len(sync.contributors),
+    }

@@ -1,0 +1,137 @@
+"""What a member measures while it trains, and where that goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO
+
+from atoll.clock import Clock
+from atoll.task import Task
+from atoll.wire.messages import Event, Point
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 1.0
+"""Seconds between two points of a member: a live view needs no more."""
+
+
+class Recorder:
+    """Writes a member's points to its own `metrics.jsonl` and hands them on."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        clock: Clock,
+        path: Path | None = None,
+        report: Callable[[Point], None] | None = None,
+        announce: Callable[[Event], None] | None = None,
+    ) -> None:
+        """Append to `path`; `report` and `announce` MUST NOT block."""
+        self._task, self._clock = task, clock
+        self._report, self._announce = report, announce
+        self._file: IO[str] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def point(self, values: Mapping[str, float]) -> None:
+        """Record values of now; those that are not finite are left out."""
+        finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
+        task = self._task
+        point = Point(time=self._clock.wall(), step=task.step, round=task.round, values=finite)
+        if self._file is not None:
+            self._write(self._file, point)
+        if self._report is not None:
+            self._report(point)
+
+    def _write(self, file: IO[str], point: Point) -> None:
+        line = {
+            "time": point.time,
+            "member": self._task.member,
+            "step": point.step,
+            "round": point.round,
+            "values": point.values,
+        }
+        try:
+            file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            # Measurements are not worth the run: a full disk stops only this file.
+            log.warning("metrics are no longer written to disk: %s", error)
+            self._file = None
+
+    def event(self, kind: str, text: str, **about: str) -> None:
+        """Tell people that something happened."""
+        log.info("%s: %s", kind, text)
+        if self._announce is not None:
+            self._announce(Event(kind=kind, text=text, fields=about))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Seconds and bytes of a member's whole run; they go on after a resume."""
+
+    wall_s: float = 0.0
+    """Training, without start-up and evaluation."""
+    compute_s: float = 0.0
+    """Of it: batches, forward, backward and optimizer steps."""
+    sync_s: float = 0.0
+    """Of it: rounds, waiting included."""
+    checkpoint_s: float = 0.0
+    """Of it: saving."""
+    evaluation_s: float = 0.0
+    """Not in it."""
+    sent_bytes: float = 0.0
+    received_bytes: float = 0.0
+    aborted: float = 0.0
+    """Attempts at rounds that were not committed."""
+
+    def to_dict(self) -> dict[str, float]:
+        """Return names and numbers."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def load(self, numbers: Mapping[str, float | int | str]) -> None:
+        """Go on from what `to_dict` returned."""
+        for field in fields(self):
+            setattr(self, field.name, float(numbers.get(field.name, 0.0)))
+
+
+class Meter:
+    """Collects single steps into points, so that a step costs next to nothing."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.steps = 0
+        self._loss = 0.0
+        self._norm = 0.0
+        self._tokens = 0
+
+    def add(self, loss: float, norm: float, tokens: int) -> None:
+        """Count one step."""
+        self.steps += 1
+        self._loss += loss
+        self._norm += norm
+        self._tokens += tokens
+
+    def take(self, elapsed_s: float) -> dict[str, float]:
+        """Return the means since the last call, and start again."""
+        if not self.steps:
+            return {}
+        values = {
+            "loss": self._loss / self.steps,
+            "grad_norm": self._norm / self.steps,
+            "tokens_per_s": self._tokens / elapsed_s if elapsed_s > 0 else 0.0,
+        }
+        self.__init__()  # type: ignore[misc]
+        return values

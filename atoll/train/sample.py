@@ -1,0 +1,63 @@
+"""Text that a trained model writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from atoll.checkpoint import load_weights
+from atoll.data import Tokenizer, tokenizer_from_json
+from atoll.errors import CheckpointError, ConfigError
+from atoll.models import GPT, build_model
+
+SAMPLE_PROMPT = "def "
+"""How the sample of a run begins; the default corpus is Python source."""
+
+SAMPLE_TOKENS = 240
+"""A few lines."""
+
+
+def load_model(path: Path) -> tuple[GPT, Tokenizer]:
+    """Return model and tokenizer of `model.safetensors` or a checkpoint's shared part.
+
+    Raises:
+        CheckpointMissing: there is no such file.
+        CheckpointCorrupt: it is damaged.
+        CheckpointError: its weights do not fit the model it names.
+    """
+    weights = load_weights(path)
+    model = build_model(weights.model, **weights.options)
+    try:
+        model.load_state_dict(weights.state)
+    except RuntimeError as error:
+        raise CheckpointError(
+            "the weights do not fit the model that the file names",
+            given=f"{path}: {' '.join(str(error).split())[:300]}",
+            remedy="use the version of Atoll that wrote it",
+        ) from error
+    model.eval()
+    return cast(GPT, model), tokenizer_from_json(weights.tokenizer)
+
+
+def write_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    tokens: int,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> str:
+    """Return the prompt and what the model writes after it; bytes that are no text show as �.
+
+    Raises:
+        ConfigError: the prompt is empty.
+    """
+    ids = tokenizer.encode(prompt.encode("utf-8")).long()
+    if not len(ids):
+        raise ConfigError("nothing to continue", given="an empty prompt", expected="some text")
+    generator = torch.Generator().manual_seed(seed)
+    written = model.generate(ids[None], tokens=tokens, temperature=temperature, generator=generator)
+    return tokenizer.decode(written[0]).decode("utf-8", errors="replace")
