@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from atoll import __version__
 from atoll.clock import Clock, RealClock
 from atoll.hub import checkpoints as checkpoints_module
-from atoll.hub import rounds as rounds_module
+from atoll.hub import round_book as round_book_module
 from atoll.hub import tickets as tickets_module
 from atoll.hub.api import Context, guard, routes
 from atoll.hub.checkpoints import Checkpoints
@@ -23,6 +23,7 @@ from atoll.hub.membership import Membership
 from atoll.hub.outbox import Send
 from atoll.hub.placement import KILL_GRACE_S, Placement
 from atoll.hub.reducers import Reducers, torch_is_here
+from atoll.hub.round_book import RoundBook
 from atoll.hub.rounds import Rounds
 from atoll.hub.router import Router
 from atoll.hub.session import Receive, Scope, Session, Sessions
@@ -89,9 +90,9 @@ class Hub:
             reconnect_grace_s=options.reconnect_grace_s,
             dead_after_s=options.dead_after_s,
         )
+        book = RoundBook(database=stores.database, jobs=stores.jobs, clock=clock)
         self.rounds = Rounds(
-            database=stores.database,
-            jobs=stores.jobs,
+            book=book,
             events=stores.events,
             clock=clock,
             wire=self.sessions,
@@ -245,6 +246,6 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
         StorageFull: its disk is full.
     """
     clock = clock or RealClock()
-    schemas = (rounds_module.SCHEMA, checkpoints_module.SCHEMA, tickets_module.SCHEMA)
+    schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, tickets_module.SCHEMA)
     stores = await open_stores(options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas)
     return Hub(options, stores, url=url, clock=clock)

@@ -187,7 +187,7 @@ class Checkpoints:
         """Return the members of that committed round that still live."""
         record = self._jobs.get(job)
         live = {m.member for m in record.members.values() if m.state in LIVE_STATES}
-        return live & set(await self._rounds.members_of(job, round_) or live)
+        return live & set(await self._rounds.book.members_of(job, round_) or live)
 
     async def _parts(self, job: str, round_: int) -> list[tuple[str, int, ManifestPart]]:
         def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:

@@ -4,47 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-import msgspec
-
 from atoll.clock import Clock
 from atoll.config import parse_spec
-from atoll.errors import AtollError, GroupError, HubError
-from atoll.hub.database import Database
+from atoll.errors import GroupError, HubError
 from atoll.hub.decisions import Decided, Effect, JobRounds, Noted, Planned, Refused
 from atoll.hub.events import Events
-from atoll.hub.jobs import Job, Jobs
+from atoll.hub.jobs import Job
+from atoll.hub.round_book import RoundBook
 from atoll.ids import session_id
 from atoll.wire.messages import MemberLost, Message, RoundJoin, RoundPlan, RoundVote, Verdict
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS rounds (
-    job TEXT NOT NULL,
-    epoch INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    plan BLOB NOT NULL,
-    planned REAL NOT NULL,
-    verdict BLOB,
-    decided REAL,
-    seconds REAL,
-    nbytes INTEGER,
-    PRIMARY KEY (job, epoch)
-) WITHOUT ROWID
-"""
-
 LIVE_STATES = frozenset({"assigned", "starting", "running"})
 KEPT_VERDICTS = 64
-RETRY_S = 1.0
-
-_encoder = msgspec.msgpack.Encoder()
-_plans = msgspec.msgpack.Decoder(RoundPlan)
-_verdicts = msgspec.msgpack.Decoder(Verdict)
 
 
 class Wire(Protocol):
@@ -81,8 +58,7 @@ class Rounds:
     def __init__(
         self,
         *,
-        database: Database,
-        jobs: Jobs,
+        book: RoundBook,
         events: Events,
         clock: Clock,
         wire: Wire,
@@ -90,8 +66,7 @@ class Rounds:
         first_grace_s: float = 120.0,
     ) -> None:
         """Speak through `wire`; `relayed` tells how many bytes a job has sent so far."""
-        self._database = database
-        self._jobs = jobs
+        self.book = book
         self._events = events
         self._clock = clock
         self._wire = wire
@@ -105,34 +80,26 @@ class Rounds:
         """Begin the rounds of a job (`fresh`), or take them up where the hub's last life ended."""
         name = job.job
         if fresh:
-            await self._abandon(name)
-
-        def load(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-            return connection.execute(
-                "SELECT epoch, plan, verdict FROM rounds WHERE job = ?"
-                " ORDER BY epoch DESC LIMIT ?",
-                (name, KEPT_VERDICTS),
-            ).fetchall()
-
-        rows = await self._database.read(load)
+            await self.book.abandon(name)
+        rows = await self.book.newest(name, limit=KEPT_VERDICTS)
         machine = JobRounds(
             name,
             nodes_wanted=job.nodes_wanted,
             preference=parse_spec(job.spec).job.route,
             committed_round=job.committed_round,
-            epoch=rows[0][0] if rows else 0,
+            epoch=rows[0][0].epoch if rows else 0,
             first_grace_s=self._first_grace_s,
             starting=fresh or not rows,
             stopping=job.stopping,
             reducer_ready=self._wire.get(session_id(name, "reducer")) is not None,
         )
         room = Room(machine, bytes_before=self._relayed(name))
-        room.verdicts = {row[0]: _verdicts.decode(row[2]) for row in rows if row[2] is not None}
+        room.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
         for member in job.members.values():
             if member.state in LIVE_STATES:
                 machine.expect(member.member)
-        if rows and rows[0][2] is None:
-            machine.reopen(_plans.decode(rows[0][1]), self._clock.monotonic())
+        if rows and rows[0][1] is None:
+            machine.reopen(rows[0][0], self._clock.monotonic())
         self._rooms[name] = room
 
     def close(self, job: str) -> None:
@@ -186,7 +153,7 @@ class Rounds:
         """
         room = self._room(job)
         async with room.lock:
-            known = room.verdicts.get(body.epoch) or await self._stored(job, body.epoch)
+            known = room.verdicts.get(body.epoch) or await self.book.verdict(job, body.epoch)
             if known is not None:
                 return known
             effects = room.machine.vote(member, body, self._clock.monotonic())
@@ -267,10 +234,13 @@ class Rounds:
         """Store each consequence, then tell it. The caller holds the room's lock."""
         for effect in effects:
             if isinstance(effect, Planned):
-                await self._store_plan(room, effect.plan)
+                room.bytes_before = self._relayed(effect.plan.job)
+                await self.book.add_plan(effect.plan)
                 self._tell_plan(room, effect.plan)
             elif isinstance(effect, Decided):
-                await self._store_verdict(room, effect)
+                job = room.machine.job
+                nbytes = self._relayed(job) - room.bytes_before
+                await self.book.add_verdict(job, effect, nbytes=nbytes)
                 self._tell_verdict(room, effect)
             elif isinstance(effect, Refused):
                 future = room.plans.pop(effect.member, None)
@@ -306,126 +276,8 @@ class Rounds:
         if future is not None and not future.done():
             future.set_result(verdict)
 
-    async def _abandon(self, job: str) -> None:
-        """Abort what an earlier attempt of a job left without a verdict."""
-
-        def write(connection: sqlite3.Connection) -> None:
-            rows = connection.execute(
-                "SELECT epoch, round FROM rounds WHERE job = ? AND verdict IS NULL", (job,)
-            ).fetchall()
-            for epoch, round_ in rows:
-                verdict = Verdict(round_, epoch, False, reason="the job was started again")
-                connection.execute(
-                    "UPDATE rounds SET verdict = ?, decided = planned, seconds = 0, nbytes = 0"
-                    " WHERE job = ? AND epoch = ?",
-                    (_encoder.encode(verdict), job, epoch),
-                )
-
-        await self._database.write(write)
-
-    async def _store_plan(self, room: Room, plan: RoundPlan) -> None:
-        row = (plan.job, plan.epoch, plan.round, _encoder.encode(plan), self._clock.wall())
-        room.bytes_before = self._relayed(plan.job)
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT INTO rounds (job, epoch, round, plan, planned) VALUES (?, ?, ?, ?, ?)", row
-            )
-
-        await self._write(write)
-
-    async def _store_verdict(self, room: Room, decided: Decided) -> None:
-        verdict, job = decided.verdict, room.machine.job
-        record = self._jobs.get(job)
-        if verdict.committed:
-            record.committed_round = verdict.round + 1
-        else:
-            record.aborted_rounds += 1
-        nbytes = self._relayed(job) - room.bytes_before
-        row = (_encoder.encode(verdict), self._clock.wall(), decided.seconds, nbytes)
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "UPDATE rounds SET verdict = ?, decided = ?, seconds = ?, nbytes = ?"
-                " WHERE job = ? AND epoch = ?",
-                (*row, job, verdict.epoch),
-            )
-            self._jobs.store(connection, job)
-
-        await self._write(write)
-
-    async def _write(self, write: Callable[[sqlite3.Connection], None]) -> None:
-        """Write until it is durable: a full disk delays a round, it does not fork it."""
-        while True:
-            try:
-                return await self._database.write(write)
-            except (AtollError, sqlite3.OperationalError) as error:
-                logger.error("a round cannot be stored yet: %s", error)
-                await asyncio.sleep(RETRY_S)
-
-    # ------------------------------------------------------------------- looking back
-
-    async def _stored(self, job: str, epoch: int) -> Verdict | None:
-        def find(connection: sqlite3.Connection) -> tuple[bytes | None] | None:
-            return cast(
-                "tuple[bytes | None] | None",
-                connection.execute(
-                    "SELECT verdict FROM rounds WHERE job = ? AND epoch = ?", (job, epoch)
-                ).fetchone(),
-            )
-
-        row = await self._database.read(find)
-        return _verdicts.decode(row[0]) if row and row[0] is not None else None
-
-    async def members_of(self, job: str, committed_round: int) -> list[str]:
-        """Return who was in the committed attempt that made `committed_round` rounds complete."""
-
-        def find(connection: sqlite3.Connection) -> list[tuple[bytes, bytes]]:
-            return connection.execute(
-                "SELECT plan, verdict FROM rounds WHERE job = ? AND round = ?"
-                " AND verdict IS NOT NULL ORDER BY epoch DESC",
-                (job, committed_round - 1),
-            ).fetchall()
-
-        for plan, verdict in await self._database.read(find):
-            if _verdicts.decode(verdict).committed:
-                return _plans.decode(plan).members
-        return []
-
-    async def history(self, job: str, *, after: int, limit: int) -> list[dict[str, Any]]:
-        """Return decided attempts with an epoch above `after`, oldest first."""
-
-        def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-            return connection.execute(
-                "SELECT plan, verdict, decided, seconds, nbytes FROM rounds WHERE job = ?"
-                " AND epoch > ? AND verdict IS NOT NULL ORDER BY epoch LIMIT ?",
-                (job, after, limit),
-            ).fetchall()
-
-        return [_describe(*row) for row in await self._database.read(find)]
-
     def _room(self, job: str) -> Room:
         try:
             return self._rooms[job]
         except KeyError:
             raise HubError("this job is not running", given=job) from None
-
-
-def _describe(
-    plan_bytes: bytes, verdict_bytes: bytes, decided: float, seconds: float, nbytes: int
-) -> dict[str, Any]:
-    """Return one decided attempt as the API shows it."""
-    plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
-    return {
-        "id": plan.epoch,
-        "epoch": plan.epoch,
-        "round": plan.round,
-        "route": plan.route,
-        "members": plan.members,
-        "contributors": verdict.contributors,
-        "committed": verdict.committed,
-        "reason": verdict.reason,
-        "seconds": seconds,
-        "nbytes": nbytes,
-        "time": decided,
-    }

@@ -1,0 +1,182 @@
+"""The durable record of rounds: every plan, every verdict, one row for each epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.errors import AtollError
+from atoll.hub.database import Database
+from atoll.hub.decisions import Decided
+from atoll.hub.jobs import Jobs
+from atoll.wire.messages import RoundPlan, Verdict
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (
+    job TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    plan BLOB NOT NULL,
+    planned REAL NOT NULL,
+    verdict BLOB,
+    decided REAL,
+    seconds REAL,
+    nbytes INTEGER,
+    PRIMARY KEY (job, epoch)
+) WITHOUT ROWID
+"""
+
+RETRY_S = 1.0
+"""Pause before a write that found the disk full is tried again."""
+
+_encoder = msgspec.msgpack.Encoder()
+_plans = msgspec.msgpack.Decoder(RoundPlan)
+_verdicts = msgspec.msgpack.Decoder(Verdict)
+
+
+class RoundBook:
+    """Reads and writes the table of rounds."""
+
+    def __init__(self, *, database: Database, jobs: Jobs, clock: Clock) -> None:
+        self._database = database
+        self._jobs = jobs
+        self._clock = clock
+
+    async def newest(self, job: str, *, limit: int) -> list[tuple[RoundPlan, Verdict | None]]:
+        """Return the newest attempts of a job, newest first."""
+
+        def load(connection: sqlite3.Connection) -> list[tuple[bytes, bytes | None]]:
+            return connection.execute(
+                "SELECT plan, verdict FROM rounds WHERE job = ? ORDER BY epoch DESC LIMIT ?",
+                (job, limit),
+            ).fetchall()
+
+        return [
+            (_plans.decode(plan), None if verdict is None else _verdicts.decode(verdict))
+            for plan, verdict in await self._database.read(load)
+        ]
+
+    async def abandon(self, job: str) -> None:
+        """Abort what an earlier attempt of a job left without a verdict."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            rows = connection.execute(
+                "SELECT epoch, round FROM rounds WHERE job = ? AND verdict IS NULL", (job,)
+            ).fetchall()
+            for epoch, round_ in rows:
+                verdict = Verdict(round_, epoch, False, reason="the job was started again")
+                connection.execute(
+                    "UPDATE rounds SET verdict = ?, decided = planned, seconds = 0, nbytes = 0"
+                    " WHERE job = ? AND epoch = ?",
+                    (_encoder.encode(verdict), job, epoch),
+                )
+
+        await self._database.write(write)
+
+    async def add_plan(self, plan: RoundPlan) -> None:
+        """Store a plan; returns when it is durable."""
+        row = (plan.job, plan.epoch, plan.round, _encoder.encode(plan), self._clock.wall())
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO rounds (job, epoch, round, plan, planned) VALUES (?, ?, ?, ?, ?)", row
+            )
+
+        await self._write(write)
+
+    async def add_verdict(self, job: str, decided: Decided, *, nbytes: int) -> None:
+        """Store a verdict and the job's progress in one transaction."""
+        verdict, record = decided.verdict, self._jobs.get(job)
+        if verdict.committed:
+            record.committed_round = verdict.round + 1
+        else:
+            record.aborted_rounds += 1
+        row = (_encoder.encode(verdict), self._clock.wall(), decided.seconds, nbytes)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE rounds SET verdict = ?, decided = ?, seconds = ?, nbytes = ?"
+                " WHERE job = ? AND epoch = ?",
+                (*row, job, verdict.epoch),
+            )
+            self._jobs.store(connection, job)
+
+        await self._write(write)
+
+    async def verdict(self, job: str, epoch: int) -> Verdict | None:
+        """Return the stored verdict on an attempt, if there is one."""
+
+        def find(connection: sqlite3.Connection) -> tuple[bytes | None] | None:
+            return cast(
+                "tuple[bytes | None] | None",
+                connection.execute(
+                    "SELECT verdict FROM rounds WHERE job = ? AND epoch = ?", (job, epoch)
+                ).fetchone(),
+            )
+
+        row = await self._database.read(find)
+        return _verdicts.decode(row[0]) if row and row[0] is not None else None
+
+    async def members_of(self, job: str, committed_round: int) -> list[str]:
+        """Return who was in the committed attempt that made `committed_round` rounds complete."""
+
+        def find(connection: sqlite3.Connection) -> list[tuple[bytes, bytes]]:
+            return connection.execute(
+                "SELECT plan, verdict FROM rounds WHERE job = ? AND round = ?"
+                " AND verdict IS NOT NULL ORDER BY epoch DESC",
+                (job, committed_round - 1),
+            ).fetchall()
+
+        for plan, verdict in await self._database.read(find):
+            if _verdicts.decode(verdict).committed:
+                return _plans.decode(plan).members
+        return []
+
+    async def history(self, job: str, *, after: int, limit: int) -> list[dict[str, Any]]:
+        """Return decided attempts with an epoch above `after`, oldest first."""
+
+        def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            return connection.execute(
+                "SELECT plan, verdict, decided, seconds, nbytes FROM rounds WHERE job = ?"
+                " AND epoch > ? AND verdict IS NOT NULL ORDER BY epoch LIMIT ?",
+                (job, after, limit),
+            ).fetchall()
+
+        return [_describe(*row) for row in await self._database.read(find)]
+
+    async def _write(self, write: Callable[[sqlite3.Connection], None]) -> None:
+        """Write until it is durable: a full disk delays a round, it does not fork it."""
+        while True:
+            try:
+                return await self._database.write(write)
+            except (AtollError, sqlite3.OperationalError) as error:
+                logger.error("a round cannot be stored yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+
+def _describe(
+    plan_bytes: bytes, verdict_bytes: bytes, decided: float, seconds: float, nbytes: int
+) -> dict[str, Any]:
+    """Return one decided attempt as the API shows it."""
+    plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
+    return {
+        "id": plan.epoch,
+        "epoch": plan.epoch,
+        "round": plan.round,
+        "route": plan.route,
+        "members": plan.members,
+        "contributors": verdict.contributors,
+        "committed": verdict.committed,
+        "reason": verdict.reason,
+        "seconds": seconds,
+        "nbytes": nbytes,
+        "time": decided,
+    }
