@@ -31,7 +31,7 @@ from atoll.checkpoint.files import (
     write_file,
 )
 from atoll.checkpoint.part import SHARED, STATE, Part, member_part, part_blocks, read_part
-from atoll.errors import CheckpointCorrupt, CheckpointMissing, WireError
+from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull, WireError
 from atoll.ids import slot_of
 from atoll.wire.manifest import (
     MANIFEST_NAME,
@@ -135,9 +135,7 @@ class DirectoryStore:
             # Parts are about to change: without its manifest the folder is no checkpoint.
             manifest.unlink(missing_ok=True)
             flush_folder(folder)
-        for part in parts:
-            blocks = part_blocks(part.tensors, {**part.metadata, _STAMP: stamp})
-            write_file(folder / part.name, blocks, moment=self._moment)
+        self._write(folder, parts, stamp=stamp)
         if not self._publish(folder, stamp=stamp, round_=round_, step=step, members=members):
             return False
         self._prune(round_)
@@ -160,11 +158,11 @@ class DirectoryStore:
 
     def manifest(self, round_: int) -> Manifest:
         """Return what a complete checkpoint consists of; raises as `get` does."""
-        path = self.folder / checkpoint_folder(round_) / MANIFEST_NAME
         try:
-            return open_manifest(path.read_bytes(), round_=round_)
+            return self._read_manifest(round_)
         except FileNotFoundError:
-            raise missing(round_, place=str(path.parent), rounds=self._complete()) from None
+            place = str(self.folder / checkpoint_folder(round_))
+            raise missing(round_, place=place, rounds=self._complete()) from None
 
     def latest(self) -> int:
         """Return the round of the newest complete checkpoint, or -1.
@@ -181,6 +179,17 @@ class DirectoryStore:
             path = self.folder / checkpoint_folder(round_) / entry.name
             check_part(path, entry, round_=round_)
         return manifest
+
+    def _write(self, folder: Path, parts: Sequence[Part], *, stamp: str) -> None:
+        """Write all parts, or none when there is no room for one of them."""
+        try:
+            for part in parts:
+                blocks = part_blocks(part.tensors, {**part.metadata, _STAMP: stamp})
+                write_file(folder / part.name, blocks, moment=self._moment)
+        except StorageFull:
+            for part in parts:
+                (folder / part.name).unlink(missing_ok=True)
+            raise
 
     def _publish(
         self, folder: Path, *, stamp: str, round_: int, step: int, members: Sequence[str]
@@ -211,6 +220,10 @@ class DirectoryStore:
         write_file(folder / MANIFEST_NAME, [encode_manifest(manifest)], moment=self._moment)
         return True
 
+    def _read_manifest(self, round_: int) -> Manifest:
+        path = self.folder / checkpoint_folder(round_) / MANIFEST_NAME
+        return open_manifest(path.read_bytes(), round_=round_)
+
     def _complete(self) -> list[int]:
         """Return the rounds of complete checkpoints, ascending."""
         return [r for r in sorted(_rounds(self.folder)) if self._is_complete(r)]
@@ -218,10 +231,10 @@ class DirectoryStore:
     def _is_complete(self, round_: int) -> bool:
         folder = self.folder / checkpoint_folder(round_)
         try:
-            parts = self.manifest(round_).parts
+            if not (folder / MANIFEST_NAME).exists():
+                return False
+            parts = self._read_manifest(round_).parts
             return all((folder / entry.name).stat().st_size == entry.nbytes for entry in parts)
-        except CheckpointMissing:
-            return False
         except (CheckpointCorrupt, OSError) as error:
             logger.warning("checkpoint of round %d is passed over: %s", round_, error)
             return False
@@ -327,6 +340,6 @@ def _rounds(folder: Path) -> Mapping[int, Path]:
     found = {}
     for path in (folder / "checkpoints").glob("round-*"):
         digits = path.name.removeprefix("round-")
-        if digits.isdigit() and path.is_dir():
+        if digits.isdigit() and path == folder / checkpoint_folder(int(digits)) and path.is_dir():
             found[int(digits)] = path
     return found
