@@ -19,9 +19,11 @@ def demo(
     from atoll.cli import screen
     from atoll.cli.jobfile import Overrides, demo_text, parse_text
     from atoll.cli.local_run import LocalRun, new_folder, run_local
+    from atoll.cli.precheck import check_names
 
     overrides = Overrides(nodes=nodes, settings=set_ or ())
     submission = parse_text(demo_text(), overrides, name="demo.toml")
+    check_names(submission.spec)
     plan = LocalRun(
         folder=new_folder(runs),
         jobs=runs,

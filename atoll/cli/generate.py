@@ -21,7 +21,7 @@ def generate(
     from atoll.cli.model_file import find_model
 
     path = find_model(where)
-    from atoll.train.generate import load_model, write_text  # seconds: torch
+    from atoll.train.sample import load_model, write_text  # seconds: torch
 
     model, tokenizer = load_model(path)
     text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=seed)

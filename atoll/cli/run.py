@@ -36,6 +36,7 @@ def run(
     """Train: submit a job, watch it, and collect its results in runs/JOB/."""
     from atoll.cli import screen
     from atoll.cli.jobfile import Overrides, read_target
+    from atoll.cli.precheck import check_names
 
     overrides = Overrides(
         nodes=nodes if nodes is not None else local,
@@ -46,6 +47,7 @@ def run(
         arguments=arguments or (),
     )
     submission = read_target(target, overrides)
+    check_names(submission.spec)
     console = screen.output()
     if local is not None:
         from atoll.cli.local_run import LocalRun, new_folder, run_local
