@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from atoll.wire.messages import (
     RoundPlan,
     unpack_command,
 )
+from tests.group.proxy import Proxy
 
 T = TypeVar("T")
 
@@ -64,47 +65,67 @@ class CappedGroup(HubGroup):
         return plan
 
 
-class HubWorld:
-    """One job with n members; on the relay route with a reducer on a thread."""
+class NodeInName:
+    """Takes commands as a node agent does, and starts nothing."""
 
-    counts_header_bytes = True
-
-    def __init__(self, hub: HubServer, n: int, *, route: str, timeout_s: float = 60.0) -> None:
-        self.hub, self.route = hub, route
-        self.stop = threading.Event()
-        self.links: dict[str, SyncLink] = {}
-        info = NodeInfo(hostname="x", system="x", python="3", atoll="0", torch="2", slots=n)
+    def __init__(self, hub: HubServer) -> None:
+        self.hub = hub
+        info = NodeInfo(hostname="x", system="x", python="3", atoll="0", torch="2", slots=500)
         secret = parse_ticket(hub.ticket).secret
         with HubClient(hub.url) as client:
-            self.node, token = client.join(secret, name="node", info=info)
-        self.node_link = connect(hub.url, session=self.node, token=token, info=info)
-        with HubClient(hub.url, hub.operator_token) as client:
-            self.job = client.submit(SPEC.format(nodes=n, route=route))
-        self.tokens: dict[str, str] = {}
-        wanted = n + (n > 1 and route != "direct")
-        while len(self.tokens) < wanted:
-            self._take_commands()
-        self.reducer_thread: Work[None] | None = None
-        if "reducer" in self.tokens:
-            self.start_reducer()
-        self.groups = [self._member(f"w{slot}", timeout_s) for slot in range(n)]
+            self.name, token = client.join(secret, name="node", info=info)
+        self.link = connect(hub.url, session=self.name, token=token, info=info)
+        self.tokens: dict[str, dict[str, str]] = {}
 
-    def _take_commands(self) -> None:
-        queue = f"node/{self.node}"
-        reply = self.node_link.request(
+    def submit(self, *, nodes: int, route: str) -> str:
+        with HubClient(self.hub.url, self.hub.operator_token) as client:
+            return client.submit(SPEC.format(nodes=nodes, route=route))
+
+    def take_commands(self) -> None:
+        """Note the tokens in the next launches."""
+        queue = f"node/{self.name}"
+        reply = self.link.request(
             QueueClaim(queue=queue, lease_s=60, limit=16, wait_s=1.0), timeout_s=20
         )
         assert isinstance(reply, QueueItems)
         for item in reply.items:
             command = unpack_command(item.payload)
-            if isinstance(command, Launch) and command.job == self.job:
-                self.tokens[command.member] = command.token
-            self.node_link.request(QueueAck(queue=queue, lease=item.lease), timeout_s=10)
+            if isinstance(command, Launch):
+                self.tokens.setdefault(command.job, {})[command.member] = command.token
+            self.link.request(QueueAck(queue=queue, lease=item.lease), timeout_s=10)
+
+
+class HubWorld:
+    """One job with n members; on the relay route with a reducer on a thread."""
+
+    counts_header_bytes = True
+
+    def __init__(
+        self,
+        node: NodeInName,
+        n: int,
+        *,
+        route: str,
+        timeout_s: float = 60.0,
+        proxied: Collection[str] = (),
+    ) -> None:
+        self.hub, self.route = node.hub, route
+        self.proxies = {member: Proxy(node.hub.port) for member in proxied}
+        self.stop = threading.Event()
+        self.links: dict[str, SyncLink] = {}
+        self.job = node.submit(nodes=n, route=route)
+        wanted = n + (n > 1 and route != "direct")
+        while len(node.tokens.get(self.job, {})) < wanted:
+            node.take_commands()
+        self.tokens = node.tokens[self.job]
+        self.reducer_thread: Work[None] | None = None
+        if "reducer" in self.tokens:
+            self.start_reducer()
+        self.groups = [self._member(f"w{slot}", timeout_s) for slot in range(n)]
 
     def connect(self, member: str) -> SyncLink:
-        link = connect(
-            self.hub.url, session=session_id(self.job, member), token=self.tokens[member]
-        )
+        url = self.proxies[member].url if member in self.proxies else self.hub.url
+        link = connect(url, session=session_id(self.job, member), token=self.tokens[member])
         self.links[member] = link
         return link
 
@@ -128,7 +149,7 @@ class HubWorld:
             try:
                 return function(group)
             except AtollError as error:
-                self.links[group.me].close(Finished(ok=False, error=error.to_dict()))
+                self.links.pop(group.me).close(Finished(ok=False, error=error.to_dict()))
                 raise
 
         work = [Work.start(lambda g=g: member(g), name=g.me) for g in self.groups]  # type: ignore[misc]
@@ -142,12 +163,14 @@ class HubWorld:
 
     def die(self, group: Group) -> None:
         """End a member's connections without a word."""
-        self.links[group.me].close()
+        self.links.pop(group.me).close()
         group.close()
 
     def close(self) -> None:
         self.stop.set()
         for group in self.groups:
             group.close()
-        for link in [*self.links.values(), self.node_link]:
+        for link in self.links.values():
             link.close()
+        for proxy in self.proxies.values():
+            proxy.close()

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from atoll.codec.table import make_codec
+from atoll.errors import EpochChanged, GroupError
+from atoll.group.agree import Agreed, agree
+from atoll.group.group import Group
+from atoll.group.relay import RelayExchange
+from atoll.hub.server import HubServer
+from atoll.wire.chunks import ChunkHead, pack_chunk
+from tests.contracts.group_suite import (
+    Build,
+    GroupSuite,
+    assert_same_everywhere,
+    one_round,
+    together,
+    values,
+)
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+
+SIZE = 1_000_000
+"""16 pieces in fp32."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(hub: HubServer) -> Iterator[NodeInName]:
+    node = NodeInName(hub)
+    yield node
+    node.link.close()
+
+
+@pytest.fixture
+def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
+    worlds: list[HubWorld] = []
+
+    def make(n: int, *, route: str, **options: Any) -> HubWorld:
+        worlds.append(HubWorld(node, n, route=route, **options))
+        return worlds[-1]
+
+    yield make
+    for each in worlds:
+        each.close()
+
+
+class TestRelay(GroupSuite):
+    @pytest.fixture
+    def build(self, world: Callable[..., HubWorld]) -> Build:
+        return lambda n, **options: world(n, route="relay", **options)
+
+
+class TestDirectOverHub(GroupSuite):
+    @pytest.fixture
+    def build(self, world: Callable[..., HubWorld]) -> Build:
+        return lambda n, **options: world(n, route="direct", **options)
+
+
+def big(group: Group) -> Agreed:
+    return one_round(group, values(group.me, (SIZE,)))
+
+
+@pytest.mark.parametrize("who", ["w1", "reducer"])
+@pytest.mark.parametrize("after_bytes", [300_000, 3_000_000, 5_000_000])
+def test_broken_connection_resumes_with_what_is_missing(
+    world: Callable[..., HubWorld], who: str, after_bytes: int
+) -> None:
+    """Whoever loses its connection, and whenever: the round goes on, with the same result."""
+    here = world(2, route="relay", proxied=[who])
+    here.proxies[who].cut_after(after_bytes)
+    results = together(here, big)
+    assert here.proxies[who].cuts == 1
+    assert_same_everywhere([agreed.reduced for agreed in results])
+    a, b = values("w0", (SIZE,))[0], values("w1", (SIZE,))[0]
+    assert torch.equal(results[0].reduced.tensors[0], (a + b) / 2)
+    assert results[0].attempts == 1
+
+
+def test_member_lost_while_it_sends_is_left_out_of_every_piece(
+    world: Callable[..., HubWorld],
+) -> None:
+    here = world(3, route="relay", proxied=["w2"])
+    here.proxies["w2"].cut_after(2_000_000, forever=True)
+
+    def member(group: Group) -> Agreed | None:
+        if group.me != "w2":
+            return big(group)
+        plan = group.join(0, base="base")
+        work = group.reduce(values(group.me, (SIZE,)), codec=make_codec("fp32"), weight=9.0)
+        here.proxies["w2"].was_cut.wait(20)
+        here.die(group)
+        with pytest.raises(Exception):  # noqa: B017 -- whatever its dead link says
+            work.wait(20)
+        assert plan.members == ["w0", "w1", "w2"]
+        return None
+
+    agreed = [result for result in together(here, member) if result is not None]
+    assert_same_everywhere([one.reduced for one in agreed])
+    a, b = values("w0", (SIZE,))[0], values("w1", (SIZE,))[0]
+    assert agreed[0].reduced.contributors == ("w0", "w1")
+    assert torch.equal(agreed[0].reduced.tensors[0], (a + b) / 2)
+    assert agreed[0].attempts == 1
+
+
+def test_lost_reducer_aborts_and_the_next_one_finishes_the_round(
+    world: Callable[..., HubWorld],
+) -> None:
+    here = world(2, route="relay")
+
+    def member(group: Group) -> Agreed:
+        if group.me == "w1":
+            group.join(0, base="base")
+            here.links.pop("reducer").close()
+            here.start_reducer()
+        return big(group)
+
+    results = together(here, member)
+    assert_same_everywhere([agreed.reduced for agreed in results])
+    assert results[0].reduced.contributors == ("w0", "w1")
+
+
+def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) -> None:
+    """Its own result crawls; the others have theirs long before."""
+    here = world(3, route="relay", proxied=["w2"])
+    done: dict[str, float] = {}
+
+    def member(group: Group) -> Agreed:
+        group.join(0, base="base")
+        if group.me == "w2":
+            here.proxies["w2"].down_bps = 16_000_000.0
+        began = time.monotonic()
+        reduced = group.reduce(
+            values(group.me, (SIZE,)), codec=make_codec("fp32"), weight=1.0
+        ).wait()
+        done[group.me] = time.monotonic() - began
+        group.commit(reduced)
+        return agree(
+            group, [torch.ones(1)], codec=make_codec("fp32"), weight=1.0, base="b", round_=1
+        )
+
+    together(here, member)
+    assert max(done["w0"], done["w1"]) < done["w2"] / 2
+
+
+def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld]) -> None:
+    def member(group: Group) -> Agreed:
+        return one_round(
+            group, values(group.me, (999,)), codec="int8" if group.me == "w1" else "fp32"
+        )
+
+    first, odd, last = world(3, route="relay").run(member)
+    assert isinstance(odd, GroupError)
+    assert "int8:256" in str(odd)
+    assert isinstance(first, Agreed)
+    assert isinstance(last, Agreed)
+    assert_same_everywhere([first.reduced, last.reduced])
+    assert first.reduced.contributors == ("w0", "w2")
+
+
+def test_epoch_that_the_reducer_does_not_know_is_an_error(world: Callable[..., HubWorld]) -> None:
+    here = world(2, route="relay")
+    plan = together(here, lambda group: group.join(0, base="base"))[0]
+    wrong = msgspec.structs.replace(plan, epoch=plan.epoch + 7)
+    packet = make_codec("fp32").encode(torch.ones(5), key="x")
+    exchange = RelayExchange(
+        here.links["w0"], wrong, packet, weight=1.0, deadline=time.monotonic() + 20
+    )
+    with pytest.raises(EpochChanged):
+        exchange.run()
+
+
+def test_pieces_cut_short_are_asked_for_again(world: Callable[..., HubWorld]) -> None:
+    """Garbage from a member's session is dropped; its real contribution still counts."""
+    here = world(2, route="relay")
+
+    def member(group: Group) -> Agreed:
+        plan = group.join(0, base="base")
+        if group.me == "w1":
+            head = ChunkHead(
+                kind="contribute", epoch=plan.epoch, round=0, index=0, count=1, total_bytes=400,
+                codec="fp32", sizes=[100], weight=1.0,
+            )  # fmt: skip
+            deadline = time.monotonic() + 10
+            for piece in (b"", b"short", bytes(401)):
+                here.links["w1"].relay(plan.reducer, pack_chunk(head, piece), deadline=deadline)
+            here.links["w1"].relay(plan.reducer, (b"\xff\xff", b""), deadline=deadline)
+        return one_round(group, values(group.me, (100,)))
+
+    results = together(here, member)
+    assert results[0].reduced.contributors == ("w0", "w1")
+    assert results[0].attempts == 1
+
+
+def test_automatic_route_dials_when_everybody_can_be_reached(
+    world: Callable[..., HubWorld],
+) -> None:
+    here = world(3, route="auto")
+
+    def member(group: Group) -> list[str]:
+        return [one_round(group, values(group.me, (100,))).plan.route for _ in range(3)]
+
+    for routes in together(here, member):
+        assert routes[-1] == "direct"
