@@ -18,8 +18,17 @@ import pytest
 from atoll.errors import ConfigError, PortTaken
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer, bind, reachable_url
-from atoll.wire.messages import Done, Event, Welcome
-from tests.hub.peer import Peer, node, submit
+from atoll.wire.messages import (
+    Done,
+    Event,
+    RoundJoin,
+    RoundPlan,
+    RoundVote,
+    Verdict,
+    Welcome,
+)
+from tests.hub.peer import NODE, Peer, member, node, submit
+from tests.hub.test_membership import launches, registered
 
 
 class Process:
@@ -167,9 +176,7 @@ def test_second_hub_on_the_same_data_is_refused(tmp_path: Path) -> None:
 
 def test_hub_is_small_and_ready_soon(tmp_path: Path) -> None:
     with program(tmp_path) as hub:
-        server = HubServer(HubOptions(data=tmp_path, jobs=tmp_path))
-        server.port, server.operator_token = hub.info["port"], hub.info["operator_token"]
-        peers = [Peer(server, f"j/w{slot}") for slot in range(4)]
+        peers = [Peer(shell(hub), f"j/w{slot}") for slot in range(4)]
         for peer in peers:
             assert isinstance(peer.welcome, Welcome)
             assert isinstance(peer.request(Event("note", "x")), Done)
@@ -178,6 +185,49 @@ def test_hub_is_small_and_ready_soon(tmp_path: Path) -> None:
             peer.close()
         assert used < 90e6
         assert hub.ready_s < 5.0  # 1.5 s on a machine that does nothing else
+
+
+def shell(hub: Process) -> HubServer:
+    """Return what peers need to dial a hub that runs as a program."""
+    server = HubServer(HubOptions(data=Path(), jobs=Path()))
+    server.port, server.operator_token = hub.info["port"], hub.info["operator_token"]
+    return server
+
+
+def test_plan_and_verdict_survive_a_hub_that_is_killed(tmp_path: Path) -> None:
+    spec = '[job]\nname = "j"\nnodes = 2\nroute = "relay"\n'
+    with program(tmp_path, "--no-reducers") as hub:
+        port = str(hub.info["port"])
+        headers = {"Authorization": "Bearer " + hub.info["operator_token"]}
+        jobs_url = hub.info["url"] + "/api/jobs"
+        agent = Peer(shell(hub), "box", info=NODE)
+        body = {"spec": spec, "files": {}}
+        job = httpx.post(jobs_url, json=body, headers=headers).json()["job"]
+        launched = launches(agent, 3)
+        peers = [member(shell(hub), launched[m]) for m in ("reducer", "w0", "w1")]
+        for peer in peers[1:]:
+            registered(peer)
+        ids = [peer.ask(RoundJoin(0, "base")) for peer in peers[1:]]
+        plans = [peer.answer(id) for peer, id in zip(peers[1:], ids, strict=True)]
+        plan = plans[0]
+        assert isinstance(plan, RoundPlan)
+        peers[1].ask(RoundVote(0, plan.epoch, True, "d", ["w0", "w1"]))
+        hub.end(signal.SIGKILL)
+        for peer in (agent, *peers):
+            peer.close()
+    vote = RoundVote(0, plan.epoch, True, "d", ["w0", "w1"])
+    verdicts = []
+    for _ in range(2):
+        with program(tmp_path, "--no-reducers", "--port", port) as hub:
+            peers = [member(shell(hub), launched[m]) for m in ("w0", "w1")]
+            ids = [peer.ask(vote) for peer in peers]
+            verdicts += [peer.answer(id) for peer, id in zip(peers, ids, strict=True)]
+            view = httpx.get(f"{jobs_url}/{job}", headers=headers).json()
+            assert view["committed_round"] == 1
+            hub.end(signal.SIGKILL)
+            for peer in peers:
+                peer.close()
+    assert verdicts == [Verdict(0, plan.epoch, True, "d", ["w0", "w1"])] * 4
 
 
 def test_hub_never_loads_torch(tmp_path: Path) -> None:
