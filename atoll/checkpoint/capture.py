@@ -62,6 +62,7 @@ def save(
     cursor: Mapping[str, int],
     counters: Numbers | None = None,
     about: Mapping[str, str] | None = None,
+    own_model: bool = False,
 ) -> bool:
     """Save one member's state right after a committed round; return whether all have by now.
 
@@ -76,14 +77,16 @@ def save(
         cursor: Place in the data.
         counters: Numbers of the caller that should go on after a resume.
         about: Metadata that rebuild the model (see `describe`).
+        own_model: Members stand on different models on purpose: each keeps its own.
 
     Raises:
         StorageFull: there is no room; older checkpoints are valid.
         CheckpointError: some state has a type that cannot be saved.
     """
     own, common = collect(
-        task, outer=outer, codec=codec, cursor=cursor, counters=counters or {}, about=about or {}
-    )
+        task, outer=outer, codec=codec, cursor=cursor, counters=counters or {},
+        about=about or {}, own_model=own_model,
+    )  # fmt: skip
     parts = [common, own] if shared else [own]
     return store.put(round_, parts, step=task.step, member=task.member, members=members)
 
@@ -118,6 +121,7 @@ def collect(
     cursor: Mapping[str, int],
     counters: Numbers,
     about: Mapping[str, str],
+    own_model: bool = False,
 ) -> tuple[Part, Part]:
     """Return the member's own part and the shared part; tensors are not copied.
 
@@ -126,7 +130,7 @@ def collect(
     """
     scheduler = task.scheduler.state_dict() if task.scheduler is not None else None
     model, extra = _split_model(task)
-    state = {STATE: _model_digest(model)}
+    state = {} if own_model else {STATE: _model_digest(model)}
     progress = {"step": task.step, "round": task.round, "scheduler": scheduler}
     common = {
         **progress,
@@ -138,16 +142,21 @@ def collect(
         "tokens": task.tokens,
         "optimizer": task.optimizer.state_dict(),
         "random": random_state(),
-        "outer": {k: v for k, v in outer.items() if not k.startswith(SHARED_STATE)},
+        "outer": {k: v for k, v in outer.items() if own_model or not k.startswith(SHARED_STATE)},
         "codec": dict(codec),
         "cursor": dict(cursor),
         "counters": dict(counters),
+        "model": extra if own_model else {},
     }
     own_tensors, own_tree = flatten(own, prefix="own")
     tensors, tree = flatten(common, prefix="common")
     named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
     return (
-        Part(member_part(task.member), own_tensors, {_TREE: own_tree, **state}),
+        Part(
+            member_part(task.member),
+            own_tensors | (named if own_model else {}),
+            {_TREE: own_tree, **state},
+        ),
         Part(SHARED, {**named, **tensors}, {**about, _TREE: tree, **state}),
     )
 
@@ -172,7 +181,10 @@ def restore(task: Task, shared: Part, own: Part, *, borrowed: bool = False) -> R
             expected=f"state {shared.metadata.get(STATE)}",
         )
     common, mine = _tree_of(shared), _tree_of(own)
-    _load_model(task, plain_names(_model_tensors(shared)), extra=common["model"])
+    holder, extra = (shared, common["model"])
+    if _model_tensors(own) and not borrowed:
+        holder, extra = own, mine["model"]
+    _load_model(task, plain_names(_model_tensors(holder)), extra=extra)
     _load(task.optimizer, mine["optimizer"], kind="optimizer")
     if task.scheduler is not None and mine["scheduler"] is not None:
         _load(task.scheduler, mine["scheduler"], kind="scheduler")

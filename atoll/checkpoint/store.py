@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from platform import python_version
 from typing import Protocol
@@ -126,18 +126,18 @@ class DirectoryStore:
         """
         folder = self.folder / checkpoint_folder(round_)
         stamp = _stamp(parts, round_=round_, step=step)
-        manifest = folder / MANIFEST_NAME
-        if manifest.exists() and all(_stamp_of(folder / part.name) == stamp for part in parts):
-            return True  # a job resumed from this very checkpoint and stopped again at once
         with storage_errors(folder):
+            if (folder / MANIFEST_NAME).exists():
+                if all(_stamp_of(folder / part.name) == stamp for part in parts):
+                    shutil.rmtree(_aside(folder), ignore_errors=True)
+                    return True  # resumed from this very checkpoint and stopped again at once
+                self._set_aside(folder)
             folder.mkdir(parents=True, exist_ok=True)
             flush_folder(folder.parent)
-            # Parts are about to change: without its manifest the folder is no checkpoint.
-            manifest.unlink(missing_ok=True)
-            flush_folder(folder)
         self._write(folder, parts, stamp=stamp)
         if not self._publish(folder, stamp=stamp, round_=round_, step=step, members=members):
             return False
+        shutil.rmtree(_aside(folder), ignore_errors=True)
         self._prune(round_)
         return True
 
@@ -148,7 +148,7 @@ class DirectoryStore:
             CheckpointMissing: there is no complete checkpoint of that round.
             CheckpointCorrupt: a part is missing, truncated or altered; it is named.
         """
-        folder = self.folder / checkpoint_folder(round_)
+        folder = self._place(round_)
         found = {}
         for entry in self.manifest(round_).parts:
             if entry.name in names:
@@ -176,9 +176,22 @@ class DirectoryStore:
         """Check the hash of every part and return the manifest; raises as `get` does."""
         manifest = self.manifest(round_)
         for entry in manifest.parts:
-            path = self.folder / checkpoint_folder(round_) / entry.name
-            check_part(path, entry, round_=round_)
+            check_part(self._place(round_) / entry.name, entry, round_=round_)
         return manifest
+
+    def _set_aside(self, folder: Path) -> None:
+        """Keep a complete checkpoint readable while another of the same round is written."""
+        aside = _aside(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        self._moment(f"{folder.name} set aside")
+
+    def _place(self, round_: int) -> Path:
+        """Return the folder in which a round's checkpoint is, or would be."""
+        folder = self.folder / checkpoint_folder(round_)
+        waiting = _aside(folder)
+        replaced = not (folder / MANIFEST_NAME).exists() and (waiting / MANIFEST_NAME).exists()
+        return waiting if replaced else folder
 
     def _write(self, folder: Path, parts: Sequence[Part], *, stamp: str) -> None:
         """Write all parts, or none when there is no room for one of them."""
@@ -221,15 +234,15 @@ class DirectoryStore:
         return True
 
     def _read_manifest(self, round_: int) -> Manifest:
-        path = self.folder / checkpoint_folder(round_) / MANIFEST_NAME
-        return open_manifest(path.read_bytes(), round_=round_)
+        data = (self._place(round_) / MANIFEST_NAME).read_bytes()
+        return open_manifest(data, round_=round_)
 
     def _complete(self) -> list[int]:
         """Return the rounds of complete checkpoints, ascending."""
         return [r for r in sorted(_rounds(self.folder)) if self._is_complete(r)]
 
     def _is_complete(self, round_: int) -> bool:
-        folder = self.folder / checkpoint_folder(round_)
+        folder = self._place(round_)
         try:
             if not (folder / MANIFEST_NAME).exists():
                 return False
@@ -243,12 +256,14 @@ class DirectoryStore:
         """Delete what is older than `newest`, except the last complete ones that are kept."""
         complete = [round_ for round_ in self._complete() if round_ <= newest]
         kept = complete[-self._keep :]
-        for round_, folder in _rounds(self.folder).items():
+        for round_ in _rounds(self.folder):
             if round_ < newest and round_ not in kept:
-                # The manifest first: a checkpoint half deleted must not look complete.
-                (folder / MANIFEST_NAME).unlink(missing_ok=True)
-                self._moment(f"round {round_} withdrawn")
-                shutil.rmtree(folder, ignore_errors=True)
+                folder = self.folder / checkpoint_folder(round_)
+                for each in (folder, _aside(folder)):
+                    # The manifest first: a checkpoint half deleted must not look complete.
+                    (each / MANIFEST_NAME).unlink(missing_ok=True)
+                    self._moment(f"{each.name} withdrawn")
+                    shutil.rmtree(each, ignore_errors=True)
 
 
 def open_manifest(data: bytes, *, round_: int) -> Manifest:
@@ -317,6 +332,7 @@ def missing(round_: int, *, place: str, rounds: Sequence[int]) -> CheckpointMiss
 
 
 _STAMP = "stamp"
+_REPLACED = "-replaced"
 _REMEDY = "resume from an older checkpoint of the job, or copy the part from a backup"
 
 
@@ -335,11 +351,18 @@ def _stamp_of(path: Path) -> str:
         return ""
 
 
-def _rounds(folder: Path) -> Mapping[int, Path]:
-    """Return the folders of rounds, complete or not."""
-    found = {}
+def _rounds(folder: Path) -> set[int]:
+    """Return the rounds that have a folder, complete or not."""
+    found = set()
     for path in (folder / "checkpoints").glob("round-*"):
-        digits = path.name.removeprefix("round-")
-        if digits.isdigit() and path == folder / checkpoint_folder(int(digits)) and path.is_dir():
-            found[int(digits)] = path
+        digits = path.name.removeprefix("round-").removesuffix(_REPLACED)
+        if digits.isdigit() and path.is_dir():
+            home = folder / checkpoint_folder(int(digits))
+            if path in (home, _aside(home)):
+                found.add(int(digits))
     return found
+
+
+def _aside(folder: Path) -> Path:
+    """Return where a checkpoint waits until another of its round is complete."""
+    return folder.with_name(folder.name + _REPLACED)

@@ -74,12 +74,15 @@ class Training:
         self.outer["own"] += 1
         task.round += 1
 
-    def save(self, store: Store, *, members: tuple[str, ...] = ("w0",)) -> bool:
+    def save(
+        self, store: Store, *, members: tuple[str, ...] = ("w0",), own_model: bool = False
+    ) -> bool:
         return save(
             store, self.task.round, self.task, members=members,
             shared=self.task.member == members[0], outer=self.outer,
             codec=self.codec.state_dict(), cursor=self.cursor,
             counters={"wall_s": 1.5, "rounds": 3, "why": "test"}, about=ABOUT,
+            own_model=own_model,
         )  # fmt: skip
 
     def resume(self, store: Store, round_: int) -> Restored:
@@ -155,6 +158,23 @@ def test_every_member_gets_its_own_part_back(tmp_path: Path) -> None:
         other = Training(seed=9, member=member)
         other.resume(store, 1)
         assert other.everything() == saved[member]
+
+
+def test_members_that_stand_on_different_models_keep_them(tmp_path: Path) -> None:
+    store, saved = DirectoryStore(tmp_path), {}
+    for slot, member in enumerate(("w0", "w1")):
+        training = Training(seed=slot, member=member)
+        training.round()
+        training.save(store, members=("w0", "w1"), own_model=True)
+        saved[member] = training.everything()
+    assert saved["w0"] != saved["w1"]
+    for member in ("w1", "w0"):
+        other = Training(seed=9, member=member)
+        other.resume(store, 1)
+        assert other.everything() == saved[member]
+    newcomer = Training(seed=9, member="w2")
+    assert newcomer.resume(store, 1).borrowed
+    assert newcomer.everything()[0][0] == saved["w0"][0][0]
 
 
 def test_newcomer_takes_model_and_optimizer_but_nobodys_data_or_chance(tmp_path: Path) -> None:

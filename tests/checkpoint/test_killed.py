@@ -1,6 +1,6 @@
-"""kill -9 at every point of a save: the checkpoint before is always valid.
+"""kill -9 at every point of a save: there is always a valid checkpoint.
 
-A child saves round 2 over an existing round 1 and kills itself at the n-th point. The parent then
+A child saves over an existing checkpoint and kills itself at the n-th point. The parent then
 reads what is there, for every n until the child survives.
 """
 
@@ -11,77 +11,107 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from atoll.checkpoint import SHARED, DirectoryStore, Part
+from atoll.checkpoint import SHARED, DirectoryStore
 
 NAMES = {SHARED, "w0.safetensors"}
 
-CHILD = """
+SAVE = """
 import os, signal, sys, torch
 from pathlib import Path
 from atoll.checkpoint import DirectoryStore, Part
-folder, round_, keep = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-for line in sys.stdin:
-    path, last = line.split()
-    left = [int(last)]
+
+def save(folder, round_, step, keep, left=10**9):
     def moment(name):
-        left[0] -= 1
-        if left[0] < 0:
+        nonlocal left
+        left -= 1
+        if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+    store = DirectoryStore(folder, keep=keep, moment=moment)
+    value = torch.full((9,), float(step))
+    parts = [Part("shared.safetensors", {"model/v": value}), Part("w0.safetensors", {"v": value})]
+    store.put(round_, parts, step=step, member="w0", members=["w0"])
+"""
+
+CHILD = (
+    SAVE
+    + """
+for line in sys.stdin:
+    folder, round_, step, keep, left = line.split()
     child = os.fork()
     if child == 0:
-        store = DirectoryStore(folder / path, keep=keep, moment=moment)
-        parts = [Part("shared.safetensors", {"model/v": torch.full((9,), float(round_))}),
-                 Part("w0.safetensors", {"v": torch.full((9,), float(round_))})]
-        store.put(round_, parts, step=round_, member="w0", members=["w0"])
+        save(Path(folder), int(round_), int(step), int(keep), int(left))
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked children")
 
 
-def put(store: DirectoryStore, round_: int) -> None:
-    parts = [
-        Part(SHARED, {"model/v": torch.full((9,), float(round_))}),
-        Part("w0.safetensors", {"v": torch.full((9,), float(round_))}),
-    ]
-    store.put(round_, parts, step=round_, member="w0", members=["w0"])
+class Saver:
+    """A process whose children save, and die on the way."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def save(self, folder: Path, *, round_: int, step: int, keep: int, left: int = 10**9) -> int:
+        """Save; return the exit status of the child, which dies after `left` points."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{folder} {round_} {step} {keep} {left}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked children")
-@pytest.mark.parametrize("keep", [1, 2])
-def test_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint(tmp_path: Path, keep: int) -> None:
-    put(DirectoryStore(tmp_path / "before", keep=keep), 1)
-    latest = []
+@pytest.fixture(scope="module")
+def saver() -> Iterator[Saver]:
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path), "2", str(keep)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as children:
-        assert children.stdin is not None
-        assert children.stdout is not None
-        for point in range(100):
-            shutil.copytree(tmp_path / "before", tmp_path / str(point))
-            children.stdin.write(f"{point} {point}\n")
-            children.stdin.flush()
-            code = int(children.stdout.readline())
-            store = DirectoryStore(tmp_path / str(point), keep=keep)
-            found = store.latest()
-            parts = store.get(found, names=NAMES)
-            assert parts["w0.safetensors"].tensors["v"].tolist() == [float(found)] * 9
-            latest.append(found)
-            # The next save succeeds whatever the killed one left.
-            put(store, 3)
-            assert store.latest() == 3
-            store.verify(3)
-            if code == 0:
-                break
-            assert code == -signal.SIGKILL
-        children.stdin.close()
-    assert latest == sorted(latest)
-    assert set(latest) == {1, 2}
-    assert len(latest) > 12
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Saver(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def read(folder: Path, *, keep: int) -> tuple[int, int]:
+    """Return round and step of the newest checkpoint, after checking every part of it."""
+    store = DirectoryStore(folder, keep=keep)
+    manifest = store.verify(store.latest())
+    parts = store.get(manifest.round, names=NAMES)
+    for part in parts.values():
+        for tensor in part.tensors.values():
+            assert tensor.tolist() == [float(manifest.step)] * 9
+    return manifest.round, manifest.step
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("round_", [2, 1], ids=["next round", "same round again"])
+def test_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint(
+    tmp_path: Path, saver: Saver, round_: int, keep: int
+) -> None:
+    before, after = (1, 1), (round_, 2)
+    assert saver.save(tmp_path / "before", round_=1, step=1, keep=keep) == 0
+    seen = []
+    for point in range(100):
+        folder = tmp_path / str(point)
+        shutil.copytree(tmp_path / "before", folder)
+        code = saver.save(folder, round_=round_, step=2, keep=keep, left=point)
+        seen.append(read(folder, keep=keep))
+        # Whatever the killed one left, saving goes on: the same again, then the next.
+        assert saver.save(folder, round_=round_, step=2, keep=keep) == 0
+        assert read(folder, keep=keep) == after
+        assert saver.save(folder, round_=3, step=3, keep=keep) == 0
+        assert read(folder, keep=keep) == (3, 3)
+        litter = {path.name for path in (folder / "checkpoints").rglob("*replaced*")}
+        assert not litter
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert set(seen) == {before, after}
+    assert seen == sorted(seen)
+    assert len(seen) > 12
