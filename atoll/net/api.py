@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -24,7 +24,21 @@ from atoll.net.streams import (
     told,
     write_verified,
 )
-from atoll.wire.messages import NodeInfo
+from atoll.wire.messages import (
+    Done,
+    Message,
+    NodeInfo,
+    QueueAck,
+    QueueClaim,
+    QueueExtend,
+    QueueItem,
+    QueueItems,
+    QueuePut,
+    QueuePutDone,
+    QueueRelease,
+)
+
+M = TypeVar("M", bound=Message)
 
 SLOW_ANSWER_S = 120.0
 """Time for answers that the hub gives only when a whole file is safe on its disk."""
@@ -92,6 +106,15 @@ class HubClient:
         """Return the hub's version, age, memory and ticket."""
         return dict(self._rest.json("GET", "/api/hub"))
 
+    def create_ticket(self, *, uses: int | None = None, valid_s: float | None = None) -> str:
+        """Return a new join ticket, good for so many machines and so long (None: no limit)."""
+        body = {"uses": uses, "valid_s": valid_s}
+        return str(self._rest.json("POST", "/api/tickets", json=body)["ticket"])
+
+    def hub_events(self, *, after: int = 0) -> dict[str, Any]:
+        """Return {"last", "events"}: what happened to the hub and its machines."""
+        return dict(self._rest.json("GET", "/api/events", params={"after": after}))
+
     def health(self) -> None:
         """Return if a hub answers and is well."""
         self._rest.call("GET", "/healthz")
@@ -127,11 +150,25 @@ class HubClient:
         """Return {"last", "events"}: what happened after number `after`."""
         return dict(self._rest.json("GET", _path(job, "events"), params={"after": after}))
 
+    def rounds(self, job: str, *, after: int = 0) -> dict[str, Any]:
+        """Return {"last", "rounds"}: decided attempts of rounds after epoch `after`."""
+        return dict(self._rest.json("GET", _path(job, "rounds"), params={"after": after}))
+
     def logs(
-        self, job: str, *, after: int = 0, member: str = "", wait_s: float = 0.0
+        self, job: str, *, after: int = 0, member: str = "", wait_s: float = 0.0, tail: int = 0
     ) -> dict[str, Any]:
-        """Return {"last", "lines"}: printed lines; waits up to `wait_s` for the first new one."""
+        """Return {"last", "lines"}: printed lines after number `after`.
+
+        Args:
+            job: The job.
+            after: Number of the last line that is known already.
+            member: Only lines of this process; empty: of all.
+            wait_s: Longest wait for the first new line.
+            tail: Only so many last lines, without a wait; 0: from `after` on.
+        """
         params: dict[str, str | float] = {"after": after}
+        if tail:
+            params["tail"] = tail
         if member:
             params["member"] = member
         if wait_s:
@@ -183,21 +220,23 @@ class HubClient:
             CheckpointCorrupt: it has another hash than `sha256`, or than the hub says.
             StorageFull: the disk here is full.
         """
-        with self._rest.stream("GET", _path(job, "files", path)) as response:
+        with self._rest.stream(
+            "GET", _path(job, "files", path), absent=_absent(job, path)
+        ) as response:
             nbytes = int(response.headers.get("Content-Length", "0"))
             source = told(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
             return write_verified(target, source, sha256=sha256 or _hash_of(response))
 
     def read_file(self, job: str, path: str) -> bytes:
         """Return the content of a small file of a job; raises as `get_file` does."""
-        response = self._rest.call("GET", _path(job, "files", path))
+        response = self._rest.call("GET", _path(job, "files", path), absent=_absent(job, path))
         check_hash(path, hashlib.sha256(response.content).hexdigest(), expected=_hash_of(response))
         return response.content
 
     def stat_file(self, job: str, path: str) -> RemoteFile | None:
         """Return name, size and hash of a file of a job, or None if there is none."""
         try:
-            response = self._rest.call("HEAD", _path(job, "files", path))
+            response = self._rest.call("HEAD", _path(job, "files", path), absent=_absent(job, path))
         except CheckpointMissing:
             return None
         nbytes = int(response.headers.get("Content-Length", "0"))
@@ -209,6 +248,54 @@ class HubClient:
             RemoteFile(str(item["name"]), int(item["nbytes"]), str(item.get("sha256", "")))
             for item in self._rest.json("GET", _path(job, "files"))
         ]
+
+    # ----------------------------------------------------------------------------- queues
+
+    def queues(self) -> list[dict[str, Any]]:
+        """Return how many items of each queue are ready, leased and dead."""
+        return list(self._rest.json("GET", "/api/queues"))
+
+    def dead_letters(self, queue: str) -> list[dict[str, Any]]:
+        """Return the items of a queue that were given back too often."""
+        return list(self._rest.json("GET", "/api/queues/dead", params={"queue": queue}))
+
+    def queue_put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
+        """Store an item durably; the same key again is stored once."""
+        return self._queue("put", QueuePut(queue, key, payload), QueuePutDone)
+
+    def queue_claim(
+        self, queue: str, *, lease_s: float, limit: int = 1, wait_s: float = 0.0
+    ) -> list[QueueItem]:
+        """Lease up to `limit` items for `lease_s`; waits up to `wait_s` for the first."""
+        claim = QueueClaim(queue, lease_s, limit, wait_s)
+        return self._queue("claim", claim, QueueItems, wait_s=wait_s).items
+
+    def queue_ack(self, queue: str, *, lease: str) -> None:
+        """Say that a leased item is done.
+
+        Raises:
+            HubError: the lease was lost to another claim.
+        """
+        self._queue("ack", QueueAck(queue, lease), Done)
+
+    def queue_extend(self, queue: str, *, lease: str, lease_s: float) -> None:
+        """Let a lease end `lease_s` from now; raises as `queue_ack` does."""
+        self._queue("extend", QueueExtend(queue, lease, lease_s), Done)
+
+    def queue_release(self, queue: str, *, lease: str, reason: str = "") -> None:
+        """Give a leased item back; too often makes it a dead letter."""
+        self._queue("release", QueueRelease(queue, lease, reason), Done)
+
+    def _queue(self, verb: str, body: Message, answer: type[M], *, wait_s: float = 0.0) -> M:
+        """Send a message of the wire as JSON and return the one that answers it."""
+        response = self._rest.call(
+            "POST",
+            f"/api/queues/{verb}",
+            content=msgspec.json.encode(body),
+            headers={"Content-Type": "application/json"},
+            timeout=self._timeout_s + wait_s,
+        )
+        return msgspec.json.decode(response.content, type=answer)
 
     # ------------------------------------------------------------------------------ speed
 
@@ -234,6 +321,11 @@ class HubClient:
 def _path(job: str, *parts: str) -> str:
     """Return the path of something of a job."""
     return "/".join(("/api/jobs", quote(job, safe=""), *(quote(part) for part in parts)))
+
+
+def _absent(job: str, path: str) -> CheckpointMissing:
+    """Return the error for a file that the hub does not have."""
+    return CheckpointMissing("the hub has no such file", given=f"{path} of {job}")
 
 
 def _hash_of(response: httpx.Response) -> str:

@@ -12,7 +12,6 @@ from atoll import __version__
 from atoll.errors import (
     AtollError,
     AuthError,
-    CheckpointMissing,
     HubError,
     HubUnreachable,
     from_dict,
@@ -59,7 +58,8 @@ class Rest:
         Args:
             method: GET, PUT, ...
             path: Path below the hub's URL.
-            options: What `httpx.Client.request` takes: json, params, content, headers, timeout.
+            options: What `httpx.Client.stream` takes: json, params, content, headers, timeout; or
+                `absent`, see `stream`.
 
         Raises:
             HubUnreachable: nobody answers, or not a hub.
@@ -70,10 +70,17 @@ class Rest:
             return response
 
     @contextlib.contextmanager
-    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
-        """Give a successful response whose body is not read yet; raises as `call` does."""
+    def stream(
+        self, method: str, path: str, *, absent: AtollError | None = None, **options: Any
+    ) -> Iterator[httpx.Response]:
+        """Give a successful response whose body is not read yet; raises as `call` does.
+
+        `absent` is the error for status 404, instead of the one that the hub answers with.
+        """
         try:
             with self._client.stream(method, path, **options) as response:
+                if response.status_code == 404 and absent is not None:
+                    raise absent
                 if not response.is_success:
                     raise self._error(response)
                 yield response
@@ -94,11 +101,8 @@ class Rest:
     def _without_words(self, response: httpx.Response) -> AtollError:
         """Return the error for an answer without the body of an error: HEAD, or not a hub."""
         status, path = response.status_code, response.request.url.path
-        if response.request.method == "HEAD":
-            if status == 404:
-                return CheckpointMissing("the hub has nothing there", given=path)
-            if status in (401, 403):
-                return AuthError("the hub refuses this token", given=path)
+        if response.request.method == "HEAD" and status in (401, 403):
+            return AuthError("the hub refuses this token", given=path)
         if status >= 500:
             return HubError("the hub failed", given=f"HTTP status {status} from {self.url}")
         return HubUnreachable(
