@@ -23,11 +23,12 @@ def demo(
 
     overrides = Overrides(nodes=nodes, settings=set_ or ())
     submission = parse_text(demo_text(), overrides, name="demo.toml")
-    check_names(submission.spec)
+    parameters = check_names(submission.spec)
     plan = LocalRun(
         folder=new_folder(runs),
         jobs=runs,
         nodes=submission.spec.job.nodes,
         submission=submission,
+        parameters=parameters,
     )
     raise typer.Exit(run_local(plan, console=screen.output()))

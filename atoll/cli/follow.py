@@ -31,6 +31,7 @@ def follow(
     check: Callable[[], None] = lambda: None,
     away_s: float = 3600.0,
     echo: bool = False,
+    parameters: int = 0,
 ) -> Watched:
     """Show a job until it has ended or a signal came; return what was seen last.
 
@@ -41,12 +42,13 @@ def follow(
         interrupts: Ends the wait.
         check: Called every time; raises when going on makes no sense.
         away_s: How long the hub may be unreachable.
+        parameters: Of the model, if known.
         echo: Print what the members print (a user's script speaks for itself).
 
     Raises:
         HubUnreachable: the hub was away for longer than that.
     """
-    watched, echo_after = Watched(job), 0
+    watched, echo_after = Watched(job, parameters=parameters), 0
     reached = time.monotonic()
     while True:
         check()

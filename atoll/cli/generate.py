@@ -18,11 +18,14 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
 ) -> None:
     """Let a trained model write."""
+    import secrets
+
     from atoll.cli.model_file import find_model
 
     path = find_model(where)
+    chosen = seed if seed is not None else secrets.randbelow(2**31)
     from atoll.train.sample import load_model, write_text  # seconds: torch
 
     model, tokenizer = load_model(path)
-    text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=seed)
+    text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=chosen)
     typer.echo(text)

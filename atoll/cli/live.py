@@ -23,7 +23,7 @@ PLAIN_EVERY_S = 5.0
 
 QUIET_EVENTS = frozenset(
     {"submitted", "waiting", "assigned", "started", "running", "checkpoint"}
-    | {"done", "failed", "stopped"}
+    | {"member-done", "done", "failed", "stopped"}
 )
 """Kinds of events that the view shows anyway, or that the command says at its end."""
 

@@ -42,6 +42,8 @@ class LocalRun:
     """A new job; or else:"""
     resume: str = ""
     """A job of an earlier embedded run."""
+    parameters: int = 0
+    """Of the model, if known; for the comparison with data parallel training."""
 
 
 def new_folder(jobs: Path) -> Path:
@@ -103,6 +105,7 @@ def _conduct(
                 interrupts=interrupts,
                 check=embedded.check,
                 away_s=30.0,
+                parameters=plan.parameters,
                 echo=bool(plan.submission and plan.submission.spec.job.script),
             )
             if interrupts:

@@ -6,21 +6,22 @@ from atoll.config import JobSpec
 from atoll.node.probe import torch_version
 
 
-def check_names(spec: JobSpec) -> None:
-    """Refuse names and options that no machine will know.
+def check_names(spec: JobSpec) -> int:
+    """Refuse names and options that no machine will know; return the parameters of the model.
 
     What needs torch is checked only where torch is installed; the workers check all of it again.
+    The number is 0 where it cannot be known: without torch, or for a user's script.
 
     Raises:
         ConfigError: a strategy, an option, a codec or a model is unknown; the nearest is named.
     """
     if spec.job.script:
-        return
+        return 0
     from atoll.strategies.table import build_outer, resolve
 
     resolved = resolve(spec.strategy)
     if not torch_version():
-        return
+        return 0
     import torch
 
     from atoll.codec.table import make_codec
@@ -29,4 +30,5 @@ def check_names(spec: JobSpec) -> None:
     make_codec(resolved.codec)
     build_outer(resolved)
     with torch.device("meta"):  # shapes only: costs neither time nor memory
-        build_model(spec.model.name, **spec.model.options)
+        model = build_model(spec.model.name, **spec.model.options)
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -16,13 +16,27 @@ from atoll.cli.live import View
 
 
 def run_remote(
-    where: KnownHub, submission: Submission, *, runs: Path, detach: bool, console: Console
+    where: KnownHub,
+    submission: Submission,
+    *,
+    runs: Path,
+    detach: bool,
+    console: Console,
+    parameters: int = 0,
 ) -> int:
     """Submit a job and follow it; return the exit status of the command."""
     with where.client() as client:
         job = client.submit(submission.text, files=submission.files)
     echo = bool(submission.spec.job.script)
-    return follow_remote(where, job, runs=runs, detach=detach, console=console, echo=echo)
+    return follow_remote(
+        where,
+        job,
+        runs=runs,
+        detach=detach,
+        console=console,
+        echo=echo,
+        parameters=parameters,
+    )
 
 
 def follow_remote(
@@ -33,6 +47,7 @@ def follow_remote(
     detach: bool,
     console: Console,
     echo: bool = False,
+    parameters: int = 0,
 ) -> int:
     """Follow a job to its end and fetch its results; Ctrl+C lets it go on without us."""
     if detach:
@@ -45,7 +60,9 @@ def follow_remote(
             Interrupts() as interrupts,
             View(console, dashboard=where.url, note=note) as view,
         ):
-            watched = follow(client, job, view=view, interrupts=interrupts, echo=echo)
+            watched = follow(
+                client, job, view=view, interrupts=interrupts, echo=echo, parameters=parameters
+            )
         if not watched.ended:
             console.print(f"{escape(job)} goes on without this window", soft_wrap=True)
             _say_commands(console, job)

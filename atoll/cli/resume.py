@@ -19,6 +19,8 @@ def resume(
     """Resume a job that was stopped, failed or interrupted."""
     from atoll.cli import screen
     from atoll.cli.embedded import recall_embedded
+    from atoll.cli.precheck import check_names
+    from atoll.config import load_spec
 
     console = screen.output()
     folder = Path(job) if (Path(job) / "job.toml").exists() else runs / job
@@ -27,7 +29,10 @@ def resume(
         from atoll.cli.local_run import LocalRun, run_local
 
         place, nodes = local
-        plan = LocalRun(folder=place, jobs=folder.parent, nodes=nodes, resume=folder.name)
+        parameters = check_names(load_spec(folder / "job.toml"))
+        plan = LocalRun(
+            folder=place, jobs=folder.parent, nodes=nodes, resume=folder.name, parameters=parameters
+        )
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import known_hub
     from atoll.cli.remote_run import follow_remote

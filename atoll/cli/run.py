@@ -47,15 +47,25 @@ def run(
         arguments=arguments or (),
     )
     submission = read_target(target, overrides)
-    check_names(submission.spec)
+    parameters = check_names(submission.spec)
     console = screen.output()
     if local is not None:
         from atoll.cli.local_run import LocalRun, new_folder, run_local
 
-        plan = LocalRun(folder=new_folder(runs), jobs=runs, nodes=local, submission=submission)
+        plan = LocalRun(
+            folder=new_folder(runs),
+            jobs=runs,
+            nodes=local,
+            submission=submission,
+            parameters=parameters,
+        )
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import known_hub
     from atoll.cli.remote_run import run_remote
 
     where = known_hub.find(hub)
-    raise typer.Exit(run_remote(where, submission, runs=runs, detach=detach, console=console))
+    raise typer.Exit(
+        run_remote(
+            where, submission, runs=runs, detach=detach, parameters=parameters, console=console
+        )
+    )

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--no-measure", action="store_true", help="skip the matmul trial")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     try:
         run_node(
             NodeOptions(

@@ -66,6 +66,7 @@ class Leave:
 def main() -> int:
     """Do the work of one member; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     watch_parent()
     directory = Path.cwd()
     try:

@@ -1,0 +1,182 @@
+"""What the tests with real processes share: the command, a small job, and a look for leftovers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from atoll.cli.known_hub import KnownHub, find
+from atoll.net.api import HubClient
+
+TINY = """
+[job]
+name = "tiny"
+nodes = 2
+[model]
+layers = 1
+width = 16
+heads = 2
+context = 16
+[data]
+corpus = "files:{text}"
+[train]
+steps = {steps}
+batch = 4
+warmup = 5
+eval_tokens = 512
+[strategy]
+preset = "diloco"
+every = {every}
+[checkpoint]
+every = 1
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def both(self) -> str:
+        """What it printed, for searching; line breaks of the terminal's width are not there."""
+        return self.out + self.err
+
+
+@dataclass
+class Running:
+    """A command that runs."""
+
+    popen: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        self.popen.send_signal(number)
+
+    def wait(self, *, timeout_s: float = 40.0) -> Done:
+        out, err = self.popen.communicate(timeout=timeout_s)
+        return Done(self.popen.returncode, out, err)
+
+
+class Atoll:
+    """The `atoll` command in a folder of its own, with everything that it starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.runs = folder / "runs"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def environment(self, home: Path | None = None) -> dict[str, str]:
+        own = {"ATOLL_HOME": str(home or self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        return {**os.environ, **own, "PYTHONUNBUFFERED": "1", "ATOLL_TEST": str(self.folder)}
+
+    def start(self, *words: str, home: Path | None = None) -> Running:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "atoll.cli", *words],
+            cwd=self.folder,
+            env=self.environment(home),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(popen)
+        return Running(popen)
+
+    def run(self, *words: str, timeout_s: float = 60.0) -> Done:
+        return self.start(*words).wait(timeout_s=timeout_s)
+
+    def job(self, *, steps: int = 40, every: int = 10, **changes: str) -> Path:
+        """Write a small job and its text; `changes` replace lines, e.g. nodes="3"."""
+        text = self.folder / "text.txt"
+        if not text.exists():
+            words = random.Random(5)
+            known = ["".join(words.choices("abcdefgh", k=5)) for _ in range(50)]
+            text.write_text(" ".join(words.choices(known, k=12_000)))
+        spec = TINY.format(text=text, steps=steps, every=every)
+        lines = spec.splitlines()
+        for key, value in changes.items():
+            lines = [f"{key} = {value}" if x.startswith(f"{key} =") else x for x in lines]
+        path = self.folder / "tiny.toml"
+        path.write_text("\n".join(lines))
+        return path
+
+    def hub(self, *options: str) -> KnownHub:
+        """Start a hub on a free port; return it when it answers."""
+        self.start("hub", "--host", "127.0.0.1", "--port", "0", *options)
+        until(lambda: (self.home / "hubs.json").exists())
+        return find(home=self.home)
+
+    def join(self, ticket: str, *, name: str, slots: int = 1) -> Running:
+        home = self.folder / name
+        return self.start("join", ticket, "--name", name, "--slots", str(slots), home=home)
+
+    def job_folder(self) -> Path:
+        """Return the folder of the only job."""
+        found = [path for path in self.runs.iterdir() if not path.name.startswith(".")]
+        assert len(found) == 1, found
+        return found[0]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return everything that runs with this test's environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("ATOLL_TEST") == str(self.folder)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        return [p for p in self.processes() if "atoll.node.worker" in p.cmdline()]
+
+    def end(self) -> None:
+        for process in self.processes():
+            process.kill()
+        for popen in self._started:
+            popen.communicate()
+
+
+@pytest.fixture
+def atoll(tmp_path: Path) -> Iterator[Atoll]:
+    made = Atoll(tmp_path)
+    yield made
+    made.end()
+
+
+def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+    """Wait until a condition holds and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def ticket_of(hub: KnownHub) -> str:
+    with hub.client() as client:
+        return str(client.hub()["ticket"])
+
+
+def wait_for(client: HubClient, job: str, *states: str, timeout_s: float = 40.0) -> dict[str, Any]:
+    view: dict[str, Any] = until(
+        lambda: (v := client.job(job))["state"] in states and v, timeout_s=timeout_s
+    )
+    return view

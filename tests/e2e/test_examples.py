@@ -1,0 +1,54 @@
+"""Every example does what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Atoll
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_every_example_has_a_test_here() -> None:
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
+        "gpt.toml",
+        "plain_loop.py",
+        "README.md",
+    }
+
+
+def test_plain_loop_runs_alone(atoll: Atoll) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "plain_loop.py"), "--steps", "60"],
+        cwd=atoll.folder,
+        env=atoll.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished with loss" in done.stdout
+
+
+def test_plain_loop_runs_on_two_nodes(atoll: Atoll) -> None:
+    done = atoll.run("run", str(EXAMPLES / "plain_loop.py"), "--local", "2", "--", "--steps", "100")
+    assert done.code == 0, done.both
+    assert "w0 finished with loss" in done.out
+    assert "w1 finished with loss" in done.out
+    assert not atoll.processes()
+
+
+def test_gpt_job_runs_on_four_nodes_shortened(atoll: Atoll) -> None:
+    small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
+    small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
+    words = [word for setting in small for word in ("--set", setting)]
+    done = atoll.run("run", str(EXAMPLES / "gpt.toml"), "--local", "4", *words)
+    assert done.code == 0, done.both
+    assert not atoll.processes()

@@ -1,0 +1,119 @@
+"""The other verbs, against a hub with one node and scripts as jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+
+SLOW = "import time\nprint('begun', flush=True)\ntime.sleep(60)\n"
+QUICK = "import sys\nprint('arguments', sys.argv[1:])\nprint('done')\n"
+
+
+def test_life_of_a_job_through_the_verbs(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    node = atoll.join(ticket_of(hub), name="kitchen")
+    (atoll.folder / "slow.py").write_text(SLOW)
+    (atoll.folder / "quick.py").write_text(QUICK)
+    with hub.client() as client:
+        until(lambda: client.nodes())
+        submitted = atoll.run("run", "slow.py", "--detach")
+        assert submitted.code == 0, submitted.both
+        assert "submitted" in submitted.out
+        (view,) = client.jobs()
+        job = view["job"]
+        until(lambda: client.logs(job)["lines"])
+        shown = atoll.run("status")
+        assert "kitchen" in shown.out
+        assert job in shown.out
+        assert "running" in atoll.run("status", job).out
+        assert json.loads(atoll.run("status", "--json").out)["jobs"][0]["job"] == job
+        assert "begun" in atoll.run("logs").out
+        stopped = atoll.run("stop", "--grace", "0.3")
+        assert stopped.code == 0, stopped.both
+        assert "stopped" in stopped.out
+        resumed = atoll.run("resume", job, "--detach")
+        assert resumed.code == 0, resumed.both
+        wait_for(client, job, "running")
+        assert atoll.run("stop", job, "--grace", "0.3").code == 0
+    done = atoll.run("run", "quick.py", "--", "--x", "1")
+    assert done.code == 0, done.both
+    assert "arguments ['--x', '1']" in done.out
+    followed = atoll.run("logs", "-f")
+    assert followed.code == 0
+    assert "w0 done" in followed.out
+    node.interrupt()
+    left = node.wait()
+    assert left.code == 0, left.both
+    assert "joined" in left.out
+    assert "left the hub" in left.out
+
+
+def test_any_joined_machine_may_run_a_job(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="kitchen")
+    (atoll.folder / "quick.py").write_text(QUICK)
+    until(lambda: (atoll.folder / "kitchen" / "hubs.json").exists() or hub_knows_node(atoll))
+    other = atoll.start(
+        "run", "quick.py", "--hub", ticket_of(hub), home=atoll.folder / "laptop"
+    ).wait()
+    assert other.code == 0, other.both
+
+
+def hub_knows_node(atoll: Atoll) -> bool:
+    from atoll.cli.known_hub import find
+
+    with find(home=atoll.home).client() as client:
+        return bool(client.nodes())
+
+
+def test_ctrl_c_of_a_remote_run_leaves_the_job_running(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="kitchen")
+    (atoll.folder / "slow.py").write_text(SLOW)
+    running = atoll.start("run", "slow.py")
+    with hub.client() as client:
+        job = until(lambda: client.jobs() and client.jobs()[0]["job"])
+        wait_for(client, job, "running")
+        running.interrupt()
+        done = running.wait()
+        assert done.code == 130
+        assert "goes on without this window" in done.out
+        assert f"atoll stop {job}" in done.out
+        assert client.job(job)["state"] == "running"
+
+
+def test_hub_stops_on_ctrl_c_and_takes_its_jobs_up_again(atoll: Atoll) -> None:
+    running = atoll.start("hub", "--host", "127.0.0.1", "--port", "0")
+    until(lambda: (atoll.home / "hubs.json").exists())
+    running.interrupt(signal.SIGINT)
+    done = running.wait(timeout_s=10)
+    assert done.code == 0, done.both
+    assert "atoll join atoll://" in done.out
+    assert "dashboard" in done.out
+
+
+def test_ticket_is_printed_again(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    assert atoll.run("ticket").out.strip() == ticket_of(hub)
+
+
+def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
+    atoll.hub()
+    done = atoll.run("doctor", "--port", "0")
+    assert done.code == 0, done.both
+    names = ("Python", "torch", "port", "disk", "hub", "clock", "download", "upload", "matmul")
+    for name in names:
+        assert f"pass  {name}" in done.out, done.out
+
+
+def test_doctor_fails_with_a_remedy_when_the_named_hub_is_not_there(atoll: Atoll) -> None:
+    done = atoll.run("doctor", "--hub", "atoll://127.0.0.1:9/" + "x" * 32, "--port", "0")
+    assert done.code == 1
+    assert "FAIL  hub" in done.out
+    assert "->" in done.out
