@@ -9,15 +9,14 @@ of what the memory gives.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
 import torch
 
 from atoll.codec import make_codec
+from bench.report import emit
 
 SPECS = ("fp32", "fp16", "bf16", "int8:256", "int8:1024", "feedback(int8:256)")
 
@@ -63,8 +62,7 @@ def main() -> None:
     x = torch.randn(arguments.megabytes * 250_000, generator=torch.Generator().manual_seed(7))
     repeats = 5 if arguments.quick else 21
     rows = [measure(spec, x=x, repeats=repeats) for spec in SPECS]
-    json.dump({"rows": rows}, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    emit({"rows": rows}, rows)
 
 
 if __name__ == "__main__":
