@@ -241,7 +241,7 @@ def test_a_stream_goes_on_after_the_hub_was_killed_in_the_middle(tmp_path: Path)
                 seen.append(int.from_bytes(payload(inbox.receive(deadline=soon()))[:4], "big"))
             hub.kill()
             hub.start()
-            while not sending.done() or not quiet(inbox, seen):
+            while not quiet(inbox, seen) or not sending.done():
                 pass
             # The sender may be back before its receiver is: then it hears that nobody is there.
             assert isinstance(sending.exception(), PeerLost) or seen[-1] == count - 1
