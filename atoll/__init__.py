@@ -1,3 +1,64 @@
-"""Atoll turns the computers people already have into one training cluster."""
+"""Atoll turns the computers people already have into one training cluster.
+
+In a script of your own:
+
+    with atoll.join() as run:
+        optimizer = run.wrap(model, optimizer, outer=atoll.DiLoCo(every=500), codec="int8")
+        for batch in run.shard(loader):
+            ...
+
+Importing this package loads neither torch nor anything else of weight; the names below are looked
+up when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Alone": "atoll.strategies.outer.alone",
+    "AtollError": "atoll.errors",
+    "Average": "atoll.strategies.outer.average",
+    "DiLoCo": "atoll.strategies.outer.diloco",
+    "EveryStep": "atoll.strategies.outer.every_step",
+    "MemoryGroups": "atoll.group.memory",
+    "Run": "atoll.run",
+    "join": "atoll.run",
+}
+"""Public name -> module that defines it."""
+
+if TYPE_CHECKING:
+    from atoll.errors import AtollError
+    from atoll.group.memory import MemoryGroups
+    from atoll.run import Run, join
+    from atoll.strategies.outer.alone import Alone
+    from atoll.strategies.outer.average import Average
+    from atoll.strategies.outer.diloco import DiLoCo
+    from atoll.strategies.outer.every_step import EveryStep
+
+__all__ = [
+    "Alone",
+    "AtollError",
+    "Average",
+    "DiLoCo",
+    "EveryStep",
+    "MemoryGroups",
+    "Run",
+    "__version__",
+    "join",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, imported or not."""
+    return sorted([*globals(), *__all__])

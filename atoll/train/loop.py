@@ -49,7 +49,7 @@ class Loop:
             if self.should_stop():
                 return "this process was asked to stop"
             done = self.inner.step(self.task, next(self.stream), self.outer)
-            self._meter.add(done.loss, done.grad_norm, done.tokens)
+            self._meter.add(done.tokens, loss=done.loss, norm=done.grad_norm)
             self._count(done.sync)
             if done.sync is not None:
                 self._round(done.sync, last=self.group.stopping)
@@ -58,26 +58,21 @@ class Loop:
             if self.totals.wall_s - self._reported >= REPORT_EVERY_S:
                 self._report()
         last = self.outer.finish(self.task)
-        self._count(last, computes=False)
+        self._count(last)
         if last is not None:
             self._round(last, last=True)
         self._report()
         return ""
 
-    def _count(self, sync: SyncResult | None, *, computes: bool = True) -> None:
+    def _count(self, sync: SyncResult | None) -> None:
         """Add the time since the last call to the totals."""
         now = self.clock.monotonic()
-        elapsed_s, self._mark = now - self._mark, now
-        sync_s = sum(sync.seconds.values()) if sync is not None else 0.0
-        totals = self.totals
-        totals.wall_s += elapsed_s
-        totals.sync_s += sync_s
-        totals.compute_s += max(0.0, elapsed_s - sync_s) if computes else 0.0
+        self.totals.count(now - self._mark, sync)
+        self._mark = now
 
     def _round(self, sync: SyncResult, *, last: bool) -> None:
         """Take note of a round, then evaluate and save if it is time."""
         totals = self.totals
-        totals.aborted += sync.aborted
         totals.sent_bytes = self._bytes_before[0] + self.group.sent_bytes
         totals.received_bytes = self._bytes_before[1] + self.group.received_bytes
         if self.totals.wall_s - self._reported >= REPORT_EVERY_S or last:
@@ -102,6 +97,8 @@ class Loop:
                 "wall_s": totals.wall_s,
                 "compute_s": totals.compute_s,
                 "sync_s": totals.sync_s,
+                "wait_s": totals.wait_s,
+                "send_s": totals.send_s,
                 "sent_bytes": totals.sent_bytes,
                 "received_bytes": totals.received_bytes,
             }

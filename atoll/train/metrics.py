@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from atoll.clock import Clock
+from atoll.strategies.strategy import SyncResult
 from atoll.task import Task
 from atoll.wire.messages import Event, Point
 
@@ -88,6 +89,10 @@ class Totals:
     """Of it: batches, forward, backward and optimizer steps."""
     sync_s: float = 0.0
     """Of it: rounds, waiting included."""
+    wait_s: float = 0.0
+    """Of the rounds: until all had come, and until the verdict was there."""
+    send_s: float = 0.0
+    """Of the rounds: tensors on their way."""
     checkpoint_s: float = 0.0
     """Of it: saving."""
     evaluation_s: float = 0.0
@@ -96,6 +101,20 @@ class Totals:
     received_bytes: float = 0.0
     aborted: float = 0.0
     """Attempts at rounds that were not committed."""
+
+    def count(self, elapsed_s: float, sync: SyncResult | None) -> None:
+        """Add a stretch of training time, with the round in it if there was one."""
+        self.wall_s += elapsed_s
+        if sync is None:
+            self.compute_s += elapsed_s
+            return
+        seconds = sync.seconds
+        sync_s = sum(seconds.values())
+        self.sync_s += sync_s
+        self.wait_s += seconds.get("join", 0.0) + seconds.get("commit", 0.0)
+        self.send_s += seconds.get("reduce", 0.0)
+        self.compute_s += max(0.0, elapsed_s - sync_s)
+        self.aborted += sync.aborted
 
     def to_dict(self) -> dict[str, float]:
         """Return names and numbers."""
@@ -112,26 +131,33 @@ class Meter:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.steps = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._losses = 0
         self._loss = 0.0
+        self._norms = 0
         self._norm = 0.0
         self._tokens = 0
 
-    def add(self, loss: float, norm: float, tokens: int) -> None:
-        """Count one step."""
-        self.steps += 1
-        self._loss += loss
-        self._norm += norm
+    def add(self, tokens: int, *, loss: float | None = None, norm: float | None = None) -> None:
+        """Count one step, with what is known of it."""
         self._tokens += tokens
+        if loss is not None:
+            self._losses += 1
+            self._loss += loss
+        if norm is not None:
+            self._norms += 1
+            self._norm += norm
 
     def take(self, elapsed_s: float) -> dict[str, float]:
         """Return the means since the last call, and start again."""
-        if not self.steps:
-            return {}
-        values = {
-            "loss": self._loss / self.steps,
-            "grad_norm": self._norm / self.steps,
-            "tokens_per_s": self._tokens / elapsed_s if elapsed_s > 0 else 0.0,
-        }
-        self.__init__()  # type: ignore[misc]
+        values: dict[str, float] = {}
+        if self._losses:
+            values["loss"] = self._loss / self._losses
+        if self._norms:
+            values["grad_norm"] = self._norm / self._norms
+        if self._tokens and elapsed_s > 0:
+            values["tokens_per_s"] = self._tokens / elapsed_s
+        self._clear()
         return values

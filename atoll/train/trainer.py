@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import platform
@@ -27,6 +26,7 @@ from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
+from atoll.train.chain import chained
 from atoll.train.evaluate import Evaluation, evaluate
 from atoll.train.loop import Loop
 from atoll.train.memory import memory_errors
@@ -137,7 +137,7 @@ class Trainer:
 
     def prepare(self, *, slot: int, num_slots: int, round_: int) -> None:
         """Build data, model, optimizer and strategy; restore a checkpoint if one is named."""
-        spec, resolved = self.spec, resolve(self.spec.strategy)
+        spec, resolved = self.spec, resolve(self.spec.strategy, steps=self.spec.train.steps)
         if spec.job.threads:
             torch.set_num_threads(spec.job.threads)
         data, seed = spec.data, spec.job.seed
@@ -346,12 +346,6 @@ class Trainer:
             "seed": self.spec.job.seed,
             "versions": versions(),
         }
-
-
-def chained(chain: str, sync: SyncResult) -> str:
-    """Return the hash over the digests of all rounds: equal on members that always agreed."""
-    text = f"{chain} {sync.round} {sync.digest}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -25,6 +25,13 @@ def test_what_a_job_names_wins_over_its_preset() -> None:
     assert resolved.options["every"] == 7
 
 
+def test_the_shared_start_of_a_preset_is_a_tenth_of_a_short_run_at_most() -> None:
+    assert resolve(StrategyTable(), steps=2_000).options["shared_steps"] == 170
+    assert resolve(StrategyTable(), steps=100).options["shared_steps"] == 10
+    written = StrategyTable(options={"shared_steps": 90})
+    assert resolve(written, steps=100).options["shared_steps"] == 90
+
+
 def test_options_of_a_preset_do_not_reach_another_outer_strategy() -> None:
     assert resolve(StrategyTable(preset="diloco", outer="average")).options == {}
 
@@ -49,7 +56,7 @@ def test_an_unknown_option_is_answered_with_the_nearest() -> None:
 
 
 def test_scripts_may_name_a_preset_an_outer_or_give_options() -> None:
-    assert resolve_outer("diloco")[1] == "int8"
+    assert resolve_outer("diloco")[1] == "feedback(int8)"
     assert resolve_outer("average") == (resolve_outer("local-sgd")[0], "fp32")
     assert resolve_outer(DiLoCo(every=9), codec="int8") == (DiLoCo(every=9), "int8")
     with pytest.raises(ConfigError, match=r"atoll\.DiLoCo"):

@@ -1,0 +1,360 @@
+"""`atoll.join()`: take part in a job from any PyTorch script."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import platform
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll import __version__
+from atoll.checkpoint import save_weights
+from atoll.clock import Clock, RealClock
+from atoll.codec import make_codec
+from atoll.config import WorkerEnvironment, load_spec, worker_environment
+from atoll.errors import AtollError, ConfigError, HubError, ScriptError
+from atoll.group.alone import Alone
+from atoll.group.connect import Connection, connect_group
+from atoll.group.group import Group
+from atoll.strategies.strategy import SyncResult
+from atoll.strategies.table import resolve_outer
+from atoll.strategies.wrapped import OuterOptimizer
+from atoll.task import Task
+from atoll.train.chain import chained
+from atoll.train.deal import deal
+from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
+from atoll.wire.messages import Finished, Metrics, Point
+
+if TYPE_CHECKING:
+    from atoll.strategies.outer.diloco import DiLoCo
+
+log = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT_S = 10.0
+ALONE_SEED = 7
+
+
+def join() -> Run:
+    """Enter the job that this process was started for; use it as a context manager.
+
+    Started by `atoll run`, the process becomes a member of its job. Started by hand, it is a group
+    of one without a hub and everything works the same:
+
+        with atoll.join() as run:
+            optimizer = run.wrap(model, optimizer, outer=atoll.DiLoCo(every=500), codec="int8")
+            for batch in run.shard(loader):
+                ...
+
+    Raises:
+        HubUnreachable: the hub of the job does not answer.
+        ConfigError: the environment of this process is incomplete.
+    """
+    environment = worker_environment()
+    if environment is None:
+        return Run(Alone(), slot=0, num_slots=1, directory=Path.cwd(), seed=ALONE_SEED)
+    return _enter(environment)
+
+
+def _enter(environment: WorkerEnvironment) -> Run:
+    spec = load_spec(environment.spec)
+    connection = connect_group(environment, route=spec.job.route)
+    place = connection.registered
+    return Run(
+        connection.group, slot=place.slot, num_slots=place.num_slots,
+        directory=environment.directory, seed=spec.job.seed, connection=connection,
+    )  # fmt: skip
+
+
+class Run:
+    """One process's part in a job; made by :func:`join`."""
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        slot: int,
+        num_slots: int,
+        directory: Path,
+        seed: int,
+        connection: Connection | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take part as a member of `group`; tests pass a group in memory."""
+        self.group, self.slot, self.num_slots = group, slot, num_slots
+        self.directory, self.seed = directory, seed
+        self._connection = connection
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._asked = False
+        self._before: Any = None
+        self._optimizer: OuterOptimizer | None = None
+        self._task: Task | None = None
+        self._recorder: Recorder | None = None
+        self._close_metrics: Callable[[], None] = lambda: None
+        self._totals, self._meter = Totals(), Meter()
+        self._chain = ""
+        self._values: dict[str, float] = {}
+        self._mark = self._reported = self._clock.monotonic()
+
+    # -------------------------------------------------------------------------- where we are
+
+    @property
+    def member(self) -> str:
+        """Own name in the job, e.g. `w0`."""
+        return self.group.me
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who took part in the last round; before the first one only this member is known."""
+        return self.group.members or (self.group.me,)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this member does what only one has to, e.g. printing."""
+        return self.members[0] == self.member
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job, or this process, was asked to stop: leave the loop soon."""
+        return self._asked or self.group.stopping
+
+    # ---------------------------------------------------------------------------- training
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        outer: str | DiLoCo | object = "diloco",
+        codec: str = "",
+    ) -> OuterOptimizer:
+        """Return an optimizer that keeps the members' models together; use it instead.
+
+        Every member's parameters become those of the first member.
+
+        Args:
+            model: What is trained.
+            optimizer: Your own optimizer over its parameters.
+            outer: A preset (`diloco`, `local-sgd`, `ddp`, `alone`) or options such as
+                `atoll.DiLoCo(every=500)`.
+            codec: What a tensor weighs on the wire, e.g. `int8`; the preset's, or fp32.
+
+        Raises:
+            ConfigError: an unknown name, a number out of range, or a second call.
+        """
+        if self._optimizer is not None:
+            raise ConfigError(
+                "a run wraps one optimizer",
+                given="a second call of run.wrap",
+                remedy="give one optimizer all parameters, in groups",
+            )
+        options, name = resolve_outer(outer, codec=codec)
+        if getattr(options, "shared_steps", 0):
+            # Only who deals the data can give everybody the same; here that is the script.
+            options = dataclasses.replace(options, shared_steps=0)
+        strategy = options.build()
+        task = Task(model, optimizer, member=self.member, round=self.group.committed_round)
+        self._task, self._recorder = task, self._make_recorder(task)
+        strategy.setup(task, group=self.group, codec=make_codec(name))
+        self._recorder.point({"parameters": task.num_parameters})
+        self._note(strategy.begin(task))
+        self._mark = self._reported = self._clock.monotonic()
+        self._optimizer = OuterOptimizer(
+            optimizer, task=task, outer=strategy, after_step=self._after_step
+        )
+        return self._optimizer
+
+    def shard(self, data: Any) -> Any:
+        """Return this member's share of some data; all shares together are the whole.
+
+        A `DataLoader` comes back as a loader of the own samples (shuffled if it was), a data set
+        with a length as a `Subset`, anything else as an iterable of every n-th item. Loaders
+        and iterables end early when the job is asked to stop. Iterables and loaders with a sampler
+        of their own MUST give every member the same order.
+        """
+        return deal(
+            data, slot=self.slot, num_slots=self.num_slots, seed=self.seed,
+            should_stop=lambda: self.stopping,
+        )  # fmt: skip
+
+    def log(
+        self, *, loss: float | Tensor | None = None, tokens: int = 0, **values: float | Tensor
+    ) -> None:
+        """Record measurements; cheap enough for every step, sent about once a second.
+
+        Args:
+            loss: Training loss of the step.
+            tokens: Tokens (or samples) of the step. Members weigh by them when they agree.
+            values: Anything else; the last one of a second is kept.
+        """
+        if self._task is not None:
+            self._task.tokens += tokens
+        self._meter.add(tokens, loss=None if loss is None else _number(loss))
+        self._values |= {name: _number(value) for name, value in values.items()}
+
+    def finish(self) -> None:
+        """Agree on the last steps, so that all members end with one model.
+
+        Called by :meth:`save` and at the end of the `with` block; further calls do nothing.
+        """
+        if self._optimizer is not None and self._task is not None and not self._asked:
+            self._note(self._optimizer.outer.finish(self._task))
+
+    def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
+        """Write the agreed weights and upload them to the hub; every member MUST call this.
+
+        Returns:
+            The file, on the first member; None on the others.
+
+        Raises:
+            StorageFull: the disk is full.
+        """
+        self.finish()
+        if not self.is_first:
+            return None
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        task = self._task
+        about = {"step": str(task.step), "round": str(task.round)} if task else {}
+        save_weights(path, model.state_dict(), about=about)
+        if self._connection is not None:
+            self._connection.publish(path, name)
+        return path
+
+    # ------------------------------------------------------------------------------ measuring
+
+    def _make_recorder(self, task: Task) -> Recorder:
+        connection = self._connection
+        if connection is None:
+            return Recorder(task, clock=self._clock)
+        link = connection.link
+        outbox = link.outbox(_metrics_of(link.incarnation))
+        self._close_metrics = lambda: _ignore(outbox.close(timeout_s=FLUSH_TIMEOUT_S))
+        return Recorder(task, clock=self._clock, report=outbox.add, announce=link.notify)
+
+    def _after_step(self, sync: SyncResult | None) -> None:
+        """Count the time of a step; send a point about once a second."""
+        now = self._clock.monotonic()
+        self._totals.count(now - self._mark, sync)
+        self._mark = now
+        self._note(sync)
+        if now - self._reported >= REPORT_EVERY_S:
+            self._report(now)
+
+    def _note(self, sync: SyncResult | None) -> None:
+        if sync is not None:
+            self._chain = chained(self._chain, sync)
+            self._totals.sent_bytes = self.group.sent_bytes
+            self._totals.received_bytes = self.group.received_bytes
+
+    def _report(self, now: float) -> None:
+        if self._recorder is None or self._task is None:
+            return
+        values = self._meter.take(now - self._reported) | self._values
+        self._reported, self._values = now, {}
+        self._recorder.point(values | self._totals.to_dict() | {"tokens": self._task.tokens})
+
+    def _result(self) -> dict[str, Any]:
+        """Return this member's part of the summary."""
+        task, totals = self._task, self._totals
+        result: dict[str, Any] = {
+            "member": self.member,
+            "slot": self.slot,
+            **totals.to_dict(),
+            "stopped": self.stopping,
+            "reason": "asked to stop" if self.stopping else "",
+            "seed": self.seed,
+            "versions": {
+                "atoll": __version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+        }
+        if task is not None and self._optimizer is not None:
+            result |= {
+                "steps": task.step,
+                "tokens": task.tokens,
+                "rounds": task.round,
+                "parameters": task.num_parameters,
+                "digests": self._chain,
+                "digest": self._optimizer.outer.digest(task),
+                "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
+            }
+        return result
+
+    # ---------------------------------------------------------------------------------- ends
+
+    def __enter__(self) -> Run:
+        """Take over SIGTERM: it makes `stopping` true and ends nothing by itself."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+                self._report(self._clock.monotonic())
+            self._leave(error)
+        finally:
+            if self._before is not None:
+                signal.signal(signal.SIGTERM, self._before)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Send what is left and say goodbye; failing to do so hides no error of the script."""
+        self._close_metrics()
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._connection is None:
+            self.group.close()
+            return
+        result = self._result()
+        result["control_sent_bytes"] = self._connection.link.counters.sent_control_bytes
+        told = None if error is None else told_error(error, member=self.member).to_dict()
+        try:
+            self._connection.close(Finished(ok=error is None, result=result, error=told))
+        except HubError as trouble:
+            if error is None:
+                raise
+            log.warning("the hub was not told how this ended: %s", trouble)
+
+
+def told_error(error: BaseException, *, member: str) -> AtollError:
+    """Return the error that the hub is told when a script raised."""
+    if isinstance(error, AtollError):
+        return error
+    lines = "".join(traceback.format_exception(error)[-6:]).strip()
+    return ScriptError(
+        f"the script raised {type(error).__name__}: {error}",
+        given=f"member {member} on {platform.node()}: {lines}",
+        remedy="see the job's log",
+    )
+
+
+def _metrics_of(incarnation: str) -> Callable[[int, list[Point]], Metrics]:
+    return lambda seq, points: Metrics(incarnation, seq, points)
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _ignore(value: object) -> None:
+    """Drop a value that says whether everything was sent: there is nothing to be done."""

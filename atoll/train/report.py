@@ -1,0 +1,327 @@
+"""`report.html`: a run's plots and tables in one file that opens offline. Loads no torch.
+
+The charts are drawn by plotly.js, which is copied out of the installed plotly package; data and
+styles are in the page itself.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from atoll.train.summary import (
+    SUMMARY_NAME,
+    ddp_bytes,
+    held_out_losses,
+    read_lines,
+    write_whole,
+)
+
+REPORT_NAME = "report.html"
+Points = Sequence[Mapping[str, Any]]
+Trace = dict[str, Any]
+Chart = tuple[str, str, list[Trace], dict[str, Any]]
+"""Title, what it shows in a sentence, plotly traces, plotly layout."""
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#17becf")
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` from the other files of a run's folder; missing ones are left out.
+
+    Raises:
+        StorageFull: the disk is full.
+    """
+    summary_path = folder / SUMMARY_NAME
+    summary = json.loads(summary_path.read_text("utf-8")) if summary_path.exists() else {}
+    job_path = folder / "job.toml"
+    job_text = job_path.read_text("utf-8") if job_path.exists() else ""
+    points = read_lines(folder / "metrics.jsonl")
+    events = read_lines(folder / "events.jsonl")
+    page = render(summary=summary, points=points, events=events, job_text=job_text)
+    return write_whole(folder / REPORT_NAME, page)
+
+
+def render(*, summary: Mapping[str, Any], points: Points, events: Points, job_text: str) -> str:
+    """Return the page."""
+    charts = [
+        loss_chart(points),
+        speed_chart(points),
+        time_chart(points),
+        bytes_chart(points, summary),
+        round_chart(points),
+    ]
+    boxes = "".join(
+        f"<section><h2>{_text(title)}</h2><p>{_text(about)}</p>"
+        f'<div class="chart" id="chart{index}"></div></section>'
+        for index, (title, about, _, _) in enumerate(charts)
+    )
+    data = json.dumps([{"traces": traces, "layout": layout} for _, _, traces, layout in charts])
+    title = f"Atoll run {summary.get('job', '')}".strip()
+    sample = str(summary.get("sample") or "")
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{_text(title)}</h1>{_tiles(summary)}{boxes}"
+        f"{_member_table(summary)}{_event_table(events)}"
+        + (f"<section><h2>What the model wrote</h2><pre>{_text(sample)}</pre></section>")
+        * bool(sample)
+        + f"<section><h2>Job</h2><pre>{_text(job_text)}</pre></section>"
+        + f"<script>{plotly_js()}</script>"
+        # "<" never appears in the data, so nothing in it can end the script.
+        + f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
+        "</body></html>\n"
+    )
+
+
+def plotly_js() -> str:
+    """Return the text of plotly.js from the installed package."""
+    place = importlib.resources.files("plotly") / "package_data" / "plotly.min.js"
+    return place.read_text(encoding="utf-8")
+
+
+def members_of(points: Points) -> list[str]:
+    """Return the members in order of slots."""
+    return sorted({str(p["member"]) for p in points}, key=lambda name: (len(name), name))
+
+
+def series(
+    points: Points, member: str, name: str, *, of: str = "step"
+) -> tuple[list[Any], list[Any]]:
+    """Return x (step, or seconds since the first point for `of="time"`) and y of one value."""
+    zero = min((float(p["time"]) for p in points), default=0.0)
+    xs: list[Any] = []
+    ys: list[Any] = []
+    for point in points:
+        if point["member"] == member and name in point["values"]:
+            xs.append(point["step"] if of == "step" else float(point["time"]) - zero)
+            ys.append(point["values"][name])
+    return xs, ys
+
+
+def loss_chart(points: Points) -> Chart:
+    """Return training loss by member, and held-out loss."""
+    traces = [
+        _line(*series(points, member, "loss"), member, index)
+        for index, member in enumerate(members_of(points))
+    ]
+    found = sorted(held_out_losses(points))
+    traces.append(
+        {
+            "x": [step for step, _, _ in found],
+            "y": [loss for _, _, loss in found],
+            "name": "held-out",
+            "mode": "lines+markers",
+            "line": {"color": "#d62728", "width": 3},
+        }
+    )
+    about = "Training loss of each member and loss of the common model on text that none has seen."
+    return "Loss", about, traces, _layout("step", "nats per token")
+
+
+def speed_chart(points: Points) -> Chart:
+    """Return tokens per second by member."""
+    traces = [
+        _line(*series(points, member, "tokens_per_s", of="time"), member, index)
+        for index, member in enumerate(members_of(points))
+    ]
+    return "Speed", "Tokens per second of each member.", traces, _layout("seconds", "tokens/s")
+
+
+def time_chart(points: Points) -> Chart:
+    """Return where each member's time went: computing, waiting for others, sending."""
+    members = members_of(points)
+    kinds = {"compute_s": "computing", "wait_s": "waiting", "send_s": "sending"}
+    traces: list[Trace] = []
+    for place, (name, label) in enumerate(kinds.items()):
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": label,
+                "y": [m for m in members for _ in stretches(points, m)],
+                "x": [s[name] for m in members for s in stretches(points, m)],
+                "base": [
+                    s["start"] + sum(s[k] for k in list(kinds)[:place])
+                    for m in members
+                    for s in stretches(points, m)
+                ],
+                "marker": {"color": ("#2ca02c", "#d62728", "#1f77b4")[place]},
+                "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
+            }
+        )
+    layout = _layout("seconds of training", "") | {"barmode": "overlay", "bargap": 0.35}
+    return "Time", "Where each member's time went; white is saving and talking.", traces, layout
+
+
+def stretches(points: Points, member: str) -> list[dict[str, float]]:
+    """Return a member's time between two points: its start and seconds by kind."""
+    names = ("compute_s", "wait_s", "send_s")
+    before = dict.fromkeys(("wall_s", *names), 0.0)
+    found: list[dict[str, float]] = []
+    for point in points:
+        values = point["values"]
+        if point["member"] != member or "wall_s" not in values:
+            continue
+        now = {name: float(values.get(name, before[name])) for name in before}
+        if now["wall_s"] > before["wall_s"]:
+            spent = {name: max(0.0, now[name] - before[name]) for name in names}
+            found.append({"start": before["wall_s"], **spent})
+        before = now
+    return found
+
+
+def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
+    """Return bytes sent by member against data parallel in every step."""
+    traces: list[Trace] = []
+    last_step = 0
+    for index, member in enumerate(members_of(points)):
+        xs, ys = series(points, member, "sent_bytes")
+        last_step = max([last_step, *xs])
+        traces.append(_line(xs, ys, member, index))
+    nodes, parameters = int(summary.get("nodes") or 1), int(summary.get("parameters") or 0)
+    if nodes > 1 and parameters and last_step:
+        steps = [max(1, last_step * k // 50) for k in range(1, 51)]
+        sent = [ddp_bytes(parameters=parameters, members=nodes, steps=s) for s in steps]
+        traces.append(
+            {
+                "x": steps,
+                "y": sent,
+                "name": "data parallel, fp32",
+                "mode": "lines",
+                "line": {"color": "#888", "dash": "dash"},
+            }
+        )
+    layout = _layout("step", "bytes sent")
+    layout["yaxis"] |= {"type": "log", "exponentformat": "SI"}
+    about = "Bytes each member sent, against an fp32 all-reduce in every step (dashed)."
+    return "Bytes", about, traces, layout
+
+
+def round_chart(points: Points) -> Chart:
+    """Return committed rounds over time by member."""
+    zero = min((float(p["time"]) for p in points), default=0.0)
+    traces: list[Trace] = []
+    for index, member in enumerate(members_of(points)):
+        own = [point for point in points if point["member"] == member]
+        xs = [float(point["time"]) - zero for point in own]
+        trace = _line(xs, [point["round"] for point in own], member, index)
+        trace["line"]["shape"] = "hv"
+        traces.append(trace)
+    about = "Rounds committed; members that stay together draw one line."
+    return "Rounds", about, traces, _layout("seconds", "rounds")
+
+
+def _line(xs: list[Any], ys: list[Any], name: str, index: int) -> Trace:
+    colour = COLOURS[index % len(COLOURS)]
+    line = {"color": colour, "width": 1.5}
+    return {"x": xs, "y": ys, "name": name, "mode": "lines", "line": line}
+
+
+def _layout(x: str, y: str) -> dict[str, Any]:
+    return {
+        "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
+        "height": 340,
+        "xaxis": {"title": {"text": x}},
+        "yaxis": {"title": {"text": y}},
+        "legend": {"orientation": "h", "y": 1.12},
+    }
+
+
+def _tiles(summary: Mapping[str, Any]) -> str:
+    strategy = summary.get("strategy") or {}
+    shown = {
+        "held-out loss": _number(summary.get("loss_final"), "{:.4f}"),
+        "before": _number(summary.get("loss_first"), "{:.4f}"),
+        "nodes": summary.get("nodes"),
+        "steps": summary.get("steps"),
+        "tokens": _number(summary.get("tokens"), "{:,}"),
+        "tokens/s": _number(summary.get("tokens_per_s"), "{:,.0f}"),
+        "seconds": _number(summary.get("wall_s"), "{:.1f}"),
+        "utilisation": _number(summary.get("utilisation"), "{:.1%}"),
+        "bytes per node": _number(summary.get("bytes_sent_per_node"), "{:,}"),
+        "fewer than data parallel": _number(summary.get("reduction"), "{:.0f}×"),
+        "rounds": summary.get("rounds_committed"),
+        "aborted": summary.get("rounds_aborted"),
+        "replicas identical": {True: "yes", False: "NO"}.get(
+            summary.get("replicas_identical")  # type: ignore[arg-type]
+        ),
+        "strategy": " × ".join(str(part) for part in strategy.values()) or None,
+    }
+    cells = "".join(
+        f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>"
+        for name, value in shown.items()
+        if value is not None
+    )
+    return f"<div class='tiles'>{cells}</div>"
+
+
+def _number(value: Any, form: str) -> str | None:
+    return None if value is None else form.format(value)
+
+
+def _member_table(summary: Mapping[str, Any]) -> str:
+    rows = summary.get("members") or []
+    columns = {
+        "member": "{}", "finished": "{}", "steps": "{}", "rounds": "{}", "tokens": "{:,}",
+        "tokens_per_s": "{:,.0f}", "utilisation": "{:.1%}", "sent_bytes": "{:,.0f}",
+        "received_bytes": "{:,.0f}",
+    }  # fmt: skip
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{_text(_number(row.get(name), form) or '')}</td>"
+            for name, form in columns.items()
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return _table("Members", [name.replace("_", " ") for name in columns], body)
+
+
+def _event_table(events: Points) -> str:
+    body = "".join(
+        f"<tr><td>{datetime.fromtimestamp(float(e.get('time', 0)), UTC):%H:%M:%S}</td>"
+        f"<td>{_text(e.get('member', ''))}</td><td>{_text(e.get('kind', ''))}</td>"
+        f"<td>{_text(e.get('text', ''))}</td></tr>"
+        for e in events[-500:]
+    )
+    return _table("Events", ["UTC", "member", "kind", "what"], body)
+
+
+def _table(title: str, heads: Sequence[str], body: str) -> str:
+    if not body:
+        return ""
+    head = "".join(f"<th>{_text(name)}</th>" for name in heads)
+    return (
+        f"<section><h2>{_text(title)}</h2><div class='wide'><table>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1080px;padding:24px;color:#222}
+h1{font-size:24px;margin:0 0 16px}h2{font-size:18px;margin:0}section{margin:32px 0}
+section p{margin:2px 0 8px;color:#666}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:10px}
+.tiles div{border:1px solid #ddd;border-radius:8px;padding:10px 12px}
+.tiles b{display:block;font-size:18px;overflow-wrap:anywhere}.tiles span{color:#666;font-size:13px}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
+th,td{text-align:left;padding:4px 10px;border-bottom:1px solid #eee}
+pre{background:#f6f6f6;padding:12px;border-radius:8px;overflow-x:auto;white-space:pre-wrap}
+"""
+
+_SCRIPT = """
+charts.forEach((chart, index) => Plotly.newPlot(
+  'chart' + index, chart.traces, chart.layout, {responsive: true, displaylogo: false}));
+"""
