@@ -36,6 +36,9 @@ CREATE TABLE IF NOT EXISTS point_cursors (
 MAX_POINTS = 4_000
 """Points of one member in the database, but for those with held-out figures."""
 
+HELD_OUT_LOSS = "held_out_loss"
+"""Name of the value that a member measures on text that nobody trains on, nats per token."""
+
 _MAX_VALUES = 64
 _encoder = msgspec.json.Encoder()
 
@@ -152,13 +155,8 @@ class Metrics:
         self._counts[key] = len(ids) - len(gone)
 
 
-def is_held_out(name: str) -> bool:
-    """Return whether a value's name says that it was measured on held-out text."""
-    return name.startswith("held_out")
-
-
 def _row(job: str, member: str, point: Point) -> tuple[object, ...]:
-    kept = int(any(is_held_out(name) for name in point.values))
+    kept = int(HELD_OUT_LOSS in point.values)
     values = _encoder.encode(_bounded(point.values)).decode()
     return job, member, point.time, point.step, point.round, kept, values
 

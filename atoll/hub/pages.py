@@ -6,6 +6,7 @@ never imported: that would cost the hub 40 MB. Without it the page says so and w
 
 from __future__ import annotations
 
+import html
 import importlib.util
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -20,7 +21,12 @@ from atoll.hub.guard import cookie_name, source_of, token_of
 
 FOLDER = Path(__file__).parent / "dashboard"
 
-_TYPES = {"app.js": "text/javascript", "charts.js": "text/javascript", "style.css": "text/css"}
+_TYPES = {
+    "app.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "format.js": "text/javascript",
+    "style.css": "text/css",
+}
 
 _SECURITY = {
     "content-security-policy": (
@@ -39,13 +45,13 @@ async def page(request: Request, context: Context) -> Response:
     """GET /: the dashboard; `?token=` logs in; without a login, the form for it."""
     token, from_cookie = token_of(request.scope, request.headers)
     if not token:
-        return HTMLResponse(_text("login.html"), headers=_SECURITY)
+        return _login_form()
     if not from_cookie:
         return _log_in(request, context, token)
     try:
         context.stores.auth.authenticate(token, source=source_of(request.scope))
-    except AuthError:
-        return HTMLResponse(_text("login.html"), headers=_SECURITY)
+    except AuthError:  # of an earlier life of this hub
+        return _login_form()
     return HTMLResponse(_text("index.html"), headers=_SECURITY)
 
 
@@ -64,18 +70,24 @@ async def logout(request: Request, _context: Context) -> Response:
 
 def _log_in(request: Request, context: Context, token: str) -> Response:
     """Set the cookie and go to the page, so that the token leaves the address bar."""
-    identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
+    try:
+        identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
+    except AuthError as error:
+        return _login_form(error.what)
     if identity.role != "operator":
-        raise AuthError(
-            "the dashboard opens for the operator only",
-            given=f"the token of {identity.role} {identity.name}",
-            remedy="use the operator token that `atoll hub` printed",
-        )
+        return _login_form(f"this is the token of {identity.role} {identity.name}")
     response = RedirectResponse("/", status_code=303)
     response.set_cookie(
         cookie_name(request.headers), token, max_age=_KEPT_S, httponly=True, samesite="lax"
     )
     return response
+
+
+def _login_form(problem: str = "") -> Response:
+    """Return the form, with what was wrong with the last try."""
+    alert = f'<p class="note" role="alert">Refused: {html.escape(problem)}.</p>' if problem else ""
+    text = _text("login.html").replace("<!--problem-->", alert)
+    return HTMLResponse(text, status_code=401 if problem else 200, headers=_SECURITY)
 
 
 async def static(request: Request, _context: Context) -> Response:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from atoll.errors import HubError
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Refused
+from atoll.hub.metrics import HELD_OUT_LOSS
 from atoll.hub.rest_hub import rss_bytes
 from atoll.hub.rest_jobs import view_of
 from atoll.hub.views import job_row
@@ -32,7 +33,7 @@ POINTS_PER_TICK = 2_000
 LINES_PER_TICK = 500
 _FIRST_LINES = 200
 _JOBS_LISTED = 100
-_SHOWN = ("loss", "tokens_per_s")
+_SHOWN = ("loss", "tokens_per_s", HELD_OUT_LOSS)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -169,9 +170,7 @@ async def make_tick(context: Context, job: str, cursors: Cursors) -> tuple[dict[
 def _slim(point: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a point that charts show."""
     values = point["values"]
-    point["values"] = {
-        name: value for name, value in values.items() if name in _SHOWN or "held_out" in name
-    }
+    point["values"] = {name: values[name] for name in _SHOWN if name in values}
     return point
 
 

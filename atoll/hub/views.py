@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.hub.jobs import Job, Member
-from atoll.hub.metrics import Latest, is_held_out
+from atoll.hub.metrics import HELD_OUT_LOSS, Latest
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -103,9 +103,6 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _held_out(latest: Mapping[str, Latest]) -> float | None:
     """Return the held-out loss that the member furthest on has measured."""
-    best: tuple[int, float] | None = None
-    for one in latest.values():
-        for name, value in one.values.items():
-            if is_held_out(name) and "loss" in name and (best is None or one.step > best[0]):
-                best = (one.step, value)
-    return best[1] if best else None
+    measured = [one for one in latest.values() if HELD_OUT_LOSS in one.values]
+    newest = max(measured, key=lambda one: one.step, default=None)
+    return newest.values[HELD_OUT_LOSS] if newest else None

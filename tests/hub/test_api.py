@@ -252,12 +252,16 @@ def test_a_login_sets_a_cookie_that_other_sites_cannot_use(hub: HubServer) -> No
         assert "<main" in page.text
         assert "default-src 'self'" in page.headers["content-security-policy"]
         assert browser.get("/api/jobs").status_code == 200
-        post = {"url": "/api/jobs", "json": {"spec": SPEC}}
-        error_of(browser.post(**post), 403)
-        error_of(browser.post(**post, headers={"origin": "http://evil.example"}), 403)
-        assert browser.post(**post, headers={"origin": hub.url}).status_code == 201
+        body = {"spec": SPEC}
+        error_of(browser.post("/api/jobs", json=body), 403)
+        evil = {"origin": "http://evil.example"}
+        error_of(browser.post("/api/jobs", json=body, headers=evil), 403)
+        own = {"origin": hub.url}
+        assert browser.post("/api/jobs", json=body, headers=own).status_code == 201
         browser.cookies.clear()
-        error_of(browser.post("/login", data={"token": "wrong"}), 401)
+        refused = browser.post("/login", data={"token": "<b>wrong"})
+        assert refused.status_code == 401
+        assert "Refused: this token opens nothing here." in refused.text
 
 
 def test_the_stream_tells_what_is_new_and_goes_on_where_it_was_cut(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,10 @@ def database(path: Path) -> Iterator[Database]:
 
 def insert(connection: sqlite3.Connection, name: str, data: bytes = b"") -> None:
     connection.execute("INSERT INTO things VALUES (?, ?)", (name, data))
+
+
+def inserting(name: str) -> Callable[[sqlite3.Connection], None]:
+    return lambda connection: insert(connection, name)
 
 
 def names(connection: sqlite3.Connection) -> list[str]:
@@ -65,10 +69,7 @@ def test_writes_that_wait_share_one_commit(database: Database) -> None:
     async def work() -> None:
         first = asyncio.ensure_future(database.write(hold))
         await asyncio.to_thread(held.wait, 10)
-        others = [
-            asyncio.ensure_future(database.write(lambda c, n=n: insert(c, f"{n:03}")))
-            for n in range(100)
-        ]
+        others = [asyncio.ensure_future(database.write(inserting(f"{n:03}"))) for n in range(100)]
         await asyncio.sleep(0)
         free.set()
         await asyncio.gather(first, *others)
@@ -105,8 +106,11 @@ def test_a_write_that_fails_takes_nothing_of_the_others_with_it(database: Databa
 def test_writes_happen_in_the_order_of_the_calls(database: Database) -> None:
     seen: list[int] = []
 
+    def noting(number: int) -> Callable[[sqlite3.Connection], None]:
+        return lambda _: seen.append(number)
+
     async def work() -> None:
-        await asyncio.gather(*(database.write(lambda c, n=n: seen.append(n)) for n in range(500)))
+        await asyncio.gather(*(database.write(noting(n)) for n in range(500)))
 
     asyncio.run(work())
     assert seen == list(range(500))
@@ -121,10 +125,7 @@ def test_close_finishes_what_was_asked_for_and_refuses_the_rest(
     database: Database, path: Path
 ) -> None:
     async def work() -> None:
-        writes = [
-            asyncio.ensure_future(database.write(lambda c, n=n: insert(c, str(n))))
-            for n in range(50)
-        ]
+        writes = [asyncio.ensure_future(database.write(inserting(str(n)))) for n in range(50)]
         await asyncio.sleep(0)
         await asyncio.to_thread(database.close)
         await asyncio.gather(*writes)
@@ -176,7 +177,8 @@ def test_a_second_hub_on_the_same_folder_is_refused(
 @pytest.mark.parametrize("damage", ["not a database", "torn page"])
 def test_a_damaged_file_is_named_and_left_alone(path: Path, damage: str) -> None:
     first = Database(path, schemas=[SCHEMA])
-    first.write_now(lambda c: [insert(c, f"{n:04}", bytes(500)) for n in range(200)])
+    for n in range(200):
+        first.write_now(inserting(f"{n:04}" + "x" * 400))
     first.close()
     content = bytearray(path.read_bytes())
     if damage == "not a database":

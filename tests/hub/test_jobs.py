@@ -87,10 +87,11 @@ def test_times_follow_the_states(tmp_path: Path) -> None:
         await stores.jobs.set_state(job.job, "running")
         assert job.started is not None
         await stores.jobs.set_state(job.job, "failed", reason="w0 failed", error={"what": "x"})
-        assert job.over
-        assert job.ended is not None
-        await stores.jobs.set_state(job.job, "waiting", reason="resumed")
-        assert (job.ended, job.error, job.over) == (None, None, False)
+        failed = stores.jobs.get(job.job)
+        assert failed.over
+        assert failed.ended is not None
+        waiting = await stores.jobs.set_state(job.job, "waiting", reason="resumed")
+        assert (waiting.ended, waiting.error, waiting.over) == (None, None, False)
 
     with_stores(tmp_path, test)
 
