@@ -22,10 +22,10 @@ from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix
 from atoll.net.api import HubClient
 
-STOP_GRACE_S = 2.2
+STOP_GRACE_S = 1.7
 """After Ctrl+C: time for members to finish their round, save and leave."""
 
-KILL_AFTER_S = 4.0
+KILL_AFTER_S = 3.5
 """After Ctrl+C: whatever still runs is killed. Five seconds in all are promised."""
 
 
@@ -125,7 +125,7 @@ def _enter(plan: LocalRun, client: HubClient) -> str:
 
 def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
     """Ask the members to stop and wait a little for it; errors cannot change what follows."""
-    deadline = time.monotonic() + STOP_GRACE_S + 0.5
+    deadline = time.monotonic() + STOP_GRACE_S + 0.3
     with (
         contextlib.suppress(AtollError),
         ready.hub.client(timeout_s=1.0) as client,
@@ -143,7 +143,7 @@ def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
 
 def _close(embedded: Embedded, interrupts: Interrupts) -> None:
     """End every child; quickly when someone waits at the keyboard."""
-    embedded.close(patience_s=0.8 if interrupts else 3.0)
+    embedded.close(patience_s=0.6 if interrupts else 3.0)
 
 
 def _say_interrupted(console: Console, plan: LocalRun, outcome: _Outcome) -> None:

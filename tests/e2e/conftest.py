@@ -23,6 +23,7 @@ TINY = """
 [job]
 name = "tiny"
 nodes = 2
+route = "relay"
 [model]
 layers = 1
 width = 16

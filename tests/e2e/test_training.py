@@ -18,7 +18,7 @@ def test_three_commands_train_on_two_machines_and_collect_the_results(atoll: Ato
         atoll.join(ticket, name=name)
     with hub.client() as client:
         until(lambda: len(client.nodes()) == 2)
-    done = atoll.run("run", str(atoll.job()), "--runs", "fetched")
+    done = atoll.run("run", str(atoll.job(route='"auto"')), "--runs", "fetched")
     assert done.code == 0, done.both
     assert "replicas identical  yes" in done.out
     (folder,) = (atoll.folder / "fetched").iterdir()
