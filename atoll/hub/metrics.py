@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS points (
     step INTEGER NOT NULL, round INTEGER NOT NULL, kept INTEGER NOT NULL, "values" TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS points_of_job ON points (job, id);
-CREATE INDEX IF NOT EXISTS points_of_member ON points (job, member, id) WHERE kept = 0;
+CREATE INDEX IF NOT EXISTS points_of_member ON points (job, member, kept, id);
 CREATE TABLE IF NOT EXISTS point_cursors (
     job TEXT NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL, seq INTEGER NOT NULL,
     PRIMARY KEY (job, member, incarnation)
@@ -181,14 +181,14 @@ def _remember(
 
 
 def _read_latest(connection: sqlite3.Connection, job: str) -> dict[str, Latest]:
-    """Return the latest values of each member from the last points on disk."""
+    """Return the latest values of each member: from its last point and its last held-out one."""
     rows = connection.execute(
-        'SELECT member, time, step, round, "values" FROM points WHERE job = ?'
-        " ORDER BY id DESC LIMIT 500",
+        'SELECT member, time, step, round, "values" FROM points WHERE id IN'
+        " (SELECT max(id) FROM points WHERE job = ? GROUP BY member, kept) ORDER BY id",
         (job,),
-    ).fetchall()
+    )
     latest: dict[str, Latest] = {}
-    for member, time, step, round_, values in reversed(rows):
+    for member, time, step, round_, values in rows:
         found = {k: v for k, v in msgspec.json.decode(values).items() if v is not None}
         _remember(latest.setdefault(member, Latest()), time, step, round_, found)
     return latest

@@ -40,10 +40,8 @@ def test_points_sent_again_are_stored_once_even_over_a_restart(tmp_path: Path) -
 
 def test_the_newest_value_of_every_name_is_kept_over_a_restart(tmp_path: Path) -> None:
     async def first(stores: Stores) -> None:
-        await stores.metrics.add(
-            "j", "w0", incarnation="i", seq=1,
-            points=[point(1, loss=3.0, held_out_loss=4.0), point(12, loss=2.0)],
-        )  # fmt: skip
+        points = [point(1, loss=3.0, held_out_loss=4.0)] + [point(12, loss=2.0)] * 900
+        await stores.metrics.add("j", "w0", incarnation="i", seq=1, points=points)
         await check(stores)
 
     async def check(stores: Stores) -> None:
