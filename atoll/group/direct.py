@@ -79,10 +79,34 @@ class DirectRoute:
         self._key: tuple[str, tuple[str, ...]] | None = None
         self._group: Any | None = None
 
+    def begin(self) -> int:
+        """Return the number of a new exchange; whatever was under way before is given up.
+
+        Called where the order of exchanges is certain: before a thread is started for it.
+        """
+        with self._lock:
+            self._serial += 1
+            return self._serial
+
     def exchange(
-        self, plan: RoundPlan, vector: Tensor, *, codec: Codec, weight: float, key: str
+        self,
+        plan: RoundPlan,
+        vector: Tensor,
+        *,
+        serial: int,
+        codec: Codec,
+        weight: float,
+        key: str,
     ) -> Exchanged:
         """Return the weighted mean over the members of the plan.
+
+        Args:
+            plan: Who takes part.
+            vector: Own values, float32, shape (n,).
+            serial: What :meth:`begin` returned.
+            codec: How values are encoded on the wire.
+            weight: Weight of the own values.
+            key: Names the codec's residual state.
 
         Raises:
             PeerLost: a member's connection broke.
@@ -91,8 +115,7 @@ class DirectRoute:
         """
         deadline = RealClock().monotonic() + plan.timeout_s
         with self._lock:
-            self._serial += 1
-            serial, known = self._serial, self._key == _key_of(plan)
+            known = self._key == _key_of(plan)
         try:
             return self._attempt(plan, serial, vector, codec, weight, key)
         except GroupError:
@@ -108,7 +131,7 @@ class DirectRoute:
                 raise PeerLost("a member's connection broke", given=_first_line(error)) from error
             # A member may have been restarted since the last round: it waits in a fresh group.
             log.info("the last round's connections are gone (%s); connecting anew", error)
-        return self.exchange(plan, vector, codec=codec, weight=weight, key=key)
+        return self.exchange(plan, vector, serial=serial, codec=codec, weight=weight, key=key)
 
     def _attempt(
         self, plan: RoundPlan, serial: int, vector: Tensor, codec: Codec, weight: float, key: str
@@ -152,10 +175,7 @@ class DirectRoute:
 
     def drop(self) -> None:
         """Give up what is under way and forget the process group; the next exchange connects."""
-        with self._lock:
-            self._serial += 1
-            serial = self._serial
-        self._forget(serial)
+        self._forget(self.begin())
 
     def _forget(self, serial: int) -> None:
         """Forget the process group on behalf of one exchange, unless that was given up."""

@@ -207,12 +207,18 @@ class Group(Protocol):
         ...
 
 
-def flatten(xs: Sequence[Tensor]) -> Tensor:
-    """Return all values as one new 1-D float32 vector in main memory."""
-    parts = [x.detach().reshape(-1).to(device="cpu", dtype=torch.float32) for x in xs]
-    if not parts:
-        return torch.zeros(0)
-    return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+def flatten(xs: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """Return all values as one 1-D float32 vector in main memory, a copy.
+
+    Args:
+        xs: Tensors of any shape, type and device.
+        out: Written into if it has the right size: fresh pages cost more than the copy.
+    """
+    sizes = [x.numel() for x in xs]
+    vector = out if out is not None and out.numel() == sum(sizes) else torch.empty(sum(sizes))
+    for x, part in zip(xs, torch.split(vector, sizes) if sizes else (), strict=True):
+        part.copy_(x.detach().reshape(-1))
+    return vector
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

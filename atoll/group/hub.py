@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
@@ -36,6 +37,19 @@ from atoll.wire.messages import (
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What one reduce has to do."""
+
+    plan: RoundPlan
+    vector: Tensor
+    like: list[Tensor]
+    codec: Codec
+    weight: float
+    key: str
+    serial: int
 
 
 class HubGroup:
@@ -82,6 +96,8 @@ class HubGroup:
         self._lock = threading.Lock()
         self._lost: set[tuple[int, str]] = set()
         self._work: Work[Reduced] | None = None
+        self._work_ended = threading.Event()
+        self._scratch: Tensor | None = None
         link.on_notice(self._on_notice)
 
     def register(self) -> Registered:
@@ -125,79 +141,69 @@ class HubGroup:
         if plan.route == "alone":
             return Work.of(own_values(xs, me=self.me, weight=weight))
         self._codec = codec
-        vector = flatten(xs)
-        like = [x.detach() for x in xs]
+        serial = self._direct.begin() if self._direct is not None else 0
+        task = _Task(plan, self._flat(xs), [x.detach() for x in xs], codec, weight, key, serial)
         # A little longer than the exchange's own deadline, whose error says more.
         began = RealClock().monotonic()
         work: Work[Reduced] = Work(deadline=began + plan.timeout_s + 5.0)
+        ended = threading.Event()
         with self._lock:
-            self._work = work
+            self._work, self._work_ended = work, ended
 
         def body() -> None:
             try:
-                reduced = self._exchange(plan, vector, like, codec, weight, key)
+                reduced = self._exchange(task)
                 self.seconds["reduce"] = RealClock().monotonic() - began
                 work.finish(reduced)
             except BaseException as error:  # whatever it is belongs to the one who waits
                 work.fail(error)
+            finally:
+                ended.set()
 
         threading.Thread(target=body, name=f"reduce-{self.me}", daemon=True).start()
         if plan.route == "direct" and any(self._is_lost(plan, m) for m in plan.members):
             work.fail(PeerLost("a member was lost before the exchange began"))
         return work
 
-    def _exchange(
-        self,
-        plan: RoundPlan,
-        vector: Tensor,
-        like: Sequence[Tensor],
-        codec: Codec,
-        weight: float,
-        key: str,
-    ) -> Reduced:
-        """Move the tensors on the plan's route."""
-        if plan.route == "direct":
-            return self._by_dialling(plan, vector, like, codec, weight, key)
-        if plan.route == "relay":
-            return self._by_relay(plan, vector, like, codec, weight, key)
-        raise WireError("unknown route", given=plan.route, expected="alone, direct or relay")
+    def _flat(self, xs: Sequence[Tensor]) -> Tensor:
+        """Return the values in a vector that is used again, unless an earlier reduce has it."""
+        if self._work is not None and not self._work_ended.is_set():
+            self._scratch = None
+        self._scratch = flatten(xs, out=self._scratch)
+        return self._scratch
 
-    def _by_dialling(
-        self,
-        plan: RoundPlan,
-        vector: Tensor,
-        like: Sequence[Tensor],
-        codec: Codec,
-        weight: float,
-        key: str,
-    ) -> Reduced:
+    def _exchange(self, task: _Task) -> Reduced:
+        """Move the tensors on the plan's route."""
+        if task.plan.route == "direct":
+            return self._by_dialling(task)
+        if task.plan.route == "relay":
+            return self._by_relay(task)
+        raise WireError("unknown route", given=task.plan.route, expected="alone, direct or relay")
+
+    def _by_dialling(self, task: _Task) -> Reduced:
         if self._direct is None:
             raise GroupError("this member cannot be dialled", given="route relay", expected="auto")
-        out = self._direct.exchange(plan, vector, codec=codec, weight=weight, key=key)
+        out = self._direct.exchange(
+            task.plan, task.vector, serial=task.serial, codec=task.codec, weight=task.weight,
+            key=task.key,
+        )  # fmt: skip
         return self._reduced(
-            out.vector, like, out.contributors, out.weight, out.digest,
+            out.vector, task.like, out.contributors, out.weight, out.digest,
             out.sent_bytes, out.received_bytes,
         )  # fmt: skip
 
-    def _by_relay(
-        self,
-        plan: RoundPlan,
-        vector: Tensor,
-        like: Sequence[Tensor],
-        codec: Codec,
-        weight: float,
-        key: str,
-    ) -> Reduced:
-        deadline = RealClock().monotonic() + plan.timeout_s
+    def _by_relay(self, task: _Task) -> Reduced:
+        plan, packet = task.plan, task.codec.encode(task.vector, key=task.key)
         exchange = RelayExchange(
-            self._link, plan, codec.encode(vector, key=key), weight=weight, deadline=deadline,
+            self._link, plan, packet, weight=task.weight,
+            deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
         )  # fmt: skip
         mean = exchange.run()
         out = make_codec(mean.packet.codec).decode(mean.packet)
         digest = result_digest(mean.packet.data, mean.contributors)
         return self._reduced(
-            out, like, mean.contributors, mean.weight, digest,
+            out, task.like, mean.contributors, mean.weight, digest,
             mean.sent_bytes, mean.received_bytes,
         )  # fmt: skip
 

@@ -108,8 +108,10 @@ class HubWorld:
         route: str,
         timeout_s: float = 60.0,
         proxied: Collection[str] = (),
+        away_s: float = 60.0,
     ) -> None:
         self.hub, self.route = node.hub, route
+        self.away_s = away_s
         self.proxies = {member: Proxy(node.hub.port) for member in proxied}
         self.stop = threading.Event()
         self.links: dict[str, SyncLink] = {}
@@ -130,7 +132,7 @@ class HubWorld:
         return link
 
     def start_reducer(self) -> None:
-        reducer = Reducer(self.connect("reducer"), job=self.job)
+        reducer = Reducer(self.connect("reducer"), job=self.job, away_s=self.away_s)
         self.reducer_thread = Work.start(lambda: reducer.serve(stop=self.stop), name="reducer")
 
     def _member(self, member: str, timeout_s: float) -> HubGroup:

@@ -45,8 +45,12 @@ class DirectMember(MemoryGroup):
             plan, route="direct", store=self.world.routes[plan.members[0]].dial
         )
 
+        serial = self.route.begin()
+
         def body() -> Reduced:
-            out = self.route.exchange(plan, flatten(xs), codec=codec, weight=weight, key=key)
+            out = self.route.exchange(
+                plan, flatten(xs), serial=serial, codec=codec, weight=weight, key=key
+            )
             self.sent_bytes += out.sent_bytes
             self.received_bytes += out.received_bytes
             return Reduced(
@@ -154,7 +158,7 @@ def test_absent_peer_ends_the_exchange_at_its_deadline() -> None:
     with pytest.raises((DeadlineExceeded, PeerLost)):
         route.exchange(
             lone_plan(route, timeout_s=1.0), torch.ones(4), codec=make_codec("fp32"),
-            weight=1.0, key="x",
+            weight=1.0, key="x", serial=route.begin(),
         )  # fmt: skip
     assert time.monotonic() - began < 5
     route.close()
@@ -168,7 +172,9 @@ def test_store_that_nobody_serves_is_an_error_and_not_a_hang() -> None:
     plan = msgspec.structs.replace(lone_plan(route, timeout_s=1.0), store=dial)
     began = time.monotonic()
     with pytest.raises(GroupError):
-        route.exchange(plan, torch.ones(4), codec=make_codec("fp32"), weight=1.0, key="x")
+        route.exchange(
+            plan, torch.ones(4), codec=make_codec("fp32"), weight=1.0, key="x", serial=route.begin()
+        )
     assert time.monotonic() - began < 10
     route.close()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from atoll.group.agree import Agreed, agree
 from atoll.group.group import Group
 from atoll.group.relay import RelayExchange
 from atoll.hub.server import HubServer
+from atoll.net.api import HubClient
 from atoll.wire.chunks import ChunkHead, pack_chunk
 from tests.contracts.group_suite import (
     Build,
@@ -212,3 +214,34 @@ def test_automatic_route_dials_when_everybody_can_be_reached(
 
     for routes in together(here, member):
         assert routes[-1] == "direct"
+
+
+def test_people_are_told_whose_values_were_left_out(
+    world: Callable[..., HubWorld], hub: HubServer
+) -> None:
+    here = world(2, route="relay")
+
+    def member(group: Group) -> Agreed:
+        bad = float("nan") if group.me == "w1" else 1.0
+        return one_round(group, [torch.full((4,), bad)])
+
+    assert together(here, member)[1].reduced.contributors == ("w0",)
+    with HubClient(hub.url, hub.operator_token) as client:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            events = client.events(here.job)["events"]
+            texts = [e["text"] for e in events if e["kind"] == "contribution-left-out"]
+            if texts:
+                break
+    assert "w1" in texts[0]
+
+
+def test_reducer_leaves_when_the_hub_stays_away(tmp_path: Path) -> None:
+    with start_hub(tmp_path) as hub:
+        node = NodeInName(hub)
+        here = HubWorld(node, 2, route="relay", away_s=0.5)
+        together(here, lambda group: one_round(group, [torch.ones(3)]))
+    assert here.reducer_thread is not None
+    here.reducer_thread.wait(20)
+    here.close()
+    node.link.close()

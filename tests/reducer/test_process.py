@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.config import WorkerEnvironment, child_environment
+from atoll.reducer.__main__ import main
+from tests.contracts.group_suite import assert_same_everywhere, one_round, together, values
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+
+
+class ProcessWorld(HubWorld):
+    """The reducer is `python -m atoll.reducer`."""
+
+    process: subprocess.Popen[str]
+
+    def start_reducer(self) -> None:
+        worker = WorkerEnvironment(
+            hub=self.hub.url, token=self.tokens["reducer"], job=self.job, member="reducer",
+            directory=Path(), spec=Path(),
+        )  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "atoll.reducer"],
+            env=child_environment(worker, threads=1),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ProcessWorld]:
+    with start_hub(tmp_path) as hub:
+        node = NodeInName(hub)
+        world = ProcessWorld(node, 2, route="relay")
+        yield world
+        world.process.kill()
+        world.process.communicate(timeout=20)
+        world.close()
+        node.link.close()
+
+
+def test_reducer_process_serves_its_job_and_leaves_when_told(world: ProcessWorld) -> None:
+    results = together(world, lambda group: one_round(group, values(group.me, (3000,))))
+    assert_same_everywhere([agreed.reduced for agreed in results])
+    a, b = values("w0", (3000,))[0], values("w1", (3000,))[0]
+    assert torch.equal(results[0].reduced.tensors[0], (a + b) / 2)
+    os.kill(world.process.pid, signal.SIGTERM)
+    _, said = world.process.communicate(timeout=20)
+    assert world.process.returncode == 0, said
+
+
+def test_without_its_environment_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("ATOLL_JOB", raising=False)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main([]) == 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert "ATOLL_JOB" in caplog.text
