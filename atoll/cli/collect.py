@@ -94,17 +94,29 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "steps, tokens": f"{summary['steps']}, {screen.count(summary['tokens'])}",
         "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
         "held-out loss": _from_to(summary.get("loss_first"), summary.get("loss_final")),
-        "time": f"{screen.duration(summary['wall_s'])}, {summary['utilisation']:.1%} computing",
-        "tokens/s": f"{screen.count(summary['tokens_per_s'])} "
-        f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'])})",
-        "sent per node": f"{screen.size(summary['bytes_sent_per_node'])}, "
-        f"{summary['reduction']:,.0f} x less than data parallel "
-        f"({screen.size(summary['bytes_sent_ddp_fp32'])})",
+        "time": _time(summary),
+        "tokens/s": f"{screen.count(summary['tokens_per_s'] or 0)} "
+        f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'] or 0)})",
+        "sent per node": _traffic(summary),
         "replicas identical": "yes" if summary["replicas_identical"] else "[red]NO[/]",
     }
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    share = summary.get("utilisation")
+    computing = f", {share:.1%} of it computing" if share is not None else ""
+    return screen.duration(summary["wall_s"]) + computing
+
+
+def _traffic(summary: Mapping[str, Any]) -> str:
+    sent = screen.size(summary["bytes_sent_per_node"] or 0)
+    times, other = summary.get("reduction"), summary.get("bytes_sent_ddp_fp32")
+    if not times or not other:
+        return sent
+    return f"{sent}, {times:,.0f} x less than data parallel ({screen.size(other)})"
 
 
 def _from_to(first: float | None, final: float | None) -> str:

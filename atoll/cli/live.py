@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli import screen
-from atoll.cli.watch import Watched
+from atoll.cli.watch import Watched, traffic
 
 PLAIN_EVERY_S = 5.0
 """Between two plain lines: enough for a log of continuous integration, not too much for it."""
@@ -174,7 +174,7 @@ def _member_row(member: dict[str, Any]) -> list[str]:
         str(member.get("step") or 0),
         "-" if loss is None else f"{loss:.3f}",
         screen.count(float(member.get("tokens_per_s") or 0.0)),
-        screen.size(int(member.get("sent_bytes") or 0)),
-        screen.size(int(member.get("received_bytes") or 0)),
+        screen.size(traffic(member, "sent_bytes")),
+        screen.size(traffic(member, "received_bytes")),
         "-" if seen is None else f"{seen:.0f} s",
     ]

@@ -90,7 +90,8 @@ def _conduct(
 ) -> None:
     """Start everything, submit or resume, follow, and stop the job when a signal came."""
     with View(console, dashboard="starting ...", note="Ctrl+C stops and keeps the work") as view:
-        view.say(f"starting a hub and {plan.nodes} nodes on this machine ...")
+        plural = "s" if plan.nodes > 1 else ""
+        view.say(f"starting a hub and {plan.nodes} node{plural} on this machine ...")
         ready = embedded.start(interrupts)
         view.dashboard = ready.dashboard
         if not console.is_terminal:

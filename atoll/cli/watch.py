@@ -34,6 +34,8 @@ class Watched:
     _after: int = 0
     _events_after: int = 0
     _losses: dict[str, float] = field(default_factory=dict)
+    _shares: dict[int, list[float]] = field(default_factory=dict)
+    """Step -> sum of losses and tokens that members evaluated there, each a share of the text."""
     _progress: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def refresh(self, client: HubClient) -> None:
@@ -55,6 +57,11 @@ class Watched:
         if "loss" in values:
             self._losses[point["member"]] = values["loss"]
             self.loss = sum(self._losses.values()) / len(self._losses)
+        if values.get("held_out_tokens"):
+            both = self._shares.setdefault(int(point["step"]), [0.0, 0.0])
+            both[0] += values["held_out_loss_sum"]
+            both[1] += values["held_out_tokens"]
+            self.held_out = both[0] / both[1]
         if "held_out_loss" in values:
             self.held_out = values["held_out_loss"]
         if "parameters" in values:
@@ -94,7 +101,7 @@ class Watched:
     @property
     def sent_bytes(self) -> int:
         """What the member that sent most has sent."""
-        return max((int(m.get("sent_bytes") or 0) for m in self.members), default=0)
+        return max((traffic(m, "sent_bytes") for m in self.members), default=0)
 
     @property
     def data_parallel_bytes(self) -> int:
@@ -114,6 +121,12 @@ class Watched:
             return None
         rest = (self.steps - last) * (end - start) / (last - first)
         return max(0.0, rest - (time.monotonic() - end))
+
+
+def traffic(member: dict[str, Any], name: str) -> int:
+    """Return a member's `sent_bytes` or `received_bytes`; what it last reported once it is gone."""
+    reported = (member.get("values") or {}).get(name) or 0
+    return max(int(member.get(name) or 0), int(reported))
 
 
 def is_live(member: dict[str, Any]) -> bool:

@@ -34,6 +34,7 @@ corpus = "files:{text}"
 [train]
 steps = {steps}
 batch = 4
+lr = 4e-3
 warmup = 5
 eval_tokens = 512
 [strategy]
