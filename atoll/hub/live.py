@@ -44,15 +44,13 @@ class HubLive:
                 for member in job.members.values()
                 if member.node == node.node and member.state in LIVE_STATES
             ]
-            found = [self._sessions.get(session_id(*pair)) for pair in running]
             view = describe_node(
                 node,
                 self._sessions.get(node.node),
                 now,
                 running=[session_id(*pair) for pair in running],
-                members=[session for session in found if session is not None],
+                told=[self._told(*pair) for pair in running],
             )
-            view["tokens_per_s"] = sum(self._tokens_per_s(*pair) for pair in running)
             views.append(view)
         return views
 
@@ -60,7 +58,9 @@ class HubLive:
         """Return what is known of each member of a job beyond its record."""
         now = self._clock.monotonic()
         return {
-            member: describe_member(self._sessions.get(session_id(job, member)), now)
+            member: describe_member(
+                self._sessions.get(session_id(job, member)), now, told=self._told(job, member)
+            )
             for member in self._stores.jobs.get(job).members
         }
 
@@ -90,6 +90,7 @@ class HubLive:
             "sessions": len(self._sessions),
         }
 
-    def _tokens_per_s(self, job: str, member: str) -> float:
+    def _told(self, job: str, member: str) -> dict[str, float]:
+        """Return the newest measurement of every name that a member reported."""
         latest = self._stores.metrics.latest(job).get(member)
-        return float(latest.values.get("tokens_per_s", 0.0)) if latest else 0.0
+        return latest.values if latest else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -307,26 +307,30 @@ async def _ignore(job: str) -> None:
     """Stand in until placement listens."""
 
 
-def describe_member(session: Session | None, now: float) -> dict[str, Any]:
-    """Return what is known of a member beyond its record."""
-    if session is None:
-        return {"last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False}
-    stats = session.stats
+def describe_member(
+    session: Session | None, now: float, *, told: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return what is known of a member beyond its record; `told` are its newest measurements."""
     return {
-        "last_seen_s": max(0.0, now - session.last_heard),
-        "sent_bytes": int(stats.get("sent_bytes", 0)),
-        "received_bytes": int(stats.get("received_bytes", 0)),
-        "connected": session.connected,
+        "last_seen_s": max(0.0, now - session.last_heard) if session else None,
+        "sent_bytes": int(told.get("sent_bytes", 0)),
+        "received_bytes": int(told.get("received_bytes", 0)),
+        "connected": session is not None and session.connected,
     }
 
 
 def describe_node(
-    node: Node, session: Session | None, now: float, *, running: list[str], members: list[Session]
+    node: Node,
+    session: Session | None,
+    now: float,
+    *,
+    running: list[str],
+    told: Sequence[Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return a node as the API shows it, the traffic of its workers included."""
+    """Return a node as the API shows it; `told` are the newest measurements of its workers."""
     heard = session.last_heard if session else node.last_heard
     stats = session.stats if session else node.stats
-    everyone = [stats, *(m.stats for m in members)]
+    everyone = [stats, *told]
     return {
         "node": node.node,
         "name": node.info.hostname or node.node,
@@ -336,6 +340,6 @@ def describe_node(
         "stats": stats,
         "sent_bytes": int(sum(s.get("sent_bytes", 0) for s in everyone)),
         "received_bytes": int(sum(s.get("received_bytes", 0) for s in everyone)),
-        "tokens_per_s": 0.0,
+        "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in told),
         "running": running,
     }

@@ -37,6 +37,8 @@ MAX_POINTS = 4_000
 """Points of one member in the database, but for those with held-out figures."""
 
 HELD_OUT_LOSS = "held_out_loss"
+HELD_OUT_LOSS_SUM = "held_out_loss_sum"
+HELD_OUT_TOKENS = "held_out_tokens"
 """Name of the value that a member measures on text that nobody trains on, nats per token."""
 
 _MAX_VALUES = 64

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from atoll.errors import HubError
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Refused
-from atoll.hub.metrics import HELD_OUT_LOSS
+from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
 from atoll.hub.rest_hub import rss_bytes
 from atoll.hub.rest_jobs import view_of
 from atoll.hub.views import job_row
@@ -33,7 +33,7 @@ POINTS_PER_TICK = 2_000
 LINES_PER_TICK = 500
 _FIRST_LINES = 200
 _JOBS_LISTED = 100
-_SHOWN = ("loss", "tokens_per_s", HELD_OUT_LOSS)
+_SHOWN = ("loss", "tokens_per_s", HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS)
 
 _encode = msgspec.json.Encoder().encode
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.hub.jobs import Job, Member
-from atoll.hub.metrics import HELD_OUT_LOSS, Latest
+from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS, Latest
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -102,7 +102,11 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _held_out(latest: Mapping[str, Latest]) -> float | None:
-    """Return the held-out loss that the member furthest on has measured."""
+    """Return the newest held-out loss: a whole evaluation, else the members' shares added."""
     measured = [one for one in latest.values() if HELD_OUT_LOSS in one.values]
     newest = max(measured, key=lambda one: one.step, default=None)
-    return newest.values[HELD_OUT_LOSS] if newest else None
+    if newest:
+        return newest.values[HELD_OUT_LOSS]
+    tokens = sum(one.values.get(HELD_OUT_TOKENS, 0.0) for one in latest.values())
+    loss_sum = sum(one.values.get(HELD_OUT_LOSS_SUM, 0.0) for one in latest.values())
+    return loss_sum / tokens if tokens else None

@@ -19,16 +19,25 @@ export function loadPlotly() {
 
 // Points of one job by curve. Long curves lose every second point of their older half.
 export class Curves {
-  constructor() { this.byName = new Map(); }
+  constructor() { this.byName = new Map(); this.shares = new Map(); }
 
   add(points) {
     for (const { member, step, values } of points) {
+      if (values.held_out_tokens) this.#share(step, values);
       for (const [name, value] of Object.entries(values)) {
         if (value == null) continue;
         if (name === "held_out_loss") this.#push("held-out", "held_out", step, value);
         else if (name === "loss" || name === "tokens_per_s") this.#push(member, name, step, value);
       }
     }
+  }
+
+  // Members evaluate shares of the held-out text at the same step: the loss is that of all together.
+  #share(step, values) {
+    const [sum, tokens] = this.shares.get(step) ?? [0, 0];
+    const both = [sum + values.held_out_loss_sum, tokens + values.held_out_tokens];
+    this.shares.set(step, both);
+    this.#push("held-out", "held_out", step, both[0] / both[1]);
   }
 
   #push(owner, kind, step, value) {
