@@ -1,4 +1,4 @@
-"""From what a node agent told a process to its place in the group."""
+"""How a process that a node agent started becomes a member of its job."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.messages import Finished, Registered
 
 CONNECT_TIMEOUT_S = 60.0
-"""A hub that was just restarted is waited for this long."""
+"""Time for the first connection: the hub may be restarting when a worker comes up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One member's link, group and place."""
+    """A member's session with the hub, and its place in the group."""
 
     environment: WorkerEnvironment
     link: SyncLink
@@ -26,33 +26,51 @@ class Connection:
     registered: Registered
 
     def publish(self, path: Path, name: str) -> None:
-        """Upload a file to the job's folder at the hub.
+        """Upload a finished file of this member; the hub shows it whole or not at all.
 
         Raises:
-            HubError: the hub did not take it.
             StorageFull: the hub's disk is full.
+            HubUnreachable: nobody answers.
         """
         with HubClient(self.environment.hub, self.environment.token) as client:
             client.put_file(self.environment.job, name, path)
 
     def close(self, finished: Finished | None = None) -> None:
-        """Leave the group, with last words if there are any."""
+        """Leave the group, with last words, and close the session."""
         self.group.close()
         self.link.close(finished)
 
 
 def connect_group(environment: WorkerEnvironment, *, route: str = "auto") -> Connection:
-    """Open the member's session with the hub and enter the job.
+    """Open the session of a member and register it with its job.
+
+    Args:
+        environment: What the node agent told this process.
+        route: `auto`, `direct` or `relay`.
 
     Raises:
-        HubUnreachable: no hub answers at the address.
-        AuthError: the hub does not take the token.
+        HubUnreachable: no hub answers there.
+        AuthError: the job's token is no longer valid, e.g. because the job has ended.
         VersionMismatch: the hub is of another version.
     """
+    groups: list[HubGroup] = []
+
+    def stats() -> dict[str, float]:
+        """Return the traffic of this member: control frames here, tensors on either route."""
+        sent = received = 0
+        for group in groups:
+            sent, received = group.sent_bytes, group.received_bytes
+        counters = link.counters
+        return {
+            "sent_bytes": float(counters.sent_control_bytes + sent),
+            "received_bytes": float(counters.received_control_bytes + received),
+        }
+
     link = connect(
         environment.hub,
         session=session_id(environment.job, environment.member),
         token=environment.token,
+        stats=lambda: stats() if groups else {},
         timeout_s=CONNECT_TIMEOUT_S,
         patient=True,
     )
@@ -64,7 +82,9 @@ def connect_group(environment: WorkerEnvironment, *, route: str = "auto") -> Con
             hub=environment.hub,
             route=route,
         )
-        return Connection(environment, link, group, group.register())
+        groups.append(group)
+        registered = group.register()
     except BaseException:
         link.close()
         raise
+    return Connection(environment, link, group, registered)
