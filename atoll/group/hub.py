@@ -236,12 +236,13 @@ class HubGroup:
             digest=reduced.digest if reduced is not None else "",
             contributors=list(reduced.contributors) if reduced is not None else [],
         )  # fmt: skip
-        committed = False
+        committed = counted = False
         try:
             verdict = self._ask(vote, Verdict)
             committed = verdict.committed and ok and verdict.digest == vote.digest
+            counted = committed and self.me in verdict.contributors
         finally:
-            self._settle(committed=committed)
+            self._settle(committed=committed, counted=counted)
         if verdict.committed and not committed:
             raise LeftBehind(
                 "the group committed a result that this member does not have",
@@ -252,11 +253,14 @@ class HubGroup:
         self.seconds["commit"] = RealClock().monotonic() - began
         return verdict
 
-    def _settle(self, *, committed: bool) -> None:
-        """Keep or roll back what the codec remembers; after an abort connect anew."""
+    def _settle(self, *, committed: bool, counted: bool) -> None:
+        """Keep or roll back what the codec remembers; after an abort connect anew.
+
+        A contribution that was left out of the mean is still owed: its residual is rolled back too.
+        """
         codec, self._codec = self._codec, None
         if codec is not None:
-            codec.settle(committed=committed)
+            codec.settle(committed=counted)
         if not committed and self._direct is not None:
             self._direct.drop()
             self._asked_with = None

@@ -378,7 +378,7 @@ class MemoryGroup:
         verdict = self._table.vote(attempt, self.me, (ok, digest, reason or "no result"))
         committed = verdict.committed and reduced is not None and verdict.digest == digest
         if self._codec is not None:
-            self._codec.settle(committed=committed)
+            self._codec.settle(committed=committed and self.me in verdict.contributors)
             self._codec = None
         if verdict.committed and not committed:
             raise LeftBehind(
