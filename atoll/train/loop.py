@@ -12,6 +12,9 @@ from atoll.strategies.strategy import Inner, Outer, SyncResult
 from atoll.task import Task
 from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
 
+LEFT = "this process was asked to stop"
+"""Why the loop ended when only this member was told to; it stands between two rounds."""
+
 
 @dataclass(slots=True)
 class Loop:
@@ -47,7 +50,7 @@ class Loop:
         self._reported = self.totals.wall_s
         while self.task.step < self.steps:
             if self.should_stop():
-                return "this process was asked to stop"
+                return LEFT
             done = self.inner.step(self.task, next(self.stream), self.outer)
             self._meter.add(done.tokens, loss=done.loss, norm=done.grad_norm)
             self._count(done.sync)
@@ -99,6 +102,7 @@ class Loop:
                 "sync_s": totals.sync_s,
                 "wait_s": totals.wait_s,
                 "send_s": totals.send_s,
+                "checkpoint_s": totals.checkpoint_s,
                 "sent_bytes": totals.sent_bytes,
                 "received_bytes": totals.received_bytes,
             }

@@ -135,9 +135,14 @@ def speed_chart(points: Points) -> Chart:
 
 
 def time_chart(points: Points) -> Chart:
-    """Return where each member's time went: computing, waiting for others, sending."""
+    """Return where each member's time went: computing, waiting for others, sending, saving."""
     members = members_of(points)
-    kinds = {"compute_s": "computing", "wait_s": "waiting", "send_s": "sending"}
+    kinds = {
+        "compute_s": "computing",
+        "wait_s": "waiting",
+        "send_s": "sending",
+        "checkpoint_s": "saving",
+    }
     traces: list[Trace] = []
     for place, (name, label) in enumerate(kinds.items()):
         traces.append(
@@ -152,17 +157,17 @@ def time_chart(points: Points) -> Chart:
                     for m in members
                     for s in stretches(points, m)
                 ],
-                "marker": {"color": ("#2ca02c", "#d62728", "#1f77b4")[place]},
+                "marker": {"color": ("#2ca02c", "#d62728", "#1f77b4", "#9467bd")[place]},
                 "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
             }
         )
     layout = _layout("seconds of training", "") | {"barmode": "overlay", "bargap": 0.35}
-    return "Time", "Where each member's time went; white is saving and talking.", traces, layout
+    return "Time", "Where each member's time went.", traces, layout
 
 
 def stretches(points: Points, member: str) -> list[dict[str, float]]:
     """Return a member's time between two points: its start and seconds by kind."""
-    names = ("compute_s", "wait_s", "send_s")
+    names = ("compute_s", "wait_s", "send_s", "checkpoint_s")
     before = dict.fromkeys(("wall_s", *names), 0.0)
     found: list[dict[str, float]] = []
     for point in points:

@@ -28,7 +28,7 @@ from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
 from atoll.train.chain import chained
 from atoll.train.evaluate import Evaluation, evaluate
-from atoll.train.loop import Loop
+from atoll.train.loop import LEFT, Loop
 from atoll.train.memory import memory_errors
 from atoll.train.metrics import Recorder, Totals
 from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
@@ -224,7 +224,9 @@ class Trainer:
         if reason and isinstance(self.group, Alone):
             self._save()  # nobody else has to agree that this is a good moment
         result = self._result(reason)
-        if self._is_first:
+        # Who leaves between two rounds has no agreed model to give; the others go on.
+        left = reason == LEFT and not isinstance(self.group, Alone)
+        if self._is_first and not left:
             self._save_model()
             if not reason:
                 result |= self._finish()

@@ -154,6 +154,27 @@ def test_alone_needs_no_hub_and_a_stop_keeps_what_was_trained(corpus: str, tmp_p
     assert rest["digest"] == whole["digest"]
 
 
+def test_a_member_that_leaves_between_rounds_gives_no_model(corpus: str, tmp_path: Path) -> None:
+    spec = make_spec(corpus, strategy={"shared_steps": 0})
+    groups = MemoryGroups(2)
+    published: list[str] = []
+
+    def body(group: Group) -> dict[str, Any]:
+        asked = iter([False] * 4 + [True])
+        result = train_job(
+            spec, group=group, directory=tmp_path / group.me, slot=slot_of(group.me),
+            publish=lambda path, name: published.append(group.me),
+            should_stop=(lambda: next(asked)) if group.me == "w0" else None,
+        )  # fmt: skip
+        group.close()
+        return result
+
+    left, stayed = groups.together(body)
+    assert (left["stopped"], left["steps"]) == (True, 4)
+    assert (stayed["stopped"], stayed["steps"]) == (False, 12)
+    assert published == ["w1"]
+
+
 def test_points_tell_parameters_progress_and_evaluation_shares(corpus: str, tmp_path: Path) -> None:
     points: dict[str, list[Point]] = {"w0": [], "w1": []}
 
