@@ -95,8 +95,9 @@ class Watched:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of all members together."""
-        return sum(float(m.get("tokens_per_s") or 0.0) for m in self.members if is_live(m))
+        """Speed of all members together; when the job has ended, what it was at last."""
+        counted = [m for m in self.members if self.ended or is_live(m)]
+        return sum(float(m.get("tokens_per_s") or 0.0) for m in counted)
 
     @property
     def sent_bytes(self) -> int:
