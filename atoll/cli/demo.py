@@ -14,11 +14,15 @@ def demo(
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.steps=300.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw what the terminal showed as an SVG file.")
+    ] = None,
 ) -> None:
     """Train a small GPT on four nodes of this machine that agree only now and then."""
     from atoll.cli import screen
     from atoll.cli.jobfile import Overrides, demo_text, parse_text
     from atoll.cli.local_run import LocalRun, new_folder, run_local
+    from atoll.cli.picture import Picture
     from atoll.cli.precheck import check_names
 
     overrides = Overrides(nodes=nodes, settings=set_ or ())
@@ -30,5 +34,6 @@ def demo(
         nodes=submission.spec.job.nodes,
         submission=submission,
         parameters=parameters,
+        picture=Picture(picture) if picture else None,
     )
     raise typer.Exit(run_local(plan, console=screen.output()))

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli import screen
+from atoll.cli.picture import Picture
 from atoll.cli.watch import Watched, traffic
 
 PLAIN_EVERY_S = 5.0
@@ -39,8 +40,16 @@ STATE_STYLE = {
 class View:
     """Shows a job while it runs; use as a context manager and call `show` after every refresh."""
 
-    def __init__(self, console: Console, *, dashboard: str, note: str = "") -> None:
-        """`note` is a line under the view, e.g. what Ctrl+C will do."""
+    def __init__(
+        self,
+        console: Console,
+        *,
+        dashboard: str,
+        note: str = "",
+        picture: Picture | None = None,
+    ) -> None:
+        """`note` is a line under the view, e.g. what Ctrl+C will do; `picture` is shown frames."""
+        self._still = picture
         self._console = console
         self.dashboard = dashboard
         self._note = note
@@ -84,6 +93,8 @@ class View:
             if event["kind"] not in QUIET_EVENTS:
                 line = f"[dim]{escape(event.get('member') or job.job)}: {escape(event['text'])}[/]"
                 self._console.print(line, soft_wrap=True)
+        if self._still is not None and job.steps:
+            self._still.offer(self._picture(job), share=job.step / job.steps)
         if self._live is not None:
             self._live.update(self._picture(job), refresh=True)
         elif last or time.monotonic() - self._last_plain >= PLAIN_EVERY_S:

@@ -17,6 +17,7 @@ from atoll.cli.follow import failure, follow, say_ended, show_failure
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.jobfile import Submission
 from atoll.cli.live import View
+from atoll.cli.picture import Picture
 from atoll.cli.watch import ENDED, Watched
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix
@@ -44,6 +45,8 @@ class LocalRun:
     """A job of an earlier embedded run."""
     parameters: int = 0
     """Of the model, if known; for the comparison with data parallel training."""
+    picture: Picture | None = None
+    """Where to draw what the terminal showed."""
 
 
 def new_folder(jobs: Path) -> Path:
@@ -89,7 +92,8 @@ def _conduct(
     outcome: _Outcome,
 ) -> None:
     """Start everything, submit or resume, follow, and stop the job when a signal came."""
-    with View(console, dashboard="starting ...", note="Ctrl+C stops and keeps the work") as view:
+    note = "Ctrl+C stops and keeps the work"
+    with View(console, dashboard="starting ...", note=note, picture=plan.picture) as view:
         plural = "s" if plan.nodes > 1 else ""
         view.say(f"starting a hub and {plan.nodes} node{plural} on this machine ...")
         ready = embedded.start(interrupts)
@@ -166,5 +170,10 @@ def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
         raise failure(view)
     say_ended(console, view)
     if view["state"] == "done":
-        collect.finish(plan.jobs / outcome.job, view=view, console=console)
+        folder = plan.jobs / outcome.job
+        collect.finish(folder, view=view, console=console)
+        if plan.picture is not None:
+            plan.picture.save(
+                "atoll", lambda still: collect.finish(folder, view=view, console=still)
+            )
     return 0

@@ -1,0 +1,36 @@
+"""A still of a run as a terminal showed it: one frame of the live view and the results, as SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+WIDTH = 100
+MOMENT = 0.6
+"""Which frame is kept: the last one before this share of the steps is done."""
+
+
+class Picture:
+    """Keeps a frame while the run goes on; `save` puts the results under it."""
+
+    def __init__(self, path: Path) -> None:
+        """Write to `path` in the end."""
+        self.path = path
+        self._frame: RenderableType | None = None
+
+    def offer(self, frame: RenderableType, *, share: float) -> None:
+        """Show what the live view looks like now, `share` of the steps done."""
+        if share <= MOMENT or self._frame is None:
+            self._frame = frame
+
+    def save(self, title: str, results: Callable[[Console], None]) -> None:
+        """Write the file; `results` prints what comes under the frame."""
+        console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+        if self._frame is not None:
+            console.print(self._frame)
+        results(console)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        console.save_svg(str(self.path), title=title)
