@@ -34,7 +34,7 @@ def batches(data: Tensor, *, size: int, seed: int) -> list[tuple[Tensor, Tensor]
     """Return every window of the text once, in an order of its own for each seed."""
     windows = data.unfold(0, CONTEXT + 1, 1)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))
-    return [(windows[i, :-1], windows[i, -1]) for i in order.split(size)]
+    return [(windows[i, :-1], windows[i, -1]) for i in torch.split(order, size)]
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
                 break
             loss = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if step % 50 == 0:
                 print(f"step {step}  loss {loss.item():.3f}", flush=True)

@@ -37,6 +37,7 @@ class Picture:
         drawn = re.sub(
             r"@font-face\s*\{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL
         )
+        drawn = re.sub(r"<!--.*?-->", "", drawn, flags=re.DOTALL)
         drawn = re.sub(r"token=[\w-]+", "token=...", drawn)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(drawn, encoding="utf-8")

@@ -69,7 +69,7 @@ class Running:
     def interrupt(self, number: int = signal.SIGINT) -> None:
         self.popen.send_signal(number)
 
-    def wait(self, *, timeout_s: float = 40.0) -> Done:
+    def wait(self, *, timeout_s: float = 60.0) -> Done:
         out, err = self.popen.communicate(timeout=timeout_s)
         return Done(self.popen.returncode, out, err)
 
@@ -100,7 +100,7 @@ class Atoll:
         self._started.append(popen)
         return Running(popen)
 
-    def run(self, *words: str, timeout_s: float = 60.0) -> Done:
+    def run(self, *words: str, timeout_s: float = 75.0) -> Done:
         return self.start(*words).wait(timeout_s=timeout_s)
 
     def job(self, *, steps: int = 40, every: int = 10, **changes: str) -> Path:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
 
 def test_killed_worker_leaves_the_mean_over_those_present(atoll: Atoll) -> None:
-    job = atoll.job(steps=600, every=10)
+    job = atoll.job(steps=400, every=10)
     running = atoll.start("run", str(job), "--local", "3")
     folder = until(
         lambda: atoll.runs.exists() and [p for p in atoll.runs.iterdir() if p.name[0] != "."]
@@ -25,12 +25,15 @@ def test_killed_worker_leaves_the_mean_over_those_present(atoll: Atoll) -> None:
     done = running.wait()
     assert done.code == 0, done.both
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    counts = [row["values"]["contributors"] for row in rows if "contributors" in row["values"]]
-    assert counts[0] == 3
-    assert counts[-1] == 2
+    rounds = {
+        r["round"]: r["values"]["contributors"] for r in rows if "contributors" in r["values"]
+    }
+    assert rounds[min(rounds)] == 3
+    assert rounds[max(rounds)] == 2
+    assert set(rounds.values()) == {3, 2}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["replicas_identical"] is True
-    assert summary["steps"] == 600
+    assert summary["steps"] == 400
     assert "w1" in done.out, "the loss of a member is told"
     assert not atoll.processes()
 
@@ -44,7 +47,7 @@ def test_script_that_raises_shows_its_traceback_and_its_node(atoll: Atoll) -> No
     assert "raised ValueError: boom on purpose" in done.err
     assert "Traceback (most recent call last)" in done.both
     assert "on node node" in done.err
-    later = atoll.run("logs", str(atoll.job_folder()), "--member", "w0")
+    later = atoll.run("logs", str(atoll.job_folder()))
     assert "boom on purpose" in later.out, "the hub is gone, the lines are not"
     assert not atoll.processes()
 
