@@ -29,7 +29,9 @@ class Picture:
 
     def save(self, title: str, results: Callable[[Console], None]) -> None:
         """Write the file; `results` prints what comes under the frame."""
-        console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+        console = Console(
+            record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
+        )
         if self._frame is not None:
             console.print(self._frame)
         results(console)
