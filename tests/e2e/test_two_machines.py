@@ -119,7 +119,7 @@ def test_diloco_over_a_slow_long_line_ends_with_identical_replicas(
 
 def test_a_line_cut_for_some_seconds_costs_time_and_not_the_job(machines: TwoMachines) -> None:
     machines.gather()
-    running = machines.train(machines.job(steps=160, every=10))
+    running = machines.train(machines.job(steps=80, every=10))
     until(lambda: list(machines.runs.glob("*/checkpoints/round-*")), timeout_s=60)
     machines.lab.cut(FAR)
     time.sleep(3.0)  # the length of the break is what is tested
