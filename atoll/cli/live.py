@@ -54,6 +54,7 @@ class View:
         self.dashboard = dashboard
         self._note = note
         self._live: Live | None = None
+        self._drawn = False
         self._last_plain = -math.inf
         self._started = time.monotonic()
 
@@ -78,7 +79,7 @@ class View:
 
     def say(self, text: str) -> None:
         """Show what is going on before there is a job to look at, or beside it."""
-        if self._live is not None:
+        if self._live is not None and not self._drawn:
             self._live.update(Text(text, style="dim"))
         else:
             self._console.print(escape(text), soft_wrap=True)
@@ -96,6 +97,7 @@ class View:
         if self._still is not None and job.steps:
             self._still.offer(self._picture(job), share=job.step / job.steps)
         if self._live is not None:
+            self._drawn = True
             self._live.update(self._picture(job), refresh=True)
         elif last or time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
