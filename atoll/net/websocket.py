@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
     ConnectionClosed,
@@ -20,30 +23,33 @@ from atoll.wire.limits import MAX_FRAME_BYTES
 CLOSE_TIMEOUT_S = 1.0
 """A dead peer answers no closing handshake: do not wait long for it."""
 
+UNSENT_BYTES = 64 * 2**10
+"""Bytes that may wait in the kernel behind what is under way."""
+
 
 class WebSocketTransport:
     """A `Transport` over one WebSocket of the `websockets` library."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self._socket = socket
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
 
     async def send(self, message: Buffer) -> None:
         """Send one binary message; waits while more than the write limit is unsent."""
         try:
-            await self._socket.send(message)
+            await self._connection.send(message)
         except ConnectionClosed as error:
             raise _lost(error) from error
 
     async def receive(self) -> bytes:
         """Return the next message."""
         try:
-            return await self._socket.recv(decode=False)
+            return await self._connection.recv(decode=False)
         except ConnectionClosed as error:
             raise _lost(error) from error
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close; a peer that does not answer is left after `CLOSE_TIMEOUT_S`."""
-        await self._socket.close(code, reason)
+        await self._connection.close(code, reason)
 
 
 async def dial(url: str, *, timeout_s: float = 10.0) -> Transport:
@@ -58,7 +64,7 @@ async def dial(url: str, *, timeout_s: float = 10.0) -> Transport:
     host, port, secure = place_of(url)
     target = f"{'wss' if secure else 'ws'}://{at(host, port)}/ws"
     try:
-        socket = await connect(
+        connection = await connect(
             target,
             compression=None,  # tensors do not compress, and messages are small
             proxy=None,
@@ -77,7 +83,20 @@ async def dial(url: str, *, timeout_s: float = 10.0) -> Transport:
         ) from error
     except (OSError, TimeoutError, WebSocketException) as error:
         raise unreachable(url, error) from error
-    return WebSocketTransport(socket)
+    _keep_queue_short(connection)
+    return WebSocketTransport(connection)
+
+
+def _keep_queue_short(connection: ClientConnection) -> None:
+    """Let the kernel take no more than it can soon send.
+
+    Otherwise it buffers megabytes on a slow line, and a heartbeat waits seconds behind tensors.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    raw = connection.transport.get_extra_info("socket")
+    if option is not None and raw is not None:
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 def _answer(error: WebSocketException) -> str:

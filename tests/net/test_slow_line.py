@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.lab.lab import Lab
+
+pytestmark = pytest.mark.netlab
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(Path(__file__).with_name("slow_line.py"))
+
+
+def test_a_request_does_not_wait_behind_megabytes_of_tensors_on_a_slow_line(tmp_path: Path) -> None:
+    if reason := Lab.unavailable():
+        pytest.skip(f"no network lab here: {reason}")
+    hub = [
+        *(sys.executable, "-m", "atoll.hub", "--no-reducers", "--host", "0.0.0.0"),
+        *("--port", "7700", "--data", str(tmp_path / "data"), "--jobs", str(tmp_path / "jobs")),
+    ]
+    with Lab(hosts=2, up="5mbit", rtt="40ms") as lab:
+        serving = lab.popen(0, hub, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        with serving:
+            try:
+                assert serving.stdout is not None
+                token = json.loads(serving.stdout.readline())["operator_token"]
+                client = [sys.executable, SCRIPT, "http://h0:7700", token, str(3 * 2**20)]
+                done = lab.run(1, client, cwd=ROOT, capture_output=True, text=True, timeout=90)
+            finally:
+                serving.terminate()
+    assert done.returncode == 0, done.stderr
+    waits = [float(line) for line in done.stdout.split()]
+    assert len(waits) >= 3  # 3 MiB take five seconds at 5 Mbit/s, whatever the waits are
+    assert max(waits) < 2.0
