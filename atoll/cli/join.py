@@ -20,11 +20,13 @@ def join(
     from atoll import config
     from atoll.cli import known_hub, screen
     from atoll.cli.node_line import NodeLine
+    from atoll.cli.precheck import check_can_train
     from atoll.net.ticket import parse_ticket
     from atoll.node.identity import Identity
     from atoll.node.serve import NodeOptions, run_node
 
     place = parse_ticket(ticket)
+    check_can_train()
     folder = home or config.home()
     console = screen.output()
     line = NodeLine(console, hub=place.url)

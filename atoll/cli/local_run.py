@@ -18,6 +18,7 @@ from atoll.cli.interrupts import Interrupts
 from atoll.cli.jobfile import Submission
 from atoll.cli.live import View
 from atoll.cli.picture import Picture
+from atoll.cli.precheck import check_can_train
 from atoll.cli.watch import ENDED, Watched
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix
@@ -57,6 +58,7 @@ def new_folder(jobs: Path) -> Path:
 
 def run_local(plan: LocalRun, *, console: Console) -> int:
     """Run a job to its end or to Ctrl+C; return the exit status of the command."""
+    check_can_train()
     outcome = _Outcome()
     with contextlib.ExitStack() as stack:
         embedded = Embedded(

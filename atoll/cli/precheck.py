@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from atoll.config import JobSpec
+from atoll.errors import ConfigError
 from atoll.node.probe import torch_version
+
+
+def check_can_train() -> None:
+    """Refuse to make this machine a node when its workers could not start.
+
+    Raises:
+        ConfigError: torch is not installed here.
+    """
+    if not torch_version():
+        raise ConfigError(
+            "this machine can be a hub, but cannot train",
+            given="torch is not installed",
+            expected="torch beside atoll",
+            remedy="pip install 'atoll[train]'",
+        )
 
 
 def check_names(spec: JobSpec) -> int:
