@@ -246,6 +246,7 @@ def test_a_stream_goes_on_after_the_hub_was_killed_in_the_middle(tmp_path: Path)
             # The sender may be back before its receiver is: then it hears that nobody is there.
             assert isinstance(sending.exception(), PeerLost) or seen[-1] == count - 1
             assert seen == sorted(seen)  # some are lost with the hub, the others keep their order
+            assert receiver.request(Beat(), timeout_s=WAIT_S) == Done()
             assert receiver.counters.reconnects == 1
     finally:
         hub.kill()
