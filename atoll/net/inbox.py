@@ -23,6 +23,10 @@ LIMIT_BYTES = 2 * WINDOW_BYTES
 """Unread payload bytes of one link above which it stops reading."""
 
 
+MOST_EARLY = 256
+"""Arrivals that are kept for the first subscriber: many links never have one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relayed:
     """A payload that another session relayed: a view into the received frame, checksum verified."""
@@ -52,8 +56,11 @@ class Inbox:
         sources: Collection[str] | None,
         notices: Collection[type[Message]],
         reconnects: bool,
+        most: int | None = None,
     ) -> None:
+        """Make an inbox that keeps at most the newest `most` arrivals; None: all."""
         self._mailroom = mailroom
+        self._most = most
         self._condition = threading.Condition(mailroom.lock)
         self._arrivals: deque[Arrival] = deque()
         self._closed = False
@@ -120,6 +127,8 @@ class Inbox:
             self._arrivals.append(arrival)
             if isinstance(arrival, Relayed):
                 self._mailroom.unread_bytes += len(arrival.payload)
+            if self._most is not None and len(self._arrivals) > self._most:
+                self._pop()
             self._condition.notify()
 
     def wake(self) -> None:
@@ -182,7 +191,9 @@ class Mailroom:
         self._on_loop = on_loop
         self._limit_bytes = limit_bytes
         self._held = False
-        self._early: Inbox | None = Inbox(self, sources=None, notices=(Message,), reconnects=True)
+        self._early: Inbox | None = Inbox(
+            self, sources=None, notices=(Message,), reconnects=True, most=MOST_EARLY
+        )
         self._inboxes: list[Inbox] = [self._early]
 
     def subscribe(

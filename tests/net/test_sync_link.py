@@ -14,7 +14,7 @@ from atoll.errors import (
     HubUnreachable,
     PeerLost,
 )
-from atoll.net.inbox import LIMIT_BYTES, Reconnected, Relayed
+from atoll.net.inbox import LIMIT_BYTES, MOST_EARLY, Reconnected, Relayed
 from atoll.net.sync_link import connect
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
@@ -128,6 +128,15 @@ def test_the_first_inbox_also_gets_what_came_before_it() -> None:
         assert first.receive(deadline=soon()) == MemberLost("job", 1, "w1")
         assert bytes(_payload(first.receive(deadline=soon()))) == b"early"
         assert second.receive_now() is None
+
+
+def test_a_link_without_subscribers_keeps_only_the_newest_notices() -> None:
+    with SmallHub() as hub, linked(hub, "job/r") as (link,):
+        for epoch in range(MOST_EARLY + 10):
+            hub.tell("job/r", MemberLost("job", epoch, "w1"))
+        assert link.request(Roster(), timeout_s=WAIT_S) == RosterReply([])
+        inbox = link.subscribe(notices=(MemberLost,))
+        assert inbox.receive_now() == MemberLost("job", 10, "w1")
 
 
 def test_an_empty_inbox_ends_its_wait_at_the_deadline() -> None:
