@@ -12,8 +12,11 @@ from tests.e2e.conftest import Atoll, until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
 
+STEPS = 1200
+
+
 def test_killed_worker_leaves_the_mean_over_those_present(atoll: Atoll) -> None:
-    job = atoll.job(steps=400, every=10)
+    job = atoll.job(steps=STEPS, every=10)  # long enough to be still at it when one is killed
     running = atoll.start("run", str(job), "--local", "3")
     folder = until(
         lambda: atoll.runs.exists() and [p for p in atoll.runs.iterdir() if p.name[0] != "."]
@@ -33,7 +36,7 @@ def test_killed_worker_leaves_the_mean_over_those_present(atoll: Atoll) -> None:
     assert set(rounds.values()) == {3, 2}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["replicas_identical"] is True
-    assert summary["steps"] == 400
+    assert summary["steps"] == STEPS
     assert "w1" in done.out, "the loss of a member is told"
     assert not atoll.processes()
 
