@@ -72,6 +72,11 @@ class Outer(Protocol):
         """How many first steps every member computes on the same data."""
         ...
 
+    @property
+    def one_model(self) -> bool:
+        """Whether all members carry the same parameters after a round."""
+        ...
+
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready; nothing crosses the network yet."""
         ...

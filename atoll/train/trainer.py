@@ -284,6 +284,7 @@ class Trainer:
                 self.store, self.task.round, self.task, members=self.group.members,
                 shared=self._is_first, outer=self.outer.state_dict(), codec={},
                 cursor=self.stream.cursor.to_dict(), counters=counters, about=self._about(),
+                own_model=not self.outer.one_model,
             )  # fmt: skip
             self._saved_round = self.task.round
         except (StorageFull, HubError) as error:

@@ -47,6 +47,7 @@ class AloneOuter:
     """See the module's docstring."""
 
     shared_steps = 0
+    one_model = False
 
     def __init__(self, options: Alone) -> None:
         """Check the options."""

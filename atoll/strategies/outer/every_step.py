@@ -53,6 +53,7 @@ class EveryStepOuter:
     """See the module's docstring."""
 
     shared_steps = 0
+    one_model = True
 
     def __init__(self, options: EveryStep, *, clock: Clock | None = None) -> None:
         """Check the options."""

@@ -77,6 +77,7 @@ class PeriodicOuter(ABC):
     """Rounds about parameters; see the module's docstring."""
 
     shared_steps = 0
+    one_model = True
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens` or `equal`."""
