@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,22 +107,23 @@ def test_sixty_four_megabytes_cross_whole_and_in_order(hub: HubProcess) -> None:
         assert sender.counters.reconnects == receiver.counters.reconnects == 0
 
 
-def test_two_full_streams_in_opposite_directions_do_not_block_each_other(hub: HubProcess) -> None:
+def test_two_that_send_before_they_read_do_not_block_each_other(hub: HubProcess) -> None:
     count = 3 * LIMIT_BYTES // CHUNK_BYTES
-    with hub.link("both/w0") as one, hub.link("both/w1") as two:
+    parts = [(b"", bytes(CHUNK_BYTES))] * count
+
+    def send_then_read(link: SyncLink, inbox: Inbox, to: str) -> int:
+        link.relay_all(to, parts, deadline=soon())
+        return drain(inbox, count)
+
+    with (
+        hub.link("both/w0") as one,
+        hub.link("both/w1") as two,
+        ThreadPoolExecutor(2) as pool,
+    ):
         inboxes = one.subscribe(), two.subscribe()
-        parts = [(b"", bytes(CHUNK_BYTES))] * count
-        threads = [
-            threading.Thread(target=link.relay_all, args=(to, parts), kwargs={"deadline": soon()})
-            for link, to in ((one, "both/w1"), (two, "both/w0"))
-        ]
-        for thread in threads:
-            thread.start()  # nobody reads before everything is sent
-        for thread in threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive()
-        for inbox in inboxes:
-            assert drain(inbox, count) == count * CHUNK_BYTES
+        first = pool.submit(send_then_read, one, inboxes[0], "both/w1")
+        second = pool.submit(send_then_read, two, inboxes[1], "both/w0")
+        assert first.result() == second.result() == count * CHUNK_BYTES
 
 
 def test_a_reader_that_stops_stops_its_sender_at_the_window(hub: HubProcess) -> None:
