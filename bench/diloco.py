@@ -91,11 +91,11 @@ class Outcome:
 def make_setting(*, quick: bool) -> Setting:
     torch.manual_seed(SEED)
     model = GPT(GPTConfig(layers=2, width=64, heads=4, context=64))
-    steps = 300 if quick else 2000
+    steps = 180 if quick else 2000
     table = TrainTable(steps=steps, batch=16, lr=8e-3, warmup=50, final_lr=0.02, clip=1.0)
     common = {"outer_lr": 0.8, "outer_momentum": 0.75}
     outer = (
-        DiLoCo(every=10, shared_steps=60, **common)  # type: ignore[arg-type]
+        DiLoCo(every=10, shared_steps=40, **common)  # type: ignore[arg-type]
         if quick
         else DiLoCo(every=35, shared_steps=170, **common)  # type: ignore[arg-type]
     )
@@ -104,7 +104,7 @@ def make_setting(*, quick: bool) -> Setting:
     return Setting(
         table=table,
         outer=outer,
-        compared_steps=70 if quick else steps,
+        compared_steps=60 if quick else steps,
         held_out_tokens=65_536 if quick else None,
         held_out=dataset.held_out,
         shards=shards,
@@ -293,7 +293,7 @@ def compare(setting: Setting) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="300 steps instead of 2,000")
+    parser.add_argument("--quick", action="store_true", help="180 steps instead of 2,000")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = RealClock().monotonic()
