@@ -36,17 +36,22 @@ class Outbox:
     def __init__(self, *, settled: Callable[[Parcel], None]) -> None:
         """Call `settled` for each relayed frame that was written."""
         self._settled = settled
-        self._control: deque[bytes] = deque()
+        self._control: deque[tuple[bytes, bool]] = deque()
         self._parcels: deque[Parcel] = deque()
         self._wake = asyncio.Event()
         self.control_bytes = 0
         self.relay_bytes = 0
 
-    def put_control(self, frame: bytes) -> bool:
-        """Queue a control frame; False when the reader left too much unread already."""
+    def put_control(self, frame: bytes, *, passing: bool = False) -> bool:
+        """Queue a control frame; False when the reader left too much unread already.
+
+        Args:
+            frame: The bytes.
+            passing: It means something on this connection only, as credit does.
+        """
         if self.control_bytes + len(frame) > CONTROL_LIMIT_BYTES:
             return False
-        self._control.append(frame)
+        self._control.append((frame, passing))
         self.control_bytes += len(frame)
         self._wake.set()
         return True
@@ -66,10 +71,10 @@ class Outbox:
             self.relay_bytes -= sum(len(parcel.raw) for parcel in taken)
         return taken
 
-    def clear_control(self) -> None:
-        """Forget the control frames: a new process has no use for the old one's answers."""
-        self._control.clear()
-        self.control_bytes = 0
+    def drop_passing(self) -> None:
+        """Forget what only the last connection could use: on a new one all windows are full."""
+        self._control = deque(entry for entry in self._control if not entry[1])
+        self.control_bytes = sum(len(frame) for frame, _ in self._control)
 
     async def drain(self, send: Send) -> None:
         """Write frames until cancelled: the one writer of a connection.
@@ -79,11 +84,11 @@ class Outbox:
         """
         while True:
             if self._control:
-                frame = self._control[0]
-                await send({"type": "websocket.send", "bytes": frame})
-                if self._control and self._control[0] is frame:
+                entry = self._control[0]
+                await send({"type": "websocket.send", "bytes": entry[0]})
+                if self._control and self._control[0] is entry:
                     self._control.popleft()
-                    self.control_bytes -= len(frame)
+                    self.control_bytes -= len(entry[0])
             elif self._parcels:
                 parcel = self._parcels[0]
                 await send({"type": "websocket.send", "bytes": parcel.raw})

@@ -17,7 +17,7 @@ import uvicorn
 
 from atoll.errors import ConfigError, HubError, PortTaken
 from atoll.hub.app import Hub, HubOptions, open_hub
-from atoll.wire.limits import MAX_FRAME_BYTES
+from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 T = TypeVar("T")
 
@@ -39,6 +39,9 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         if os.name == "posix":  # elsewhere the option would let two programs share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
+            # Accepted connections inherit it.
+            bound.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
         bound.bind(address)
         bound.listen(1024)
     except OSError as error:

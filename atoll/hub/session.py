@@ -24,11 +24,13 @@ from atoll.hub.tasks import Tasks
 from atoll.wire.frames import Kind, decode
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, PROTOCOL, WINDOW_BYTES
 from atoll.wire.messages import (
+    Credit,
     Envelope,
     Failure,
     Hello,
     Message,
     NodeInfo,
+    Undeliverable,
     Welcome,
     pack,
     unpack,
@@ -96,14 +98,14 @@ class Session:
 
     def notify(self, body: Message) -> None:
         """Queue a notice."""
-        self._put(pack(body))
+        self._put(pack(body), passing=isinstance(body, Credit | Undeliverable))
 
     def answer(self, envelope: Envelope, body: Message) -> None:
         """Queue the answer to a request."""
         self._put(pack(body, id=envelope.id, reply=True))
 
-    def _put(self, frame: bytes) -> None:
-        if not self.outbox.put_control(frame):
+    def _put(self, frame: bytes, *, passing: bool = False) -> None:
+        if not self.outbox.put_control(frame, passing=passing):
             self.hang_up(POLICY, "too much left unread")
 
 
@@ -231,6 +233,7 @@ class Sessions:
                 last_heard=self._clock.monotonic(),
             )
             self._sessions[address] = session
+        session.outbox.drop_passing()
         self._generation += 1
         session.generation = self._generation
         session.info = hello.info or session.info

@@ -18,13 +18,10 @@ from atoll.errors import HubUnreachable
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
 from atoll.net.unreachable import at, place_of, unreachable
 from atoll.wire.frames import Buffer
-from atoll.wire.limits import MAX_FRAME_BYTES
+from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 CLOSE_TIMEOUT_S = 1.0
 """A dead peer answers no closing handshake: do not wait long for it."""
-
-UNSENT_BYTES = 64 * 2**10
-"""Bytes that may wait in the kernel behind what is under way."""
 
 
 class WebSocketTransport:

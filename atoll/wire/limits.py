@@ -22,6 +22,10 @@ WINDOW_BYTES = 4 * 2**20
 """Relay bytes that one sender may have under way to one receiver: the hub never holds more for
 that pair. At 100 ms round trip it still fills a link of 335 Mbit/s."""
 
+UNSENT_BYTES = 64 * 2**10
+"""Bytes that the kernel takes beyond what it can soon send, where it lets itself be told.
+Otherwise it buffers megabytes on a slow line, and a heartbeat waits seconds behind tensors."""
+
 HEARTBEAT_S = 2.0
 """Seconds between heartbeats of an idle session; any frame counts as one."""
 

@@ -208,6 +208,29 @@ def test_control_frames_overtake_waiting_chunks() -> None:
     assert order == [b"chunk0", b"control", b"chunk1", b"chunk2"]
 
 
+def test_credit_of_a_broken_connection_is_not_given_to_the_next() -> None:
+    sent: list[bytes] = []
+
+    async def run() -> None:
+        outbox = Outbox(settled=lambda parcel: None)
+        outbox.put_control(b"answer")
+        outbox.put_control(b"credit", passing=True)
+        outbox.drop_passing()
+        assert outbox.control_bytes == len(b"answer")
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message["bytes"])
+
+        writer = asyncio.create_task(outbox.drain(send))
+        while outbox.control_bytes:
+            await asyncio.sleep(0)
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+
+    asyncio.run(run())
+    assert sent == [b"answer"]
+
+
 def test_frame_whose_writing_was_cut_off_stays_first() -> None:
     async def run() -> list[bytes]:
         outbox = Outbox(settled=lambda parcel: None)
