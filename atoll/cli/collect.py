@@ -98,11 +98,19 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "tokens/s": f"{screen.count(summary['tokens_per_s'] or 0)} "
         f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'] or 0)})",
         "sent per node": _traffic(summary),
-        "replicas identical": "yes" if summary["replicas_identical"] else "[red]NO[/]",
+        "replicas identical": _identical(summary),
     }
+    if not summary.get("same_data", True):
+        rows["data"] = "[red]members read different texts[/]; the same Python, or the same files?"
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _identical(summary: Mapping[str, Any]) -> str:
+    if summary["replicas_identical"]:
+        return "yes"
+    return "no, on purpose" if summary["strategy"]["outer"] == "alone" else "[red]NO[/]"
 
 
 def _time(summary: Mapping[str, Any]) -> str:

@@ -74,6 +74,7 @@ def summarise(
             (m["tokens_per_s"] for m in members.values()), default=None
         ),
         "replicas_identical": _identical(results),
+        "same_data": len({r["data_digest"] for r in results.values() if "data_digest" in r}) <= 1,
         "stopped": any(bool(result.get("stopped")) for result in results.values()),
         "seed": spec.job.seed,
         "versions": _first_of(results, "versions") or {},

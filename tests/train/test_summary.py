@@ -23,7 +23,7 @@ KEYS = {
     "job", "strategy", "nodes", "rounds_committed", "rounds_aborted", "steps", "tokens", "wall_s",
     "compute_s", "utilisation", "loss_first", "loss_final", "bytes_sent_per_node",
     "bytes_sent_ddp_fp32", "reduction", "tokens_per_s", "best_single_node_tokens_per_s",
-    "replicas_identical", "seed", "versions",
+    "replicas_identical", "same_data", "seed", "versions",
 }  # fmt: skip
 
 
@@ -78,6 +78,12 @@ def test_replicas_that_differ_are_told() -> None:
     assert (
         make({"w0": result("w0"), "w1": result("w1", digests="c")})["replicas_identical"] is False
     )
+
+
+def test_members_that_read_different_texts_are_told() -> None:
+    same = {name: result(name, data_digest="d") for name in ("w0", "w1")}
+    assert make(same)["same_data"] is True
+    assert make(same | {"w1": result("w1", data_digest="other")})["same_data"] is False
 
 
 def test_a_member_that_left_early_is_not_compared() -> None:
