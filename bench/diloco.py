@@ -231,9 +231,10 @@ def steps_of_rounds(setting: Setting, name: str) -> list[int]:
     return [outer.shared_steps, *later, steps]
 
 
-def deviations(setting: Setting, name: str, found: Outcome) -> dict[int, float]:
+def deviations(
+    setting: Setting, name: str, found: Outcome, trajectory: Trajectory
+) -> dict[int, float]:
     """Return the relative distance from the reference after each round that both know."""
-    trajectory = reference(setting, name)
     distances: dict[int, float] = {}
     for step, expected in zip(steps_of_rounds(setting, name), trajectory.rounds, strict=True):
         if step in found.kept:
@@ -243,6 +244,10 @@ def deviations(setting: Setting, name: str, found: Outcome) -> dict[int, float]:
 
 
 # ---------------------------------------------------------------------------------- all of it
+
+
+def held_out_loss(setting: Setting, model: torch.nn.Module) -> float:
+    return evaluate(model, setting.held_out, context=64, limit_tokens=setting.held_out_tokens).loss
 
 
 def compare(setting: Setting) -> dict[str, Any]:
@@ -255,10 +260,10 @@ def compare(setting: Setting) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for name, (options, members, codec) in methods.items():
         found = train(setting, options, members=members, codec=codec)
-        loss = evaluate(
-            found.model, setting.held_out, context=64, limit_tokens=setting.held_out_tokens
-        ).loss
-        distances = deviations(setting, name, found)
+        loss = held_out_loss(setting, found.model)
+        trajectory = reference(setting, name)
+        distances = deviations(setting, name, found, trajectory)
+        whole = setting.compared_steps == setting.table.steps
         rows.append(
             {
                 "method": name,
@@ -269,6 +274,7 @@ def compare(setting: Setting) -> dict[str, Any]:
                 "identical": found.identical,
                 "deviation": max(distances.values()),
                 "first_deviation": next(iter(distances.values())),
+                "reference_loss": held_out_loss(setting, trajectory.model) if whole else None,
             }
         )
         sys.stderr.write(f"{name}: {loss:.4f} in {found.seconds:.0f} s\n")
