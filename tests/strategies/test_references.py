@@ -14,7 +14,7 @@ from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
 from atoll.train.optimizers import learning_rate
-from bench.diloco import MEMBERS, Setting, deviations, train
+from bench.diloco import MEMBERS, Setting, deviations, reference, train
 from tests.reference.algorithms import Inner as ReferenceInner
 from tests.reference.algorithms import flat, local_sgd
 
@@ -45,7 +45,7 @@ def test_trajectories_equal_the_reference_to_reassociation(
 ) -> None:
     options: Any = EveryStep() if name == "ddp" else setting.outer
     found = train(setting, options, members=MEMBERS, codec=codec)
-    distances = deviations(setting, name, found)
+    distances = deviations(setting, name, found, reference(setting, name))
     assert len(distances) >= 6
     assert max(distances.values()) < tolerance
     assert found.identical
