@@ -41,7 +41,7 @@ class QueueContract:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Queue]:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each backend opens its own
         yield
 
     def with_queue(self, test: Callable[[Queue], Awaitable[None]]) -> None:

@@ -190,7 +190,7 @@ class StrategySuite:
 
     def reference(self, members: int, steps: int) -> Tensor:
         """Return the parameters after so many steps, in double precision, by the formula."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each strategy has its own formula
 
     def same_as_plain(self) -> Any:
         """Return options with which one member trains exactly like plain torch."""
