@@ -30,7 +30,9 @@ class JobTable:
     name: str = "job"
     """Start of the job's name; a date is added."""
     nodes: int = 1
-    """How many members train together."""
+    """How many members train together; `nodes = {min = 2, max = 8}` lets them come and go."""
+    min_nodes: int = 0
+    """Below so many members the run pauses; 0: all are needed to start, one to go on."""
     seed: int = 7
     """Seed of the model, the data order and everything random."""
     route: str = "auto"
@@ -83,6 +85,8 @@ class TrainTable:
     """`cosine` or `constant`, after the warm-up."""
     final_lr: float = 0.1
     """Last rate as a share of the peak, for `cosine`."""
+    pace: str = "measured"
+    """Steps per round: `measured` (slower machines do fewer, all arrive together) or `equal`."""
     eval_every: int = 0
     """Rounds between evaluations on held-out text; 0: about ten in a run."""
     eval_tokens: int = 65_536
@@ -96,7 +100,13 @@ class CheckpointTable:
     every: int = 0
     """Rounds between checkpoints; 0: about eight in a run. A stop always saves one."""
     keep: int = 2
-    """How many are kept."""
+    """How many of the newest are kept."""
+    keep_every: int = 0
+    """Every checkpoint whose round is a multiple of this is kept, too; 0: none."""
+    keep_best: int = 0
+    """How many with the lowest held-out loss are kept, too."""
+    to: str = ""
+    """Folder or object store for copies, as an fsspec URL, e.g. `s3://bucket/runs`; empty: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +163,7 @@ class WorkerEnvironment:
 
 
 ROUTES = ("auto", "direct", "relay")
+PACES = ("measured", "equal")
 OPEN_TABLES = ("model", "strategy")
 """Tables whose further keys are options of the component they name."""
 
@@ -216,6 +227,8 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
         if not isinstance(table, Mapping):
             raise ConfigError(f"{name} must be a table", given=repr(table), expected=f"[{name}]")
         cls = hints[name]
+        if name == "job":
+            table = _with_bounds(table)
         if name in OPEN_TABLES:
             own = {field.name for field in dataclasses.fields(cls)} - {"options"}
             options = {key: value for key, value in table.items() if key not in own}
@@ -228,6 +241,23 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
     spec = JobSpec(**values)
     _check_ranges(spec)
     return spec
+
+
+def _with_bounds(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `[job]` with `nodes = {min, max}` as the two numbers it stands for.
+
+    Raises:
+        ConfigError: there are other keys, or no `max`.
+    """
+    nodes = table.get("nodes")
+    if not isinstance(nodes, Mapping):
+        return table
+    for key in nodes:
+        if key not in ("min", "max"):
+            raise unknown("key in nodes of [job]", key, ("min", "max"))
+    if "max" not in nodes:
+        raise ConfigError("nodes in [job] needs max", given=str(dict(nodes)), expected="{min, max}")
+    return {**table, "nodes": nodes["max"], "min_nodes": nodes.get("min", 1)}
 
 
 def _check_ranges(spec: JobSpec) -> None:
@@ -245,6 +275,14 @@ def _check_ranges(spec: JobSpec) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{name} is too small", given=value, expected="more than 0")
+    if not 0 <= spec.job.min_nodes <= spec.job.nodes:
+        raise ConfigError(
+            "min_nodes in [job] is out of range",
+            given=spec.job.min_nodes,
+            expected=f"a number from 0 to nodes, which is {spec.job.nodes}",
+        )
+    if spec.train.pace not in PACES:
+        raise unknown("pace", spec.train.pace, PACES)
     if not 0 < spec.data.held_out < 0.9:
         raise ConfigError(
             "held_out in [data] is out of range",

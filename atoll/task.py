@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from atoll.gate import Gate
+
 
 class Scheduler(Protocol):
     """What sets the learning rate after every step; torch's `LRScheduler` fits."""
@@ -40,6 +42,8 @@ class Task:
     """Tokens trained by this member."""
     round: int = 0
     """Rounds committed: the next one to join."""
+    gate: Gate = field(default_factory=Gate, repr=False)
+    """Closed while the state moves; others read it through `gate.still`."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
 
     def parameters(self) -> list[nn.Parameter]:

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "atoll"
 
 LEAVES = {"errors", "ids", "clock"}
-TRAINING = {"task", "models", "data", "codec", "group", "strategies", "checkpoint"}
+TRAINING = {
+    "gate", "task", "models", "data", "codec", "group", "strategies", "checkpoint", "recovery",
+}  # fmt: skip
 EVERYTHING_BELOW_NODE = {
     *LEAVES, *TRAINING, "config", "wire", "net", "reducer", "train", "run",
 }  # fmt: skip
@@ -29,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "net": {*LEAVES, "config", "wire"},
     "hub": {*LEAVES, "config", "wire"},
     "lab": {"errors"},
-    "task": {"errors", "ids"},
+    "gate": {"clock", "errors"},
+    "task": {"errors", "ids", "gate"},
     "models": {"errors", "ids", "config"},
     "codec": {"errors"},
     "data": {"errors", "ids", "task"},
@@ -37,7 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "group": {*LEAVES, "config", "wire", "net", "codec", "reducer"},
     "reducer": {*LEAVES, "config", "wire", "net", "codec"},
     "strategies": {*LEAVES, "config", "task", "codec", "group"},
-    "checkpoint": {"errors", "ids", "wire", "net", "task"},
+    "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
+    "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "train": {*LEAVES, *TRAINING, "config", "wire"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "train"},
     "node": EVERYTHING_BELOW_NODE,

@@ -252,6 +252,18 @@ class Register(Message, frozen=True):
     """A member enters its job. `dial` are the host:port where its store listens, or empty."""
 
     dial: list[str] = []
+    state: list[str] = []
+    """host:port where it serves the committed state to newcomers; empty: only through the hub."""
+
+
+class Lease(Message, frozen=True):
+    """A stretch of the data that one member trains on until the next verdict.
+
+    `cursor` is the place where the slot stands in the committed record; empty: its beginning.
+    """
+
+    slot: int
+    cursor: dict[str, int] = {}
 
 
 class Registered(Message, frozen=True):
@@ -264,6 +276,63 @@ class Registered(Message, frozen=True):
     stopping: bool
     resume_round: int = -1
     """Round of the checkpoint to start from; -1: start fresh."""
+    recover: bool = False
+    """The run is under way: take over the committed state before the first step (`Recover`)."""
+    lease: Lease | None = None
+    """What to train on until the first verdict; None: the own slot from its beginning."""
+
+
+class Recover(Message, frozen=True):
+    """Ask: I lack the committed state; who has it?"""
+
+    failed: list[str] = []
+    """Members that gave nothing usable in this recovery."""
+
+
+class Source(Message, frozen=True):
+    """A live member that stands on the committed state."""
+
+    member: str
+    state: list[str] = []
+    """host:port where it serves it; empty: only through the hub."""
+
+
+class Sources(Message, frozen=True):
+    """Answer to `Recover`. Rounds wait (a bounded time) for whoever asked."""
+
+    round: int
+    """Rounds committed: the state to take, and the next round to join."""
+    peers: list[Source] = []
+    """In slot order. Empty: take the checkpoint."""
+    checkpoint_round: int = -1
+    """The newest complete checkpoint. Without peers the run is set back to it; -1: start fresh."""
+    pace: float = 1.0
+    """Share of a period's steps to do before the next round, so as to arrive with the others."""
+    lease: Lease | None = None
+
+
+class Standing(Message, frozen=True):
+    """A member tells: I have taken over the committed state, and stand on it."""
+
+    round: int
+    base: str
+    sources: list[str] = []
+    """Who gave it: members, or `checkpoint`."""
+    seconds: float = 0.0
+    nbytes: int = 0
+
+
+class Leaving(Message, frozen=True):
+    """A member tells that it leaves for good, e.g. on a preemption notice; nobody waits for it."""
+
+    reason: str = ""
+
+
+class Drain(Message, frozen=True):
+    """A node tells that it will go away soon: give it no new work (or, `False`, again)."""
+
+    draining: bool = True
+    reason: str = ""
 
 
 class Roster(Message, frozen=True):
@@ -293,6 +362,10 @@ class RoundJoin(Message, frozen=True):
     """Members whose `dial` answered; empty when only the relay is wanted."""
     tokens: int = 0
     """Tokens trained in all, for the record."""
+    steps: int = 0
+    """Optimizer steps of this member since the last round."""
+    busy_s: float = 0.0
+    """Seconds they took."""
 
 
 class RoundPlan(Message, frozen=True):
@@ -305,15 +378,19 @@ class RoundPlan(Message, frozen=True):
     members: list[str]
     """In slot order; a member's rank is its index."""
     route: str
-    """alone, direct or relay."""
+    """alone, direct, relay or hierarchical."""
     reducer: str = ""
-    """Session id of the reducer, on the relay route."""
+    """Session id of the reducer, on the relay and the hierarchical route."""
     store: str = ""
     """host:port of the store of `members[0]`, on the direct route."""
     timeout_s: float = 60.0
     """Time that the reduce may take, from measured rounds."""
     stopping: bool = False
     """The job ends with this round: a stop was asked for."""
+    sites: list[list[str]] = []
+    """On the hierarchical route: members that reach each other, the first of each relays."""
+    stores: list[str] = []
+    """On the hierarchical route: host:port of the store of each site; empty for one member."""
 
 
 class RoundVote(Message, frozen=True):
@@ -325,6 +402,8 @@ class RoundVote(Message, frozen=True):
     digest: str = ""
     contributors: list[str] = []
     reason: str = ""
+    lease: Lease | None = None
+    """Where this member's data stands now; counts if the round is committed with it."""
 
 
 class Verdict(Message, frozen=True):
@@ -336,6 +415,10 @@ class Verdict(Message, frozen=True):
     digest: str = ""
     contributors: list[str] = []
     reason: str = ""
+    leases: dict[str, Lease] = {}
+    """What each member trains on until the next verdict."""
+    pace: dict[str, float] = {}
+    """Share of a period's steps that each member does, by measured speed; 1.0 if not named."""
 
 
 class MemberLost(Message, frozen=True):
@@ -373,6 +456,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         | QueueRelease | Launch | Stop | ProcessState | LogLines | Acked | Metrics | Event
         | Finished | Register | Registered | Roster | RosterReply | RoundJoin | RoundPlan
         | RoundVote | Verdict | MemberLost | CheckpointPart | CheckpointState
+        | Lease | Recover | Source | Sources | Standing | Leaving | Drain
     )  # fmt: skip
 
 
