@@ -182,6 +182,8 @@ class Stop(Message, frozen=True):
     job: str
     member: str
     grace_s: float = 10.0
+    attempt: int = 0
+    """Which attempt is meant; 0: whichever runs."""
 
 
 class ProcessState(Message, frozen=True):
@@ -195,6 +197,8 @@ class ProcessState(Message, frozen=True):
     error: dict[str, str] | None = None
     tail: list[str] = []
     """Last lines it printed, when it failed."""
+    attempt: int = 0
+    """Which attempt it was; 0: unknown."""
 
 
 class LogLines(Message, frozen=True):
