@@ -14,6 +14,7 @@
     │   ├── PeerLost
     │   ├── EpochChanged
     │   ├── LeftBehind
+    │   ├── GroupLeft
     │   └── DeadlineExceeded
     ├── CheckpointError
     │   ├── CheckpointCorrupt
@@ -135,6 +136,10 @@ class EpochChanged(GroupError):
 
 class LeftBehind(GroupError):
     """The group committed rounds without this member."""
+
+
+class GroupLeft(GroupError):
+    """This member has left the group for good, e.g. on a preemption notice."""
 
 
 class DeadlineExceeded(GroupError):

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
 from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, PeerLost
-from atoll.group.group import Group, Reduced, Work
-from atoll.wire.messages import RoundPlan, Verdict
+from atoll.group.group import Group, Reduced, Resting, Work
+from atoll.wire.messages import Lease, RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
+
+STALLED_S = 300.0
+"""Give up after this long without a commit and without any change of the members."""
+ATTEMPTS = 8
+"""Never give up before so many attempts with the same members."""
+LONGEST_PAUSE_S = 2.0
 
 _AGAIN = (PeerLost, EpochChanged, DeadlineExceeded)
 """Errors after which the same values are worth another attempt."""
@@ -33,6 +41,10 @@ class Agreed:
     sent_bytes: int
     """Bytes over all attempts."""
     received_bytes: int
+    lease: Lease | None = None
+    """What this member trains on until the next round; None: as before."""
+    pace: float = 1.0
+    """Share of a period's steps that this member does until the next round."""
 
 
 def agree(
@@ -45,13 +57,18 @@ def agree(
     round_: int,
     key: str = "x",
     tokens: int = 0,
-    attempts: int = 8,
+    steps: int = 0,
+    busy_s: float = 0.0,
+    lease: Lease | None = None,
+    resting: Resting = nullcontext,
+    stalled_s: float = STALLED_S,
     clock: Clock | None = None,
 ) -> Agreed:
     """Return the mean that all members committed in this round.
 
     An attempt that fails because somebody went away is made again with the same values, so that
-    no work is lost. The caller applies the result only after this returns.
+    no work is lost. The caller applies the result only after this returns. Members may come and go
+    as often as they like; only a group that stays the same and still cannot commit is given up.
 
     Args:
         group: The members.
@@ -62,57 +79,121 @@ def agree(
         round_: The round; must be `group.committed_round`.
         key: Names the codec's residual state.
         tokens: Tokens trained in all, for the record.
-        attempts: How often to try before giving up.
+        steps: Optimizer steps of this member since the last round.
+        busy_s: Seconds they took.
+        lease: Where this member's data stands now.
+        resting: Surrounds every wait: others may read the state meanwhile.
+        stalled_s: How long to try without any change of the members.
         clock: Source of time for the seconds.
 
     Raises:
-        LeftBehind: the others committed without this member; it has to heal.
+        LeftBehind: the others committed without this member; it has to recover.
+        GroupLeft: this member leaves.
         GroupError: no attempt was committed, or this member does not fit the others.
     """
-    clock = clock if clock is not None else RealClock()
-    seconds = {"join": 0.0, "reduce": 0.0, "commit": 0.0}
+    attempts = _Attempts(clock if clock is not None else RealClock(), stalled_s)
     sent, received = group.sent_bytes, group.received_bytes
-    reason = ""
-    for attempt in range(1, attempts + 1):
-        began = clock.monotonic()
-        plan = group.join(round_, base=base, tokens=tokens)
-        joined = clock.monotonic()
-        seconds["join"] += joined - began
-        reduced, trouble = _reduce(group, xs, codec=codec, weight=weight, key=key)
-        ended = clock.monotonic()
-        seconds["reduce"] += ended - joined
+    while True:
+        attempts.begin("join")
+        with resting():
+            plan = group.join(round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s)
+        attempts.begin("reduce")
+        reduced, trouble = _reduce(group, xs, codec, weight=weight, key=key, resting=resting)
+        attempts.begin("commit")
         reason = str(trouble) if trouble is not None else ""
-        verdict = _commit(group, plan, reduced, reason)
-        seconds["commit"] += clock.monotonic() - ended
+        verdict = _commit(group, plan, reduced, reason=reason, lease=lease, resting=resting)
+        attempts.begin("")
         if trouble is not None and not isinstance(trouble, _AGAIN):
             raise trouble
         if verdict.committed and reduced is not None:
             return Agreed(
-                reduced, plan, verdict, seconds, attempt,
+                reduced, plan, verdict, attempts.seconds, attempts.number,
                 group.sent_bytes - sent, group.received_bytes - received,
+                verdict.leases.get(group.me), verdict.pace.get(group.me, 1.0),
             )  # fmt: skip
-        reason = verdict.reason or reason
-        log.warning("round %s, epoch %s was not committed: %s", round_, plan.epoch, reason)
-    raise GroupError(
-        f"round {round_} was not committed", given=f"{attempts} attempts; the last: {reason}",
-        remedy="look at the events of the job for members that come and go",
-    )  # fmt: skip
+        pause_s = attempts.failed(plan, verdict.reason or reason)
+        if pause_s:
+            with resting():
+                threading.Event().wait(pause_s)
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """How often a round was tried, with whom, and where the time went."""
+
+    clock: Clock
+    stalled_s: float
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("join", "reduce", "commit"), 0.0)
+    )
+    number: int = 1
+    _phase: str = ""
+    _since: float = 0.0
+    _members: list[str] = field(default_factory=list)
+    _same: int = 0
+    _changed: float = 0.0
+
+    def begin(self, phase: str) -> None:
+        """Count the time since the last call for the phase that ends now."""
+        now = self.clock.monotonic()
+        if self._phase:
+            self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def failed(self, plan: RoundPlan, reason: str) -> float:
+        """Note an attempt that was not committed; return the seconds to wait before the next.
+
+        Raises:
+            GroupError: the same members have tried for too long.
+        """
+        log.warning("round %s, epoch %s was not committed: %s", plan.round, plan.epoch, reason)
+        now = self.clock.monotonic()
+        if plan.members != self._members:
+            self._members, self._same, self._changed = plan.members, 0, now
+        self._same += 1
+        if self._same >= ATTEMPTS and now - self._changed >= self.stalled_s:
+            raise GroupError(
+                f"round {plan.round} was not committed",
+                given=f"{self._same} attempts of the same {len(plan.members)} members "
+                f"in {now - self._changed:.0f} s; the last: {reason}",
+                remedy="look at the events of the job for what keeps them from agreeing",
+            )
+        self.number += 1
+        return 0.0 if self._same == 1 else min(LONGEST_PAUSE_S, 0.05 * 2.0**self._same)
 
 
 def _reduce(
-    group: Group, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str
+    group: Group,
+    xs: Sequence[Tensor],
+    codec: Codec,
+    *,
+    weight: float,
+    key: str,
+    resting: Resting,
 ) -> tuple[Reduced | None, AtollError | None]:
     """Return the result, or what went wrong."""
     try:
-        return group.reduce(xs, codec=codec, weight=weight, key=key).wait(), None
+        work = group.reduce(xs, codec=codec, weight=weight, key=key)
+        with resting():
+            return work.wait(), None
     except AtollError as error:
         return None, error
 
 
-def _commit(group: Group, plan: RoundPlan, reduced: Reduced | None, reason: str) -> Verdict:
+def _commit(
+    group: Group,
+    plan: RoundPlan,
+    reduced: Reduced | None,
+    *,
+    reason: str,
+    lease: Lease | None,
+    resting: Resting,
+) -> Verdict:
     """Return the verdict; an attempt that the hub has forgotten counts as aborted."""
     try:
-        return group.commit(reduced, ok=reduced is not None, reason=reason)
+        return group.commit(
+            reduced, ok=reduced is not None, reason=reason, lease=lease, resting=resting
+        )
     except EpochChanged as error:
         return Verdict(round=plan.round, epoch=plan.epoch, committed=False, reason=str(error))
 
@@ -127,17 +208,21 @@ def agree_later(
     round_: int,
     key: str = "x",
     tokens: int = 0,
-    attempts: int = 8,
+    steps: int = 0,
+    busy_s: float = 0.0,
+    lease: Lease | None = None,
+    stalled_s: float = STALLED_S,
 ) -> Work[Agreed]:
     """Begin :func:`agree` on a background thread, so that training goes on meanwhile.
 
-    The values are copied first. One at a time per group.
+    The values are copied first. One at a time per group. There is no `resting`: the thread that
+    moves the state does not wait.
     """
     copies = [x.detach().clone() for x in xs]
     return Work.start(
         lambda: agree(
             group, copies, codec=codec, weight=weight, base=base, round_=round_, key=key,
-            tokens=tokens, attempts=attempts,
+            tokens=tokens, steps=steps, busy_s=busy_s, lease=lease, stalled_s=stalled_s,
         ),
         name=f"agree-{group.me}",
     )  # fmt: skip

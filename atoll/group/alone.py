@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
 from atoll.codec.codec import Codec
-from atoll.errors import LeftBehind
-from atoll.group.group import Reduced, Work
-from atoll.wire.messages import RoundPlan, Verdict
+from atoll.errors import GroupLeft, LeftBehind
+from atoll.group.group import Reduced, Resting, Work
+from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
 
 ALONE_DIGEST = "alone"
 """Digest of a result that never left its member."""
@@ -25,13 +26,42 @@ class Alone:
         self.epoch = 0
         self.committed_round = committed_round
         self.stopping = False
+        self.leaving = False
         self.sent_bytes = 0
         self.received_bytes = 0
 
+    def recover(self, failed: Sequence[str] = ()) -> Sources:
+        """Return that nobody else has the state; see :meth:`Group.recover`."""
+        return Sources(round=self.committed_round)
+
+    def standing(
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
+    ) -> None:
+        """Do nothing: nobody wants to know."""
+
+    def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
+        """Let every later join raise GroupLeft."""
+        self.leaving = True
+
     def join(
-        self, round_: int, *, base: str, tokens: int = 0, deadline: float | None = None
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        deadline: float | None = None,
     ) -> RoundPlan:
         """Return the plan of a round of one; see :meth:`Group.join`."""
+        if self.leaving:
+            raise GroupLeft("this member has left", given=self.me)
         if round_ != self.committed_round:
             raise LeftBehind(
                 "this is not the next round",
@@ -50,12 +80,21 @@ class Alone:
         """Return copies of the values as they are: no wire, hence no codec."""
         return Work.of(own_values(xs, me=self.me, weight=weight))
 
-    def commit(self, reduced: Reduced | None, *, ok: bool = True, reason: str = "") -> Verdict:
-        """Commit if there is something to commit."""
+    def commit(
+        self,
+        reduced: Reduced | None,
+        *,
+        ok: bool = True,
+        reason: str = "",
+        lease: Lease | None = None,
+        resting: Resting = nullcontext,
+    ) -> Verdict:
+        """Commit if there is something to commit; the member keeps its own lease."""
         committed = ok and reduced is not None
         verdict = Verdict(
             round=self.committed_round, epoch=self.epoch, committed=committed, reason=reason,
             digest=ALONE_DIGEST, contributors=[self.me] if committed else [],
+            leases={self.me: lease} if committed and lease is not None else {},
         )  # fmt: skip
         self.committed_round += committed
         return verdict

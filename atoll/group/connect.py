@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +42,19 @@ class Connection:
         self.link.close(finished)
 
 
-def connect_group(environment: WorkerEnvironment, *, route: str = "auto") -> Connection:
+def connect_group(
+    environment: WorkerEnvironment,
+    *,
+    route: str = "auto",
+    serve: Callable[[SyncLink], Sequence[str]] | None = None,
+) -> Connection:
     """Open the session of a member and register it with its job.
 
     Args:
         environment: What the node agent told this process.
         route: `auto`, `direct` or `relay`.
+        serve: Starts what hands the committed state to newcomers, given the member's session;
+            returns the host:port where it listens.
 
     Raises:
         HubUnreachable: no hub answers there.
@@ -83,7 +91,7 @@ def connect_group(environment: WorkerEnvironment, *, route: str = "auto") -> Con
             route=route,
         )
         groups.append(group)
-        registered = group.register()
+        registered = group.register(state=serve(link) if serve is not None else ())
     except BaseException:
         link.close()
         raise

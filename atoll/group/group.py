@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -18,9 +19,12 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.codec import Codec
 from atoll.errors import DeadlineExceeded
-from atoll.wire.messages import RoundPlan, Verdict
+from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
 
 T = TypeVar("T")
+
+Resting = Callable[[], AbstractContextManager[None]]
+"""Surrounds a wait, so that others may read the state meanwhile; see `Gate.resting`."""
 
 
 class Work(Generic[T]):
@@ -147,6 +151,11 @@ class Group(Protocol):
         ...
 
     @property
+    def leaving(self) -> bool:
+        """Whether `leave` was called: no further round can be joined."""
+        ...
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes sent by all reduces so far."""
         ...
@@ -156,8 +165,58 @@ class Group(Protocol):
         """Bytes received by all reduces so far."""
         ...
 
+    def recover(self, failed: Sequence[str] = ()) -> Sources:
+        """Return who has the committed state, and set `committed_round` to it.
+
+        Rounds wait, a bounded time, for whoever asked. If nobody is left who stands on the state
+        the whole run is set back to its newest checkpoint, and there are no peers.
+
+        Args:
+            failed: Members that gave nothing usable in this recovery.
+        """
+        ...
+
+    def standing(
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
+    ) -> None:
+        """Tell that this member has taken over the committed state and stands on it.
+
+        Args:
+            round_: Rounds that the state has seen.
+            base: Its digest.
+            sources: Who gave it: members, or `checkpoint`.
+            seconds: How long it took.
+            nbytes: What was taken.
+        """
+        ...
+
+    def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
+        """Leave for good; nobody waits for this member afterwards. From any thread.
+
+        A join under way is withdrawn at once. A round under way gets most of the time to end by
+        itself, then it is abandoned. Calls that wait then raise GroupLeft, as does every later one.
+
+        Args:
+            reason: Why, for people.
+            timeout_s: Longest time that this takes.
+        """
+        ...
+
     def join(
-        self, round_: int, *, base: str, tokens: int = 0, deadline: float | None = None
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the others and return who takes part.
 
@@ -165,10 +224,14 @@ class Group(Protocol):
             round_: The round to take part in; must be `committed_round`.
             base: Digest of the committed state this member stands on.
             tokens: Tokens trained in all, for the record.
-            deadline: Monotonic time at which to give up.
+            steps: Optimizer steps of this member since the last round.
+            busy_s: Seconds they took.
+            deadline: Monotonic time at which to give up. None: while the group is paused, because
+                too few members are there, there is no end to it.
 
         Raises:
-            LeftBehind: the group committed this round without this member.
+            LeftBehind: the group committed this round without this member; it has to recover.
+            GroupLeft: this member leaves.
             DeadlineExceeded: the others did not come in time.
         """
         ...
@@ -189,16 +252,27 @@ class Group(Protocol):
         """
         ...
 
-    def commit(self, reduced: Reduced | None, *, ok: bool = True, reason: str = "") -> Verdict:
+    def commit(
+        self,
+        reduced: Reduced | None,
+        *,
+        ok: bool = True,
+        reason: str = "",
+        lease: Lease | None = None,
+        resting: Resting = nullcontext,
+    ) -> Verdict:
         """Vote, and return the one verdict of all; settles the codec of the last reduce.
 
         Args:
             reduced: What the reduce gave; None votes against.
             ok: Whether this member can apply it.
             reason: Why not, for people.
+            lease: Where this member's data stands now; counts if the round is committed with it.
+            resting: Surrounds the wait, but not what changes the codec after it.
 
         Raises:
             LeftBehind: the group committed another result than this member has.
+            GroupLeft: this member leaves, and the verdict did not come in time.
         """
         ...
 

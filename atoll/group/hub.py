@@ -5,25 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from contextlib import nullcontext
 
 from torch import Tensor
 
 from atoll.clock import RealClock
 from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
-from atoll.errors import GroupError, LeftBehind, PeerLost, WireError
+from atoll.errors import AtollError, GroupError, GroupLeft, LeftBehind, PeerLost
 from atoll.group.alone import own_values
-from atoll.group.direct import DirectRoute
-from atoll.group.group import Reduced, Work, flatten, unflatten
+from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
 from atoll.group.reach import own_address, probe
-from atoll.group.relay import REDUCER, RelayExchange
+from atoll.group.routes import Errand, Routes
+from atoll.group.talk import Talk
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.mean import result_digest
 from atoll.wire.messages import (
+    Done,
+    Lease,
+    Leaving,
     MemberLost,
     Message,
+    Recover,
     Register,
     Registered,
     Roster,
@@ -31,29 +32,26 @@ from atoll.wire.messages import (
     RoundJoin,
     RoundPlan,
     RoundVote,
+    Sources,
+    Standing,
     Verdict,
 )
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What one reduce has to do."""
-
-    plan: RoundPlan
-    vector: Tensor
-    like: list[Tensor]
-    codec: Codec
-    weight: float
-    key: str
-    serial: int
+FINISH_SHARE = 0.6
+"""Share of the time to leave in which a round that is under way may still end."""
+EXTRA_S = 5.0
+"""How much longer than the plan's time a reduce is waited for: its own error says more."""
+QUESTIONS = (Roster, RoundJoin, RoundVote, Recover, Standing)
+"""What a member that has left asks no more."""
 
 
 class HubGroup:
-    """See :class:`atoll.group.group.Group`. Used from one thread; reduces run on another."""
+    """See :class:`atoll.group.group.Group`.
+
+    Used from one thread; reduces run on another, and any thread may call :meth:`leave`.
+    """
 
     def __init__(
         self,
@@ -73,22 +71,25 @@ class HubGroup:
             member: Own member id.
             hub: The hub's URL; the address used towards it is where other members dial.
             route: `auto`, `direct` or `relay`.
-            patience_s: Longest wait for the hub in a join or a commit; restarts included.
+            patience_s: Longest wait for a hub that is away; restarts included.
         """
         self.me = member
         self.members: tuple[str, ...] = ()
         self.epoch = 0
         self.committed_round = 0
         self.stopping = False
+        self.leaving = False
         self.sent_bytes = 0
         self.received_bytes = 0
         self.registered: Registered | None = None
         self.seconds = {"join": 0.0, "reduce": 0.0, "commit": 0.0}
         """Seconds of the last join, reduce and commit."""
-        self._link, self._job, self._patience_s = link, job, patience_s
-        self._direct: DirectRoute | None = None
-        if route != "relay":
-            self._direct = DirectRoute(address=own_address(hub), job=job, me=member)
+        self._link, self._job = link, job
+        self._talk = Talk(link, patience_s=patience_s)
+        self._routes = Routes(
+            link, job=job, me=member, address=own_address(hub) if route != "relay" else "",
+            is_lost=self._is_lost,
+        )  # fmt: skip
         self._reachable: list[str] = []
         self._asked_with: tuple[str, ...] | None = None
         self._plan: RoundPlan | None = None
@@ -97,31 +98,91 @@ class HubGroup:
         self._lost: set[tuple[int, str]] = set()
         self._work: Work[Reduced] | None = None
         self._work_ended = threading.Event()
+        self._decided = threading.Event()
+        """No attempt is open that this member takes part in."""
+        self._decided.set()
         self._scratch: Tensor | None = None
         link.on_notice(self._on_notice)
 
-    def register(self) -> Registered:
-        """Enter the job: say where this member can be dialled, learn where the group stands."""
-        dial = [self._direct.dial] if self._direct is not None else []
-        reply = self._ask(Register(dial=dial), Registered)
+    # ----------------------------------------------------------------- membership
+
+    def register(self, *, state: Sequence[str] = ()) -> Registered:
+        """Enter the job: say where this member can be dialled, learn where the group stands.
+
+        Args:
+            state: host:port where it serves the committed state to newcomers.
+        """
+        reply = self._talk.ask(Register(dial=self._routes.dial, state=list(state)), Registered)
         self.registered = reply
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
         return reply
 
+    def recover(self, failed: Sequence[str] = ()) -> Sources:
+        """Return who has the committed state; see :meth:`Group.recover`."""
+        sources = self._talk.ask(Recover(failed=list(failed)), Sources)
+        self.committed_round = sources.round
+        self._asked_with = None
+        return sources
+
+    def standing(
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
+    ) -> None:
+        """Tell that this member holds the committed state; see :meth:`Group.standing`."""
+        told = Standing(
+            round=round_, base=base, sources=list(sources), seconds=seconds, nbytes=nbytes
+        )
+        self._talk.ask(told, Done)
+
+    def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
+        """Leave for good; see :meth:`Group.leave`."""
+        deadline = RealClock().monotonic() + timeout_s
+        left = GroupLeft("this member leaves its group", given=reason or self.me)
+        with self._lock:
+            again, self.leaving = self.leaving, True
+        self._talk.end(left, RoundJoin, Roster)
+        self._decided.wait(FINISH_SHARE * timeout_s)
+        self._talk.end(left, *QUESTIONS)
+        with self._lock:
+            work = self._work
+        if work is not None:
+            work.fail(left)
+        if not again:
+            try:
+                self._talk.ask(Leaving(reason=reason), Done, deadline=deadline)
+            except AtollError as error:  # it will notice by the end of the connection
+                log.warning("the hub was not told that %s leaves: %s", self.me, error)
+
     # ---------------------------------------------------------------- transaction
 
     def join(
-        self, round_: int, *, base: str, tokens: int = 0, deadline: float | None = None
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the plan of a round; see :meth:`Group.join`."""
         began = RealClock().monotonic()
-        reachable = self._look_around()
-        request = RoundJoin(round=round_, base=base, reachable=reachable, tokens=tokens)
-        timeout_s = self._patience_s if deadline is None else max(0.0, deadline - began)
-        plan = self._ask(request, RoundPlan, timeout_s=timeout_s)
+        request = RoundJoin(
+            round=round_, base=base, reachable=self._look_around(), tokens=tokens, steps=steps,
+            busy_s=busy_s,
+        )  # fmt: skip
+        plan = self._talk.ask(request, RoundPlan, deadline=deadline)
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
-        self._plan = plan
+            self._plan, self._work = plan, None
+            if self.leaving:
+                raise GroupLeft("this member leaves its group", given=self.me)
+            self._decided.clear()
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
         if self.me not in plan.members:
             raise GroupError(
@@ -141,18 +202,17 @@ class HubGroup:
         if plan.route == "alone":
             return Work.of(own_values(xs, me=self.me, weight=weight))
         self._codec = codec
-        serial = self._direct.begin() if self._direct is not None else 0
-        task = _Task(plan, self._flat(xs), [x.detach() for x in xs], codec, weight, key, serial)
-        # A little longer than the exchange's own deadline, whose error says more.
+        errand = Errand(plan, self._flat(xs), codec, weight, key, self._routes.begin())
+        like = [x.detach() for x in xs]
         began = RealClock().monotonic()
-        work: Work[Reduced] = Work(deadline=began + plan.timeout_s + 5.0)
+        work: Work[Reduced] = Work(deadline=began + plan.timeout_s + EXTRA_S)
         ended = threading.Event()
         with self._lock:
             self._work, self._work_ended = work, ended
 
         def body() -> None:
             try:
-                reduced = self._exchange(task)
+                reduced = self._exchange(errand, like)
                 self.seconds["reduce"] = RealClock().monotonic() - began
                 work.finish(reduced)
             except BaseException as error:  # whatever it is belongs to the one who waits
@@ -161,70 +221,36 @@ class HubGroup:
                 ended.set()
 
         threading.Thread(target=body, name=f"reduce-{self.me}", daemon=True).start()
-        if plan.route == "direct" and any(self._is_lost(plan, m) for m in plan.members):
+        if any(self._is_lost(plan, member) for member in self._needed(plan)):
             work.fail(PeerLost("a member was lost before the exchange began"))
         return work
 
     def _flat(self, xs: Sequence[Tensor]) -> Tensor:
         """Return the values in a vector that is used again, unless an earlier reduce has it."""
-        if self._work is not None and not self._work_ended.is_set():
+        if not self._work_ended.is_set():
             self._scratch = None
         self._scratch = flatten(xs, out=self._scratch)
         return self._scratch
 
-    def _exchange(self, task: _Task) -> Reduced:
+    def _exchange(self, errand: Errand, like: Sequence[Tensor]) -> Reduced:
         """Move the tensors on the plan's route."""
-        if task.plan.route == "direct":
-            return self._by_dialling(task)
-        if task.plan.route == "relay":
-            return self._by_relay(task)
-        raise WireError("unknown route", given=task.plan.route, expected="alone, direct or relay")
-
-    def _by_dialling(self, task: _Task) -> Reduced:
-        if self._direct is None:
-            raise GroupError("this member cannot be dialled", given="route relay", expected="auto")
-        out = self._direct.exchange(
-            task.plan, task.vector, serial=task.serial, codec=task.codec, weight=task.weight,
-            key=task.key,
-        )  # fmt: skip
-        return self._reduced(
-            out.vector, task.like, out.contributors, out.weight, out.digest,
-            out.sent_bytes, out.received_bytes,
-        )  # fmt: skip
-
-    def _by_relay(self, task: _Task) -> Reduced:
-        plan, packet = task.plan, task.codec.encode(task.vector, key=task.key)
-        exchange = RelayExchange(
-            self._link, plan, packet, weight=task.weight,
-            deadline=RealClock().monotonic() + plan.timeout_s,
-            reducer_lost=lambda: self._is_lost(plan, REDUCER),
-        )  # fmt: skip
-        mean = exchange.run()
-        out = make_codec(mean.packet.codec).decode(mean.packet)
-        digest = result_digest(mean.packet.data, mean.contributors)
-        return self._reduced(
-            out, task.like, mean.contributors, mean.weight, digest,
-            mean.sent_bytes, mean.received_bytes,
-        )  # fmt: skip
-
-    def _reduced(
-        self,
-        vector: Tensor,
-        like: Sequence[Tensor],
-        contributors: tuple[str, ...],
-        weight: float,
-        digest: str,
-        sent_bytes: int,
-        received_bytes: int,
-    ) -> Reduced:
-        self.sent_bytes += sent_bytes
-        self.received_bytes += received_bytes
+        out = self._routes.exchange(errand)
+        self.sent_bytes += out.sent_bytes
+        self.received_bytes += out.received_bytes
         return Reduced(
-            tensors=unflatten(vector, like), contributors=contributors, weight=weight,
-            sent_bytes=sent_bytes, received_bytes=received_bytes, digest=digest,
+            tensors=unflatten(out.vector, like), contributors=out.contributors, weight=out.weight,
+            sent_bytes=out.sent_bytes, received_bytes=out.received_bytes, digest=out.digest,
         )  # fmt: skip
 
-    def commit(self, reduced: Reduced | None, *, ok: bool = True, reason: str = "") -> Verdict:
+    def commit(
+        self,
+        reduced: Reduced | None,
+        *,
+        ok: bool = True,
+        reason: str = "",
+        lease: Lease | None = None,
+        resting: Resting = nullcontext,
+    ) -> Verdict:
         """Vote and wait for the verdict; see :meth:`Group.commit`."""
         plan = self._plan
         if plan is None:
@@ -235,10 +261,12 @@ class HubGroup:
             round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
             digest=reduced.digest if reduced is not None else "",
             contributors=list(reduced.contributors) if reduced is not None else [],
+            lease=lease,
         )  # fmt: skip
         committed = counted = False
         try:
-            verdict = self._ask(vote, Verdict)
+            with resting():
+                verdict = self._talk.ask(vote, Verdict)
             committed = verdict.committed and ok and verdict.digest == vote.digest
             counted = committed and self.me in verdict.contributors
         finally:
@@ -261,21 +289,26 @@ class HubGroup:
         codec, self._codec = self._codec, None
         if codec is not None:
             codec.settle(committed=counted)
-        if not committed and self._direct is not None:
-            self._direct.drop()
+        if not committed:
+            self._routes.drop()
             self._asked_with = None
+        self._decided.set()
 
     # -------------------------------------------------------------------- members
 
     def _look_around(self) -> list[str]:
         """Return the members that can be dialled; asks only when others are present than before."""
-        if self._direct is None:
+        if not self._routes.dial:
             return []
         if self._asked_with != self.members:
-            peers = self._ask(Roster(), RosterReply).peers
+            peers = self._talk.ask(Roster(), RosterReply).peers
             self._reachable = probe({p.member: p.dial for p in peers if p.member != self.me})
             self._asked_with = self.members
         return self._reachable
+
+    def _needed(self, plan: RoundPlan) -> Sequence[str]:
+        """Return the members without whom this member's reduce cannot end."""
+        return plan.members if plan.route == "direct" else ()
 
     def _is_lost(self, plan: RoundPlan, member: str) -> bool:
         with self._lock:
@@ -288,27 +321,14 @@ class HubGroup:
         with self._lock:
             self._lost.add((notice.epoch, notice.member))
             work, plan = self._work, self._plan
-        if plan is None or plan.epoch != notice.epoch or plan.route != "direct":
+        if plan is None or work is None or plan.epoch != notice.epoch:
             return
-        if work is not None and notice.member in plan.members:
+        if notice.member in self._needed(plan):
             work.fail(PeerLost("the hub lost a member", given=notice.member))
-
-    def _ask(self, body: Message, kind: type[M], *, timeout_s: float | None = None) -> M:
-        """Return the hub's answer of the kind that belongs to the request."""
-        reply = self._link.request(
-            body, timeout_s=self._patience_s if timeout_s is None else timeout_s
-        )
-        if not isinstance(reply, kind):
-            raise WireError(
-                "the hub gave an answer of another kind",
-                given=type(reply).__name__, expected=kind.__name__,
-            )  # fmt: skip
-        return reply
 
     def close(self) -> None:
         """Drop connections to other members; the link stays its owner's.
 
         After a lost peer a process should end with `os._exit`: Gloo's threads cannot be joined.
         """
-        if self._direct is not None:
-            self._direct.close()
+        self._routes.close()

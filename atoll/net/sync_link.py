@@ -33,6 +33,7 @@ class SyncLink:
         self._link = link
         self._loop = loop
         self._clock = RealClock()
+        self._closing = False
         self._mailroom = Mailroom(
             clock=self._clock,
             hold=link.hold_reading,
@@ -89,6 +90,15 @@ class SyncLink:
             self._link.request(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
         )
 
+    def request_later(
+        self, body: Message, *, timeout_s: float
+    ) -> concurrent.futures.Future[Message]:
+        """Ask in the background; the future has the answer, or the error. See :meth:`request`.
+
+        Cancelling the future withdraws the request: it is not sent again after a reconnect.
+        """
+        return self._loop.submit(self._link.request(body, timeout_s=timeout_s))
+
     def notify(self, body: Message) -> None:
         """Send a notice, best effort; returns at once.
 
@@ -128,6 +138,7 @@ class SyncLink:
         sources: Collection[str] | None = None,
         notices: Collection[type[Message]] = (),
         reconnects: bool = False,
+        prefix: bytes = b"",
     ) -> Inbox:
         """Return an inbox for what arrives from now on; subscribe before you ask for it.
 
@@ -137,8 +148,11 @@ class SyncLink:
             sources: Sessions whose payloads are wanted; None: all, empty: none.
             notices: Types of notices that are wanted too.
             reconnects: Whether a `Reconnected` is put in after each break.
+            prefix: First bytes of the payloads that are wanted; empty: all.
         """
-        return self._mailroom.subscribe(sources=sources, notices=notices, reconnects=reconnects)
+        return self._mailroom.subscribe(
+            sources=sources, notices=notices, reconnects=reconnects, prefix=prefix
+        )
 
     def on_notice(self, handler: Callable[[Message], None]) -> None:
         """Call `handler` with every notice, on the loop's thread; it must not block."""
@@ -168,7 +182,8 @@ class SyncLink:
         Raises:
             AtollError: the last words were not accepted, or not answered in time.
         """
-        if not self._loop.running:
+        closing, self._closing = self._closing, True
+        if closing or not self._loop.running:
             return
         try:
             self._loop.run(

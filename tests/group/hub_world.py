@@ -58,9 +58,18 @@ class CappedGroup(HubGroup):
     cap_s = 60.0
 
     def join(
-        self, round_: int, *, base: str, tokens: int = 0, deadline: float | None = None
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        deadline: float | None = None,
     ) -> RoundPlan:
-        plan = super().join(round_, base=base, tokens=tokens, deadline=deadline)
+        plan = super().join(
+            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, deadline=deadline
+        )
         self._plan = plan = msgspec.structs.replace(plan, timeout_s=min(plan.timeout_s, self.cap_s))
         return plan
 

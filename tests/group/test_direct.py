@@ -30,9 +30,18 @@ class DirectMember(MemoryGroup):
     world: DirectWorld
 
     def join(
-        self, round_: int, *, base: str, tokens: int = 0, deadline: float | None = None
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        deadline: float | None = None,
     ) -> RoundPlan:
-        plan = super().join(round_, base=base, tokens=tokens, deadline=deadline)
+        plan = super().join(
+            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, deadline=deadline
+        )
         return msgspec.structs.replace(plan, route="direct") if len(plan.members) > 1 else plan
 
     def reduce(

@@ -1,0 +1,169 @@
+"""One member of a group in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from torch import Tensor
+
+from atoll.clock import RealClock
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import GroupError, GroupLeft, LeftBehind
+from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
+from atoll.group.memory_table import Attempt, MemoryTable, Vote
+from atoll.reducer.mean import Share, result_digest
+from atoll.wire.messages import Lease, Registered, RoundPlan, Sources, Verdict
+
+FINISH_SHARE = 0.6
+"""Share of the time to leave in which a round that is under way may still end."""
+
+
+class MemoryGroup:
+    """One member's view of a :class:`MemoryGroups`; see :class:`atoll.group.group.Group`."""
+
+    def __init__(self, table: MemoryTable, me: str, committed_round: int = 0) -> None:
+        """Belong to `table` as `me`."""
+        self.me = me
+        self.members: tuple[str, ...] = ()
+        self.epoch = 0
+        self.committed_round = committed_round
+        self.stopping = False
+        self.leaving = False
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._table = table
+        self._attempt: Attempt | None = None
+        self._codec: Codec | None = None
+
+    def register(self, *, state: Sequence[str] = ()) -> Registered:
+        """Tell where the own state is served, and learn where the group stands."""
+        registered = self._table.register(self.me, state)
+        self.committed_round, self.stopping = registered.committed_round, registered.stopping
+        return registered
+
+    def recover(self, failed: Sequence[str] = ()) -> Sources:
+        """Return who has the committed state; see :meth:`Group.recover`."""
+        sources = self._table.recover(self.me, failed)
+        self.committed_round = sources.round
+        return sources
+
+    def standing(
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
+    ) -> None:
+        """Tell that this member holds the committed state; see :meth:`Group.standing`."""
+        self._table.stand(self.me, round_)
+
+    def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
+        """Leave for good; see :meth:`Group.leave`."""
+        self.leaving = True
+        self._table.open_attempt(self.me, FINISH_SHARE * timeout_s)
+        self._table.leave(self.me, reason)
+
+    def join(
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        deadline: float | None = None,
+    ) -> RoundPlan:
+        """Wait for all living members; see :meth:`Group.join`."""
+        if self.leaving:
+            raise GroupLeft("this member has left the group", given=self.me)
+        timeout_s = None
+        if deadline is not None:
+            timeout_s = max(0.0, deadline - RealClock().monotonic())
+        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s)
+        plan = attempt.plan
+        self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
+        return plan
+
+    def reduce(
+        self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
+    ) -> Work[Reduced]:
+        """Begin the mean; see :meth:`Group.reduce`."""
+        attempt = self._joined()
+        shapes = [x.detach() for x in xs]
+        if attempt.plan.route == "alone":
+            from_me = flatten(xs)
+            return Work.start(
+                lambda: self._alone(attempt, from_me, shapes, weight), name=f"reduce-{self.me}"
+            )
+        self._codec = codec
+        packet = codec.encode(flatten(xs), key=key)
+        share = Share(self.me, packet, weight)
+        return Work.start(lambda: self._exchange(attempt, share, shapes), name=f"reduce-{self.me}")
+
+    def _alone(
+        self, attempt: Attempt, vector: Tensor, like: Sequence[Tensor], weight: float
+    ) -> Reduced:
+        share = Share(self.me, make_codec("fp32").encode(vector, key="alone"), weight or 1.0)
+        self._table.contribute(attempt, share)
+        return Reduced(
+            tensors=unflatten(vector, like), contributors=(self.me,), weight=weight,
+            sent_bytes=0, received_bytes=0, digest="alone",
+        )  # fmt: skip
+
+    def _exchange(self, attempt: Attempt, share: Share, like: Sequence[Tensor]) -> Reduced:
+        mean = self._table.contribute(attempt, share)
+        vector = make_codec(mean.packet.codec).decode(mean.packet)
+        sent, received = len(share.packet.data), len(mean.packet.data)
+        self.sent_bytes += sent
+        self.received_bytes += received
+        return Reduced(
+            tensors=unflatten(vector, like), contributors=mean.contributors, weight=mean.weight,
+            sent_bytes=sent, received_bytes=received,
+            digest=result_digest(mean.packet.data, mean.contributors),
+        )  # fmt: skip
+
+    def commit(
+        self,
+        reduced: Reduced | None,
+        *,
+        ok: bool = True,
+        reason: str = "",
+        lease: Lease | None = None,
+        resting: Resting = nullcontext,
+    ) -> Verdict:
+        """Vote and return the verdict; see :meth:`Group.commit`."""
+        attempt = self._joined()
+        ok = ok and reduced is not None
+        digest = reduced.digest if reduced is not None else ""
+        committed = counted = False
+        try:
+            with resting():
+                vote = Vote(ok, digest, reason or "no result", lease)
+                verdict = self._table.vote(attempt, self.me, vote)
+            committed = verdict.committed and ok and verdict.digest == digest
+            counted = committed and self.me in verdict.contributors
+        finally:
+            codec, self._codec = self._codec, None
+            if codec is not None:
+                codec.settle(committed=counted)
+        if verdict.committed and not committed:
+            raise LeftBehind(
+                "the group committed a result that this member does not have",
+                given=digest or "no result", expected=verdict.digest,
+            )  # fmt: skip
+        if committed:
+            self.committed_round = verdict.round + 1
+        return verdict
+
+    def close(self) -> None:
+        """Go away: the others wait for this member no more."""
+        self._table.leave(self.me, "it has closed its group")
+
+    def _joined(self) -> Attempt:
+        if self._attempt is None:
+            raise GroupError("reduce and commit come after join", given="no plan")
+        return self._attempt

@@ -1,0 +1,435 @@
+"""What the members of one process meet at: the rules of a round, on a lock instead of a hub.
+
+They are those of the hub's own state machine: one open plan at a time; live members are awaited,
+recovering ones for a bounded time, gone ones not at all; one verdict per attempt, reached by those
+that are left; whoever missed a committed round is refused until it has recovered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atoll.clock import RealClock
+from atoll.codec.table import make_codec
+from atoll.errors import (
+    AtollError,
+    DeadlineExceeded,
+    EpochChanged,
+    GroupError,
+    GroupLeft,
+    LeftBehind,
+    PeerLost,
+)
+from atoll.group.memory_leases import Leases
+from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
+from atoll.wire.messages import Lease, Registered, RoundPlan, Source, Sources, Verdict
+
+Standing = Literal["live", "recovering", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What one member says of an attempt."""
+
+    ok: bool
+    digest: str
+    reason: str
+    lease: Lease | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One epoch: its plan and what came in."""
+
+    plan: RoundPlan
+    left: set[str] = field(default_factory=set)
+    """Members of the plan that are not waited for any more."""
+    shares: dict[str, Share] = field(default_factory=dict)
+    refused: dict[str, AtollError] = field(default_factory=dict)
+    mean: Mean | None = None
+    error: AtollError | None = None
+    votes: dict[str, Vote] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+
+class MemoryTable:
+    """Members, plans and verdicts. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        timeout_s: float,
+        start_round: int,
+        min_members: int,
+        grace_s: float | None,
+        hold_s: float,
+    ) -> None:
+        """Expect the members `names`, in this order; see :class:`MemoryGroups`."""
+        self.timeout_s = timeout_s
+        self.checkpoint_round = -1
+        """What is left when nobody stands on the committed state; -1: nothing."""
+        self.paces: dict[str, float] = {}
+        """What verdicts say of members' pace; a test may set it."""
+        self._min_members, self._grace_s, self._hold_s = min_members, grace_s, hold_s
+        self._changed = threading.Condition()
+        self._clock = RealClock()
+        self._order = list(names)
+        self._standing: dict[str, Standing] = dict.fromkeys(names, "live")
+        self._stands = set(names)
+        """Who holds the committed state."""
+        self._state: dict[str, list[str]] = {}
+        self._ended: dict[str, AtollError] = {}
+        self._doomed: dict[str, str] = {}
+        self._joins: dict[str, tuple[int, str]] = {}
+        self._joined_at: dict[str, float] = {}
+        self._refused: dict[str, AtollError] = {}
+        self._attempts: dict[int, Attempt] = {}
+        self._leases = Leases(len(self._order))
+        self._epoch = 0
+        self._start = self._committed = start_round
+        self._stopping = False
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether rounds wait because fewer members are there than must be."""
+        with self._changed:
+            return self._paused
+
+    # ------------------------------------------------------------------------ membership
+
+    def register(self, member: str, state: Sequence[str]) -> Registered:
+        """Note where a member serves its state, and tell it where the group stands."""
+        with self._changed:
+            self._state[member] = list(state)
+            return Registered(
+                slot=self._order.index(member), num_slots=len(self._order),
+                committed_round=self._committed, stopping=self._stopping,
+                recover=self._committed > self._start and member not in self._stands,
+            )  # fmt: skip
+
+    def recover(self, member: str, failed: Sequence[str]) -> Sources:
+        """Return who has the committed state; rounds wait a bounded time for the asker."""
+        with self._changed:
+            self._enter(member, "recover")
+            self._withdraw(member, "recovering")
+            self._stands.discard(member)
+            peers = [
+                name for name in self._order
+                if name in self._stands and self._standing[name] == "live"
+            ]  # fmt: skip
+            others = [name for name in peers if name not in failed] or peers
+            if not peers:
+                self._committed = max(0, self.checkpoint_round)
+            self._settle()
+            return Sources(
+                round=self._committed,
+                peers=[Source(name, self._state.get(name, [])) for name in others],
+                checkpoint_round=self.checkpoint_round,
+                pace=self.paces.get(member, 1.0),
+                lease=self._leases.for_newcomer(member, self._present()),
+            )
+
+    def stand(self, member: str, round_: int) -> None:
+        """A member has taken over the state after `round_` rounds."""
+        with self._changed:
+            self._enter(member, "standing")
+            self._standing[member] = "live"
+            if round_ == self._committed:
+                self._stands.add(member)
+            self._changed.notify_all()
+
+    def leave(self, member: str, reason: str) -> None:
+        """A member goes for good; its own calls raise GroupLeft from now on."""
+        with self._changed:
+            self._end(member, GroupLeft("this member has left the group", given=reason or member))
+
+    def lose(self, member: str) -> None:
+        """Wait for a member no more, as for one that is frozen; its own calls find out."""
+        with self._changed:
+            self._withdraw(member, "gone")
+            self._settle()
+
+    def open_attempt(self, member: str, timeout_s: float) -> None:
+        """Wait until no attempt with this member is open, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._attends(member), timeout_s)
+
+    def _enter(self, member: str, phase: str) -> None:
+        """Kill the member here if that was asked for; the condition is held."""
+        if self._doomed.get(member) == phase:
+            self._kill(member)
+        if member in self._ended:
+            raise self._ended[member]
+
+    def _kill(self, member: str) -> None:
+        self._end(member, PeerLost("this member was killed", given=member))
+
+    def _end(self, member: str, error: AtollError) -> None:
+        self._ended.setdefault(member, error)
+        self._doomed.pop(member, None)
+        self._stands.discard(member)
+        self._withdraw(member, "gone")
+        self._settle()
+
+    def _withdraw(self, member: str, standing: Standing) -> None:
+        """Take back a member's join and its place in the open plan."""
+        self._standing[member] = standing
+        self._forget_join(member)
+        attempt = self._attempts.get(self._epoch)
+        if attempt is not None and member in attempt.plan.members:
+            attempt.left.add(member)
+
+    def _present(self) -> list[str]:
+        return [name for name in self._order if self._standing.get(name, "gone") != "gone"]
+
+    def _attends(self, member: str) -> bool:
+        """Return whether a member is in the open plan and still counts."""
+        attempt = self._attempts.get(self._epoch)
+        return (
+            attempt is not None
+            and attempt.verdict is None
+            and member in attempt.plan.members
+            and member not in attempt.left
+        )
+
+    def _settle(self) -> None:
+        """Do everything that follows from a change."""
+        for attempt in self._attempts.values():
+            self._compute_if_complete(attempt)
+            self._decide_if_voted(attempt)
+        self._form()
+        self._changed.notify_all()
+
+    def _wait(self, member: str, ready: Callable[[], bool], what: str) -> None:
+        """Wait with the condition held until `ready`, or until the member has ended."""
+        wanted = self._changed.wait_for(lambda: ready() or member in self._ended, self.timeout_s)
+        if member in self._ended and not ready():
+            raise self._ended[member]
+        if not wanted:
+            raise DeadlineExceeded(f"{what} took too long", given=f"{self.timeout_s:.1f} s")
+
+    # ----------------------------------------------------------------------------- plans
+
+    def join(self, member: str, round_: int, base: str, timeout_s: float | None) -> Attempt:
+        """Return the attempt that a member is in; without a time-out while the group is paused."""
+        with self._changed:
+            self._enter(member, "join")
+            self._check_round(round_)
+            self._standing[member] = "live"
+            if self._attends(member):
+                return self._attempts[self._epoch]
+            self._refused.pop(member, None)
+            self._joins[member] = round_, base
+            self._stands.add(member)
+            self._joined_at.setdefault(member, self._clock.monotonic())
+            try:
+                return self._planned(member, timeout_s)
+            finally:
+                self._forget_join(member)
+
+    def _check_round(self, round_: int) -> None:
+        if round_ < self._committed:
+            raise self._behind(round_)
+        if round_ > self._committed:
+            raise GroupError(
+                "this is not the next round",
+                given=f"round {round_}", expected=f"committed round {self._committed}",
+            )  # fmt: skip
+
+    def _planned(self, member: str, timeout_s: float | None) -> Attempt:
+        """Wait for a plan with this member, forming it when its time has come."""
+        began = self._clock.monotonic()
+        while True:
+            self._form()
+            if self._attends(member):
+                return self._attempts[self._epoch]
+            if member in self._refused:
+                raise self._refused.pop(member)
+            if member in self._ended:
+                raise self._ended[member]
+            waited_s = self._clock.monotonic() - began
+            limit_s = self.timeout_s if timeout_s is None else timeout_s
+            if waited_s >= limit_s and not (self._paused and timeout_s is None):
+                raise DeadlineExceeded("joining the round took too long", given=f"{limit_s:.1f} s")
+            self._changed.wait(max(0.01, min(limit_s - waited_s, self._next_s())))
+
+    def _next_s(self) -> float:
+        """Return the seconds until somebody is awaited no longer."""
+        if not self._joined_at:
+            return self.timeout_s
+        first, now = min(self._joined_at.values()), self._clock.monotonic()
+        ends = [first + hold for hold in (self._grace_s, self._hold_s) if hold is not None]
+        return min((end - now for end in ends if end > now), default=self.timeout_s)
+
+    def _form(self) -> None:
+        """Make a plan if none is open and nobody is awaited any more."""
+        attempt = self._attempts.get(self._epoch)
+        if (attempt is not None and attempt.verdict is None) or not self._joins:
+            return
+        self._refuse_late()
+        if not self._joins:
+            return
+        waited_s = self._clock.monotonic() - min(self._joined_at.values())
+        live = [m for m, standing in self._standing.items() if standing == "live"]
+        lagging = [m for m in live if m not in self._joins]
+        self._paused = len(live) < self._min_members
+        if self._paused:
+            return
+        if lagging and (self._grace_s is None or waited_s < self._grace_s):
+            return
+        if "recovering" in self._standing.values() and waited_s < self._hold_s:
+            return
+        for member in lagging:
+            self._standing[member] = "gone"
+        self._refuse_different()
+        self._paused = len(self._joins) < self._min_members
+        if not self._paused:
+            self._plan()
+
+    def _refuse_late(self) -> None:
+        """Refuse who waits for a round that was committed meanwhile."""
+        for member, (round_, _) in list(self._joins.items()):
+            if round_ != self._committed:
+                self._refuse(member, self._behind(round_))
+
+    def _refuse_different(self) -> None:
+        """Refuse who stands on another state than most; in a tie the first member is right."""
+        bases = {name: self._joins[name][1] for name in self._order if name in self._joins}
+        counts = Counter(bases.values())
+        right = max(bases.values(), key=counts.__getitem__)
+        for member, base in bases.items():
+            if base != right:
+                error = LeftBehind("this member stands on another state", given=base)
+                self._refuse(member, error)
+
+    def _refuse(self, member: str, error: AtollError) -> None:
+        self._refused[member] = error
+        self._standing[member] = "gone"
+        self._stands.discard(member)
+        self._forget_join(member)
+        self._changed.notify_all()
+
+    def _forget_join(self, member: str) -> None:
+        self._joins.pop(member, None)
+        self._joined_at.pop(member, None)
+
+    def _plan(self) -> None:
+        members = [name for name in self._order if name in self._joins]
+        self._epoch += 1
+        plan = RoundPlan(
+            job="memory", round=self._committed, epoch=self._epoch, members=members,
+            route="alone" if len(members) == 1 else "relay", timeout_s=self.timeout_s,
+            stopping=self._stopping,
+        )  # fmt: skip
+        self._attempts[self._epoch] = Attempt(plan)
+        self._attempts.pop(self._epoch - 8, None)
+        self._joins.clear()
+        self._joined_at.clear()
+        self._changed.notify_all()
+
+    # -------------------------------------------------------------------- contributions
+
+    def contribute(self, attempt: Attempt, share: Share) -> Mean:
+        """Hand in a contribution and return the mean when all that are left are in."""
+        member = share.member
+        with self._changed:
+            self._enter(member, "send")
+            attempt.shares.setdefault(member, share)
+            self._compute_if_complete(attempt)
+            self._enter(member, "sent")
+            self._wait(
+                member, lambda: attempt.mean is not None or attempt.error is not None,
+                "the reduce",
+            )  # fmt: skip
+            if attempt.error is not None:
+                raise attempt.error
+            if member in attempt.refused:
+                raise attempt.refused[member]
+            if attempt.mean is None:
+                raise GroupError("the reduce ended without a result")
+            return attempt.mean
+
+    def _compute_if_complete(self, attempt: Attempt) -> None:
+        if attempt.mean is not None or attempt.error is not None or not attempt.shares:
+            return
+        members = attempt.plan.members
+        if any(name not in attempt.shares and name not in attempt.left for name in members):
+            return
+        shares = [attempt.shares[name] for name in members if name in attempt.shares]
+        attempt.refused = odd_ones(shares)
+        shares = [share for share in shares if share.member not in attempt.refused]
+        try:
+            attempt.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+        except AtollError as error:
+            attempt.error = error
+        self._changed.notify_all()
+
+    # -------------------------------------------------------------------------- verdicts
+
+    def vote(self, attempt: Attempt, member: str, vote: Vote) -> Verdict:
+        """Hand in a vote and return the verdict of all."""
+        with self._changed:
+            self._enter(member, "commit")
+            if attempt.verdict is None:
+                if attempt.plan.epoch != self._epoch:
+                    raise EpochChanged("this attempt is not open", given=attempt.plan.epoch)
+                attempt.left.discard(member)
+                self._standing[member] = "live"
+                attempt.votes.setdefault(member, vote)
+                self._settle()
+            try:
+                self._wait(member, lambda: attempt.verdict is not None, "the vote")
+            except DeadlineExceeded:
+                silent = set(attempt.plan.members) - attempt.votes.keys()
+                for name in silent - attempt.left:
+                    self._standing[name] = "gone"
+                attempt.left |= silent
+                self._settle()
+            if attempt.verdict is None:
+                raise EpochChanged("this attempt has no verdict", given=attempt.plan.epoch)
+            return attempt.verdict
+
+    def _decide_if_voted(self, attempt: Attempt) -> None:
+        awaited = [name for name in attempt.plan.members if name not in attempt.left]
+        if attempt.verdict is None and all(name in attempt.votes for name in awaited):
+            votes = {name: attempt.votes[name] for name in awaited}
+            self._decide(attempt, votes)
+
+    def _decide(self, attempt: Attempt, votes: dict[str, Vote]) -> None:
+        plan, mean = attempt.plan, attempt.mean
+        against = [f"{name}: {vote.reason}" for name, vote in votes.items() if not vote.ok]
+        digests = {vote.digest for vote in votes.values()}
+        reason = "; ".join(against)
+        if not votes:
+            reason = "every member was lost before it voted"
+        elif not reason and len(digests) > 1:
+            reason = "members hold different results"
+        if reason:
+            attempt.verdict = Verdict(plan.round, plan.epoch, committed=False, reason=reason)
+            return
+        self._committed = plan.round + 1
+        self._stands = {name for name in votes if self._standing[name] == "live"}
+        contributors = list(mean.contributors) if mean is not None else []
+        moved = {
+            name: vote.lease
+            for name, vote in attempt.votes.items()
+            if name in contributors and vote.lease is not None
+        }
+        leases = self._leases.commit(moved, self._present())
+        pace = {name: pace for name, pace in self.paces.items() if self._standing[name] != "gone"}
+        attempt.verdict = Verdict(
+            plan.round, plan.epoch, committed=True, digest=digests.pop(),
+            contributors=contributors, leases=leases, pace=pace,
+        )  # fmt: skip
+
+    def _behind(self, round_: int) -> LeftBehind:
+        return LeftBehind(
+            "the group went on without this member",
+            given=f"round {round_}", expected=f"committed round {self._committed}",
+        )  # fmt: skip

@@ -1,0 +1,114 @@
+"""One member's ways to meet the others: directly, or through the hub and the reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.clock import RealClock
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import GroupError, WireError
+from atoll.group.direct import DirectRoute, Exchanged
+from atoll.group.relay import REDUCER, RelayExchange
+from atoll.net.sync_link import SyncLink
+from atoll.reducer.mean import result_digest
+from atoll.wire.messages import RoundPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What one reduce has to do."""
+
+    plan: RoundPlan
+    vector: Tensor
+    """Own values, float32, shape (n,)."""
+    codec: Codec
+    weight: float
+    key: str
+    serial: int
+    """What :meth:`Routes.begin` returned for it."""
+
+
+class Routes:
+    """Moves the tensors of one member on whatever route a plan names."""
+
+    def __init__(
+        self,
+        link: SyncLink,
+        *,
+        job: str,
+        me: str,
+        address: str,
+        is_lost: Callable[[RoundPlan, str], bool],
+    ) -> None:
+        """Be ready for the relay, and for direct meetings at `address` if it is not empty.
+
+        Args:
+            link: The member's session with the hub.
+            job: Names the keys in the store.
+            me: Own member id.
+            address: Own numeric address, as other members dial it; empty: relay only.
+            is_lost: Whether the hub said that it lost a member (or the reducer) of a plan.
+        """
+        self._link, self._is_lost = link, is_lost
+        self._direct = DirectRoute(address=address, job=job, me=me) if address else None
+
+    @property
+    def dial(self) -> list[str]:
+        """Where other members can reach this one; empty: nowhere."""
+        return [self._direct.dial] if self._direct is not None else []
+
+    def begin(self) -> int:
+        """Return the number of a new exchange; one that is still under way is given up."""
+        return self._direct.begin() if self._direct is not None else 0
+
+    def exchange(self, errand: Errand) -> Exchanged:
+        """Return the mean over the plan's members; blocks until it is there.
+
+        Raises:
+            PeerLost: a member or the reducer was lost.
+            EpochChanged: the reducer does not know this epoch.
+            DeadlineExceeded: it took longer than the plan allows.
+            GroupError: nothing was left to average, or this member does not fit the others.
+        """
+        route = errand.plan.route
+        if route == "direct":
+            return self._by_dialling(errand)
+        if route == "relay":
+            return self._by_relay(errand)
+        raise WireError("unknown route", given=route, expected="alone, direct or relay")
+
+    def _by_dialling(self, errand: Errand) -> Exchanged:
+        if self._direct is None:
+            raise GroupError("this member cannot be dialled", given="route relay", expected="auto")
+        return self._direct.exchange(
+            errand.plan, errand.vector, serial=errand.serial, codec=errand.codec,
+            weight=errand.weight, key=errand.key,
+        )  # fmt: skip
+
+    def _by_relay(self, errand: Errand) -> Exchanged:
+        plan, packet = errand.plan, errand.codec.encode(errand.vector, key=errand.key)
+        exchange = RelayExchange(
+            self._link, plan, packet, weight=errand.weight,
+            deadline=RealClock().monotonic() + plan.timeout_s,
+            reducer_lost=lambda: self._is_lost(plan, REDUCER),
+        )  # fmt: skip
+        mean = exchange.run()
+        return Exchanged(
+            make_codec(mean.packet.codec).decode(mean.packet), mean.contributors, mean.weight,
+            result_digest(mean.packet.data, mean.contributors),
+            mean.sent_bytes, mean.received_bytes,
+        )  # fmt: skip
+
+    def drop(self) -> None:
+        """Give up what is under way; the next direct meeting connects anew."""
+        if self._direct is not None:
+            self._direct.drop()
+
+    def close(self) -> None:
+        """Drop connections to other members. A process that lost a peer ends with `os._exit`."""
+        if self._direct is not None:
+            self._direct.close()

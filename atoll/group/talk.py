@@ -1,0 +1,83 @@
+"""A member's questions to the hub, which another thread can end at any time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError, Future
+from typing import TypeVar
+
+from atoll.clock import RealClock
+from atoll.errors import AtollError, DeadlineExceeded, HubError, WireError
+from atoll.net.sync_link import SLACK_S, SyncLink
+from atoll.wire.messages import Message
+
+M = TypeVar("M", bound=Message)
+
+
+class Talk:
+    """Asks on behalf of one member. All methods may be called from any thread."""
+
+    def __init__(self, link: SyncLink, *, patience_s: float) -> None:
+        """Ask over `link`; without a connection a question is given up after `patience_s`."""
+        self._link, self._patience_s = link, patience_s
+        self._lock = threading.Lock()
+        self._open: dict[Future[Message], type[Message]] = {}
+        self._ended: dict[type[Message], AtollError] = {}
+
+    def ask(self, body: Message, kind: type[M], *, deadline: float | None = None) -> M:
+        """Return the hub's answer of the kind that belongs to the request.
+
+        As long as the hub is connected there is no end to the wait, unless a monotonic `deadline`
+        is given: the answer may depend on members who are still to come.
+
+        Raises:
+            DeadlineExceeded: the hub was away for too long, or the deadline has passed.
+            AtollError: what the hub answered, or what the question was ended with.
+        """
+        while True:
+            timeout_s = self._patience_s
+            if deadline is not None:
+                timeout_s = max(0.0, deadline - RealClock().monotonic())
+            try:
+                reply = self._once(body, timeout_s)
+            except DeadlineExceeded:
+                if deadline is None and self._link.connected:
+                    continue
+                raise
+            if not isinstance(reply, kind):
+                raise WireError(
+                    "the hub gave an answer of another kind",
+                    given=type(reply).__name__, expected=kind.__name__,
+                )  # fmt: skip
+            return reply
+
+    def end(self, error: AtollError, *kinds: type[Message]) -> None:
+        """Let questions of these kinds raise `error`: those under way at once, and all later ones.
+
+        What was sent of them is not sent again.
+        """
+        with self._lock:
+            self._ended.update(dict.fromkeys(kinds, error))
+            withdrawn = [future for future, kind in self._open.items() if kind in kinds]
+        for future in withdrawn:
+            future.cancel()
+
+    def _once(self, body: Message, timeout_s: float) -> Message:
+        kind = type(body)
+        with self._lock:
+            if kind in self._ended:
+                raise self._ended[kind]
+            future = self._link.request_later(body, timeout_s=timeout_s)
+            self._open[future] = kind
+        try:
+            return future.result(timeout_s + SLACK_S)
+        except CancelledError:
+            with self._lock:
+                error = self._ended.get(kind)
+            raise error or HubError("this link to the hub was closed during a question") from None
+        except TimeoutError:
+            raise DeadlineExceeded("the hub did not answer", given=f"{timeout_s:.1f} s") from None
+        finally:
+            future.cancel()
+            with self._lock:
+                self._open.pop(future, None)
