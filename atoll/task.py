@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +28,43 @@ class Scheduler(Protocol):
         ...
 
 
+class Stretch(Protocol):
+    """The data that a member trains on, as far as rounds have to know of it."""
+
+    def place(self) -> tuple[int, dict[str, int]] | None:
+        """Return the slot and where it stands; None while what it gives out is not its own."""
+        ...
+
+    def move(self, slot: int, cursor: Mapping[str, int]) -> None:
+        """Go on with a slot from a place; empty: from its beginning."""
+        ...
+
+
+@dataclass(slots=True)
+class Period:
+    """What one member does between two rounds.
+
+    A slow machine does fewer optimizer steps than the schedule counts, so that all arrive together:
+    after `done` of its `planned` steps the schedule stands at `start + done * length / planned`.
+    """
+
+    start: int = 0
+    """Step of the schedule at which the period began."""
+    length: int = 0
+    """Steps of the schedule until the round; 0: nobody knows, every step counts as one."""
+    planned: int = 0
+    """Optimizer steps of this member until the round."""
+    done: int = 0
+    """Of them done."""
+
+    @property
+    def step(self) -> int:
+        """Where the schedule stands now."""
+        if not self.length:
+            return self.start + self.done
+        return self.start + self.done * self.length // self.planned
+
+
 @dataclass(slots=True)
 class Task:
     """One member's training, as strategies see and change it."""
@@ -37,14 +75,51 @@ class Task:
     member: str = "w0"
     """Own name, for messages."""
     step: int = 0
-    """Optimizer steps done."""
+    """Where the schedule stands: optimizer steps of a machine that does all of them."""
     tokens: int = 0
     """Tokens trained by this member."""
     round: int = 0
     """Rounds committed: the next one to join."""
     gate: Gate = field(default_factory=Gate, repr=False)
     """Closed while the state moves; others read it through `gate.still`."""
+    last: int = 0
+    """Step of the schedule at which the run ends; 0: unknown."""
+    paced: bool = False
+    """Whether this member may do fewer steps per round than the schedule counts."""
+    pace: float = 1.0
+    """Which share of a period's steps it does, by its measured speed."""
+    period: Period = field(default_factory=Period)
+    stretch: Stretch | None = field(default=None, repr=False)
+    """The data, where somebody deals it out anew from round to round."""
+    leases: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+    """Where each slot of the data stood at the last round."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
+
+    def begin_period(self, due: int, *, together: bool = False) -> None:
+        """Plan the steps until the round that is due at step `due` of the schedule.
+
+        Args:
+            due: Where the schedule stands then.
+            together: Every member does the very same steps: the pace does not count.
+        """
+        end = min(due, self.last) if self.last > self.step else due
+        length = max(1, end - self.step)
+        pace = 1.0 if together else self.pace
+        self.period = Period(self.step, length, max(1, round(length * pace)))
+
+    def free_period(self) -> None:
+        """Count every step as one from here: rounds do not come after a number of steps."""
+        self.period = Period(self.step)
+
+    def advance(self) -> None:
+        """An optimizer step was done: move the schedule on."""
+        if self.step != self.period.step:  # it was set: training goes on from a saved state
+            self.free_period()
+        self.period.done += 1
+        before, self.step = self.step, self.period.step
+        if self.scheduler is not None:
+            for _ in range(self.step - before):
+                self.scheduler.step()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters in registration order, a shared one once.

@@ -39,10 +39,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Members and the reducer must do the very same sum, so group borrows its pure arithmetic.
     "group": {*LEAVES, "config", "wire", "net", "codec", "reducer"},
     "reducer": {*LEAVES, "config", "wire", "net", "codec"},
-    "strategies": {*LEAVES, "config", "task", "codec", "group"},
+    "strategies": {*LEAVES, "config", "wire", "task", "codec", "group"},
     "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
-    "train": {*LEAVES, *TRAINING, "config", "wire"},
+    "train": {*LEAVES, *TRAINING, "config", "wire", "net"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "train"},
     "node": EVERYTHING_BELOW_NODE,
     "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "lab"},

@@ -56,7 +56,7 @@ class OuterSGD:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the velocity, if there is one already."""
-        return {} if self.velocity is None else {"velocity": self.velocity.clone()}
+        return {} if self.velocity is None else {"velocity": self.velocity}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned."""

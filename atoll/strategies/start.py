@@ -9,9 +9,9 @@ from torch import Tensor
 
 from atoll.codec.table import make_codec
 from atoll.errors import GroupError
-from atoll.group.agree import Agreed, agree
-from atoll.group.group import Group
+from atoll.group.agree import Agreed
 from atoll.strategies.delta import Flat, digest
+from atoll.strategies.meeting import Meeting
 from atoll.task import Task
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,9 @@ DIGEST_ELEMENTS = 32
 """Numbers that a comparison of digests sends: 16 bytes, and their squares."""
 
 
-def same_start(task: Task, flat: Flat, group: Group, *, base: str) -> tuple[Tensor, list[Agreed]]:
+def same_start(
+    task: Task, flat: Flat, meeting: Meeting, *, base: str
+) -> tuple[Tensor, list[Agreed]]:
     """Make every member's tensors those of the first member; return them as one vector.
 
     First the members average the bytes of their digests, and the squares of these: the variance
@@ -31,7 +33,7 @@ def same_start(task: Task, flat: Flat, group: Group, *, base: str) -> tuple[Tens
     Args:
         task: Its round is advanced.
         flat: What has to be equal.
-        group: The members.
+        meeting: Holds the rounds.
         base: What all stand on already: their last common digest, or a fixed word.
     """
     codec = make_codec("fp32")
@@ -39,10 +41,9 @@ def same_start(task: Task, flat: Flat, group: Group, *, base: str) -> tuple[Tens
     rounds: list[Agreed] = []
     while True:
         mark = torch.tensor(list(bytes.fromhex(digest(vector))), dtype=torch.float32)
-        compared = agree(
-            group, [mark, mark.square()], codec=codec, weight=1.0, base=base, round_=task.round,
-            key="start", tokens=task.tokens,
-        )  # fmt: skip
+        compared = meeting.hold(
+            task, [mark, mark.square()], codec=codec, weight=1.0, base=base, key="start"
+        )
         rounds.append(compared)
         task.round += 1
         mean, squares = compared.reduced.tensors
@@ -51,10 +52,10 @@ def same_start(task: Task, flat: Flat, group: Group, *, base: str) -> tuple[Tens
         leader = compared.reduced.contributors[0]
         log.info("members start from different parameters: all take those of %s", leader)
         try:
-            copied = agree(
-                group, [vector], codec=codec, weight=float(group.me == leader), base=base,
-                round_=task.round, key="start", tokens=task.tokens, attempts=3,
-            )  # fmt: skip
+            weight = float(meeting.group.me == leader)
+            copied = meeting.hold(
+                task, [vector], codec=codec, weight=weight, base=base, key="start"
+            )
         except GroupError as error:
             if "weight" not in str(error):
                 raise

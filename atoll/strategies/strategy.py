@@ -37,6 +37,18 @@ class SyncResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """The state that all members share between two rounds, for who comes late."""
+
+    step: int
+    """Where the schedule stood after the round."""
+    base: str
+    """Its digest, as members tell it when they join."""
+    tensors: list[Tensor] | None = None
+    """Parameters, then floating-point buffers, in the task's order; None: the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What one member sends and receives in a run: encoded values, without frame headers."""
 
@@ -99,6 +111,17 @@ class Outer(Protocol):
 
     def digest(self, task: Task) -> str:
         """Return the digest of the parameters that this member carries."""
+        ...
+
+    def committed(self, task: Task) -> Committed:
+        """Return what the last round left on every member; tensors are not copied.
+
+        Only while the state rests (`task.gate`): it stays as it is until the next round is applied.
+        """
+        ...
+
+    def rejoin(self, task: Task) -> None:
+        """Count from here: the task was just set to a committed state."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:

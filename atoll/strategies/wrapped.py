@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, GroupLeft, LeftBehind
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.task import Task
 
@@ -30,12 +30,16 @@ class OuterOptimizer(Optimizer):
         task: Task,
         outer: Outer,
         after_step: Callable[[SyncResult | None], None],
+        recover: Callable[[LeftBehind], None] | None = None,
     ) -> None:
-        """Wrap `inner`, whose task and strategy are set up already."""
+        """Wrap `inner`, whose task and strategy are set up already.
+
+        `recover` takes the committed state over when the group went on without this member.
+        """
         self._ready = False
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.task, self.outer = inner, task, outer
-        self._after_step = after_step
+        self._after_step, self._recover = after_step, recover
         self._adopt()
         self._ready = True
 
@@ -55,10 +59,21 @@ class OuterOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.outer.gradients(self.task)
-        self.inner.step()
-        self.task.step += 1
-        self._after_step(self.outer.sync(self.task))
+        sync: SyncResult | None = None
+        try:
+            with self.task.gate.moving():
+                self.outer.gradients(self.task)
+                self.inner.step()
+                self.task.advance()
+                sync = self.outer.sync(self.task)
+        except LeftBehind as error:
+            if self._recover is None:
+                raise
+            self._recover(error)
+        except GroupLeft:
+            # Asked to leave: the loop sees it in `run.stopping` and ends when it likes.
+            sync = None
+        self._after_step(sync)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -35,18 +35,22 @@ class Local:
         value = loss.item()
         self._refuse_unless_finite(task, value, 0.0)
         task.tokens += tokens
-        outer.gradients(task)
+        with task.gate.moving():
+            outer.gradients(task)
+            length = self._update(task, value)
+            return StepResult(value, length, tokens, outer.sync(task))
+
+    def _update(self, task: Task, loss: float) -> float:
+        """Clip and step; return the norm of the gradient before."""
         gradients = [p.grad for p in task.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         length = norm.item()
-        self._refuse_unless_finite(task, value, length)
+        self._refuse_unless_finite(task, loss, length)
         if self._clip:
             nn.utils.clip_grads_with_norm_(task.parameters(), self._clip, norm)
         task.optimizer.step()
-        if task.scheduler is not None:
-            task.scheduler.step()
-        task.step += 1
-        return StepResult(value, length, tokens, outer.sync(task))
+        task.advance()
+        return length
 
     @staticmethod
     def _refuse_unless_finite(task: Task, loss: float, norm: float) -> None:

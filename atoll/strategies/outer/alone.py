@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atoll.clock import RealClock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError
-from atoll.group.agree import agree
 from atoll.group.group import Group
 from atoll.strategies.delta import Flat, digest
+from atoll.strategies.meeting import Meeting
 from atoll.strategies.outer.periodic import outcome
-from atoll.strategies.strategy import Outer, SyncResult, Traffic
+from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
 from atoll.strategies.volume import times, volume
 from atoll.task import Task
 
@@ -58,9 +59,14 @@ class AloneOuter:
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Remember the group."""
-        self._group = group
+        self._meeting = Meeting(group, RealClock())
         self._state = Flat([*task.parameters(), *task.buffers()])
         self._held = task.step
+        task.free_period()
+
+    def rejoin(self, task: Task) -> None:
+        """Go on with the own model; only the number of meetings held is the others'."""
+        self._meeting.restart()
 
     def begin(self, task: Task) -> SyncResult | None:
         """Do nothing: everybody starts from where it likes."""
@@ -79,16 +85,20 @@ class AloneOuter:
 
     def _meet(self, task: Task) -> SyncResult:
         number = task.round
-        agreed = agree(
-            self._group, [torch.zeros(1)], codec=self._exact, weight=1.0, base=BASE,
-            round_=number, key="alone", tokens=task.tokens,
-        )  # fmt: skip
+        agreed = self._meeting.hold(
+            task, [torch.zeros(1)], codec=self._exact, weight=1.0, base=BASE, key="alone"
+        )
         task.round, self._held = number + 1, task.step
+        task.free_period()
         return outcome(agreed, number, agreed.seconds, digest="", delta_norm=0.0)
 
     def digest(self, task: Task) -> str:
         """Return the digest of the parameters and buffers as they are."""
         return digest(self._state.read())
+
+    def committed(self, task: Task) -> Committed:
+        """Return the own model: there is no common one."""
+        return Committed(task.step, BASE)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return when members met last."""

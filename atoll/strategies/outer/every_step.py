@@ -23,12 +23,12 @@ from torch import Tensor
 from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
 from atoll.errors import LossNotFinite
-from atoll.group.agree import agree
 from atoll.group.group import Group
 from atoll.strategies.delta import Flat, digest, is_finite
+from atoll.strategies.meeting import Meeting
 from atoll.strategies.outer.periodic import Weigher, outcome, residuals, start_volume
 from atoll.strategies.start import same_start
-from atoll.strategies.strategy import Outer, SyncResult, Traffic
+from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
 from atoll.task import Task
 
@@ -65,17 +65,23 @@ class EveryStepOuter:
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for gradients of the task's parameters."""
-        self._group, self._codec = group, codec
+        self._meeting, self._codec = Meeting(group, self._clock), codec
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat([*self._parameters, *self._buffers])
         self._scratch = self._state.new()
+        self.rejoin(task)
+
+    def rejoin(self, task: Task) -> None:
+        """Count from here; see :meth:`Outer.rejoin`."""
         self._weigher.reset(task)
+        self._meeting.restart()
+        task.free_period()
 
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = same_start(task, self._state, self._group, base=self._base)
+        vector, rounds = same_start(task, self._state, self._meeting, base=self._base)
         self._base = digest(vector)
         return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
 
@@ -95,10 +101,14 @@ class EveryStepOuter:
                 remedy="lower the learning rate, or clip the gradients",
             )
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = agree(
-            self._group, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
-            round_=number, key="gradient", tokens=task.tokens,
-        )  # fmt: skip
+        task.period.done += 1  # the step whose gradients these are
+        try:
+            agreed = self._meeting.hold(
+                task, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
+                key="gradient",
+            )  # fmt: skip
+        finally:
+            task.free_period()
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
         combined.write(mean)
@@ -131,6 +141,10 @@ class EveryStepOuter:
     def digest(self, task: Task) -> str:
         """Return the digest of the parameters and buffers as they are."""
         return digest(self._state.read(self._scratch))
+
+    def committed(self, task: Task) -> Committed:
+        """Return the parameters as they are: members only ever hold agreed ones."""
+        return Committed(task.step, self._base)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what the next round stands on, the counters and the codec's residuals."""

@@ -21,11 +21,12 @@ from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.agree import Agreed, agree
+from atoll.group.agree import Agreed
 from atoll.group.group import Group
 from atoll.strategies.delta import Flat, digest, is_finite, pseudo_gradient
+from atoll.strategies.meeting import Meeting
 from atoll.strategies.start import DIGEST_ELEMENTS, same_start
-from atoll.strategies.strategy import SyncResult, Traffic
+from atoll.strategies.strategy import Committed, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
 from atoll.task import Task
 
@@ -104,17 +105,31 @@ class PeriodicOuter(ABC):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
-        self._group, self._codec = group, codec
+        self._meeting, self._codec = Meeting(group, self._clock), codec
         self._flat = Flat([*task.parameters(), *task.buffers()])
         self._num_parameters = task.num_parameters
         self._start = self._flat.read()
         self._scratch = self._flat.new()
         self._weigher.reset(task)
+        self._plan(task)
+
+    def rejoin(self, task: Task) -> None:
+        """Put the common state into the model and count from here; see :meth:`Outer.rejoin`."""
+        self._flat.write(self._start)
+        self._weigher.reset(task)
+        self._meeting.restart()
+        self._plan(task)
+
+    def _plan(self, task: Task) -> None:
+        """Begin the period until the next round."""
         self._next = self.next_due(task.step)
+        task.begin_period(self._next, together=self._next <= self.shared_steps)
 
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
-        return self._same_start(task)
+        result = self._same_start(task)
+        self._plan(task)
+        return result
 
     def gradients(self, task: Task) -> None:  # noqa: B027, a subclass may, but need not
         """Do nothing: gradients stay local."""
@@ -125,7 +140,7 @@ class PeriodicOuter(ABC):
             return None
         shared = task.step == self.shared_steps
         result = self._same_start(task) if shared else self._round(task)
-        self._next = self.next_due(task.step)
+        self._plan(task)
         return result
 
     def finish(self, task: Task) -> SyncResult | None:
@@ -147,9 +162,9 @@ class PeriodicOuter(ABC):
                 remedy="lower the learning rate, or clip the gradients",
             )
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = agree(
-            self._group, [delta], codec=self._codec, weight=self._weigher.weight(task),
-            base=self._base, round_=number, key=KEY, tokens=task.tokens,
+        agreed = self._meeting.hold(
+            task, [delta], codec=self._codec, weight=self._weigher.weight(task),
+            base=self._base, key=KEY,
         )  # fmt: skip
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
@@ -176,7 +191,7 @@ class PeriodicOuter(ABC):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        self._start, rounds = same_start(task, self._flat, self._group, base=self._base)
+        self._start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
         self._settle(task)
         seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in rounds[0].seconds}
         return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)
@@ -185,13 +200,17 @@ class PeriodicOuter(ABC):
         self._base = digest(self._start)
         self._weigher.reset(task)
 
+    def committed(self, task: Task) -> Committed:
+        """Return the common state; see :meth:`Outer.committed`."""
+        return Committed(task.period.start, self._base, self._flat.views(self._start))
+
     # ------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the common state, the counters and the codec's residuals."""
         own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
         return {
-            "shared.start": self._start.clone(),
+            "shared.start": self._start,
             "own.counters": self._weigher.state(),
             **own,
         }

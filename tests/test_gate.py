@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from atoll.errors import DeadlineExceeded
+from atoll.gate import Gate
+
+WAIT_S = 10.0
+
+
+def test_a_reader_sees_no_state_that_moves() -> None:
+    gate, state, torn = Gate(), [0, 0], []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            with gate.still(timeout_s=WAIT_S):
+                torn.append(state[0] != state[1])
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(2_000):
+        with gate.moving():
+            state[0] += 1
+            state[1] += 1
+    stop.set()
+    for reader in readers:
+        reader.join(WAIT_S)
+    assert torn
+    assert not any(torn)
+
+
+def test_a_loop_without_pauses_cannot_keep_a_reader_out() -> None:
+    gate, entered, done = Gate(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with gate.still(timeout_s=WAIT_S):
+            entered.set()
+        done.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(1_000_000):
+        with gate.moving():
+            pass
+        if done.is_set():
+            break
+    reader.join(WAIT_S)
+    assert entered.is_set()
+
+
+def test_a_pause_in_a_move_lets_readers_in_and_keeps_the_move_out() -> None:
+    gate, order = Gate(), []
+    inside, leave = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with gate.still(timeout_s=WAIT_S):
+            inside.set()
+            assert leave.wait(WAIT_S)
+            order.append("read")
+
+    with gate.moving():
+        reader = threading.Thread(target=read)
+        with gate.resting():
+            reader.start()
+            assert inside.wait(WAIT_S)
+            leave.set()
+        order.append("moved")
+    reader.join(WAIT_S)
+    assert order == ["read", "moved"]
+
+
+def test_a_move_that_does_not_end_is_not_waited_for_longer_than_asked() -> None:
+    gate, errors = Gate(), []
+
+    def read() -> None:
+        try:
+            with gate.still(timeout_s=0.05):
+                pass
+        except DeadlineExceeded as error:
+            errors.append(error)
+
+    with gate.moving():
+        reader = threading.Thread(target=read)
+        reader.start()
+        reader.join(WAIT_S)
+    assert len(errors) == 1
+
+
+def test_resting_outside_of_a_move_changes_nothing() -> None:
+    gate = Gate()
+    with gate.resting(), gate.still(timeout_s=WAIT_S):
+        pass
+    with gate.moving(), pytest.raises(ZeroDivisionError), gate.resting():
+        raise ZeroDivisionError
+    with gate.still(timeout_s=WAIT_S):
+        pass
