@@ -56,6 +56,7 @@ class Inbox:
         sources: Collection[str] | None,
         notices: Collection[type[Message]],
         reconnects: bool,
+        prefix: bytes = b"",
         most: int | None = None,
     ) -> None:
         """Make an inbox that keeps at most the newest `most` arrivals; None: all."""
@@ -65,6 +66,7 @@ class Inbox:
         self._arrivals: deque[Arrival] = deque()
         self._closed = False
         self.sources = sources
+        self.prefix = prefix
         self.notices = tuple(notices)
         self.reconnects = reconnects
 
@@ -117,9 +119,10 @@ class Inbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def wants(self, source: str) -> bool:
-        """Return whether payloads of this source belong here."""
-        return self.sources is None or source in self.sources
+    def wants(self, source: str, payload: memoryview) -> bool:
+        """Return whether a payload of this source belongs here."""
+        known = self.sources is None or source in self.sources
+        return known and (not self.prefix or payload[: len(self.prefix)] == self.prefix)
 
     def put(self, arrival: Arrival) -> None:
         """Store an arrival; the mailroom calls it with its lock held."""
@@ -140,7 +143,7 @@ class Inbox:
         while self._arrivals:
             arrival = self._pop()
             if isinstance(arrival, Relayed):
-                wanted = other.wants(arrival.source)
+                wanted = other.wants(arrival.source, arrival.payload)
             elif isinstance(arrival, Reconnected):
                 wanted = other.reconnects
             else:
@@ -202,13 +205,14 @@ class Mailroom:
         sources: Collection[str] | None = None,
         notices: Collection[type[Message]] = (),
         reconnects: bool = False,
+        prefix: bytes = b"",
     ) -> Inbox:
         """Return a new inbox; see `SyncLink.subscribe`.
 
         The first one also gets what came before it, so that nothing is lost between connecting
         and subscribing.
         """
-        inbox = Inbox(self, sources=sources, notices=notices, reconnects=reconnects)
+        inbox = Inbox(self, sources=sources, notices=notices, reconnects=reconnects, prefix=prefix)
         with self.lock:
             if self._early is not None:
                 self._early.hand_over(inbox)
@@ -227,7 +231,7 @@ class Mailroom:
     def deliver(self, source: str, payload: memoryview) -> None:
         """Put a payload into every inbox that wants its source."""
         with self.lock:
-            wanted = [inbox for inbox in self._inboxes if inbox.wants(source)]
+            wanted = [inbox for inbox in self._inboxes if inbox.wants(source, payload)]
             for inbox in wanted:
                 inbox.put(Relayed(source, payload))
             full = self.unread_bytes > self._limit_bytes
