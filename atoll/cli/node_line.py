@@ -50,6 +50,8 @@ class NodeLine:
     def show(self, status: Status) -> None:
         """Show the state of the agent."""
         doing = ", ".join(status.running) if status.running else "idle, waiting for a job"
+        if status.draining:
+            doing = f"takes no work: {status.draining}; {', '.join(status.running) or 'idle'}"
         state = doing if status.connected else f"hub unreachable, trying again; {doing}"
         if self._spinner is not None:
             traffic = (

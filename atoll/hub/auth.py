@@ -5,7 +5,9 @@ lets nobody in. The two secrets that the hub prints at every start (the operator
 ticket without end) are also in a file that only its owner can read.
 
 A *ticket* becomes a *node token* when a machine joins. A *job token* belongs to the processes of
-one job and opens nothing but that job. The *operator token* opens everything.
+one job and opens nothing but that job. Each launch of a member gets one of its own; when a newer
+launch of the same member gets one, the older opens nothing any more, so a process that was frozen
+for an hour cannot push aside the one that took its place. The *operator token* opens everything.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ CREATE TABLE IF NOT EXISTS auth_tickets (
 CREATE TABLE IF NOT EXISTS auth_tokens (
     hash TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS auth_launches (
+    hash TEXT PRIMARY KEY, member TEXT NOT NULL, attempt INTEGER NOT NULL
+);
 """
 
 MAX_FAILURES = 10
@@ -54,6 +59,10 @@ class Identity:
     role: Role
     name: str
     """Node id, job id, or `operator`."""
+    member: str = ""
+    """The member that a job token was made for; empty: any process of the job."""
+    attempt: int = 0
+    """Which launch of that member."""
 
 
 class Secrets(msgspec.Struct, frozen=True):
@@ -112,10 +121,21 @@ class Auth:
         self._limit = FailureLimit(clock)
         rows = database.read_now(
             lambda connection: connection.execute(
-                "SELECT hash, role, name FROM auth_tokens"
+                "SELECT hash, role, name, coalesce(member, ''), coalesce(attempt, 0)"
+                " FROM auth_tokens LEFT JOIN auth_launches USING (hash)"
             ).fetchall()
         )
-        self._tokens = {hash_: Identity(role, name) for hash_, role, name in rows}
+        self._tokens: dict[str, Identity] = {}
+        self._newest: dict[tuple[str, str], int] = {}
+        """Newest launch of each member, by job and member."""
+        for hash_, *fields in rows:
+            self._know(hash_, Identity(*fields))
+
+    def _know(self, digest: str, identity: Identity) -> None:
+        self._tokens[digest] = identity
+        if identity.attempt:
+            key = (identity.name, identity.member)
+            self._newest[key] = max(identity.attempt, self._newest.get(key, 0))
 
     async def open_secrets(self, folder: Path) -> Secrets:
         """Return the operator's token and the ticket without end, made at the first start."""
@@ -186,13 +206,25 @@ class Auth:
         self._tokens[_digest(token)] = Identity("node", node)
         return node, token
 
-    async def issue_job_token(self, job: str) -> str:
-        """Return a fresh token for the processes of a job; earlier ones stay valid."""
+    async def issue_job_token(self, job: str, *, member: str = "", attempt: int = 0) -> str:
+        """Return a fresh token for the processes of a job.
+
+        Args:
+            job: Which job.
+            member: For whom it is; empty: any process of the job. Earlier ones stay valid then.
+            attempt: Which launch of the member it is for; tokens of earlier launches end.
+        """
         token, now = new_token(), self._clock.wall()
-        await self._database.write(
-            lambda connection: _insert_token(connection, token, "job", job, now)
-        )
-        self._tokens[_digest(token)] = Identity("job", job)
+
+        def write(connection: sqlite3.Connection) -> None:
+            _insert_token(connection, token, "job", job, now)
+            if member:
+                connection.execute(
+                    "INSERT INTO auth_launches VALUES (?, ?, ?)", (_digest(token), member, attempt)
+                )
+
+        await self._database.write(write)
+        self._know(_digest(token), Identity("job", job, member, attempt))
         return token
 
     async def revoke_job(self, job: str) -> None:
@@ -204,13 +236,23 @@ class Auth:
         await self._revoke(Identity("node", node))
 
     async def _revoke(self, identity: Identity) -> None:
-        self._tokens = {hash_: other for hash_, other in self._tokens.items() if other != identity}
-        await self._database.write(
-            lambda connection: connection.execute(
-                "DELETE FROM auth_tokens WHERE role = ? AND name = ?",
-                (identity.role, identity.name),
+        whose = (identity.role, identity.name)
+        self._tokens = {
+            hash_: other for hash_, other in self._tokens.items()
+            if (other.role, other.name) != whose
+        }  # fmt: skip
+        if identity.role == "job":
+            self._newest = {k: v for k, v in self._newest.items() if k[0] != identity.name}
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM auth_launches WHERE hash IN"
+                " (SELECT hash FROM auth_tokens WHERE role = ? AND name = ?)",
+                whose,
             )
-        )
+            connection.execute("DELETE FROM auth_tokens WHERE role = ? AND name = ?", whose)
+
+        await self._database.write(write)
 
     def authenticate(self, token: str, *, source: str = "") -> Identity:
         """Return whom a token belongs to.
@@ -224,6 +266,7 @@ class Auth:
         identity = self._tokens.get(digest)
         if identity is not None:
             # The dictionary found it by its hash, of which an attacker cannot choose a prefix.
+            self._check_newest(identity)
             return identity
         if token:  # who comes without one is not guessing
             self._limit.check(source)
@@ -233,6 +276,17 @@ class Auth:
             expected="the token that `atoll hub` printed, or that this node got when it joined",
             remedy="join again with a fresh ticket, or log in with the operator token",
         )
+
+    def _check_newest(self, identity: Identity) -> None:
+        """Refuse a process of a member whose place a newer one has taken."""
+        newest = self._newest.get((identity.name, identity.member), 0)
+        if identity.attempt < newest:
+            raise AuthError(
+                "a newer process of this member has taken its place",
+                given=f"launch {identity.attempt} of {identity.name}/{identity.member}",
+                expected=f"launch {newest}",
+                remedy="this process has to end; the newer one goes on",
+            )
 
     def is_limited(self, source: str) -> bool:
         """Return whether an address has to wait because it failed too often."""
@@ -245,7 +299,7 @@ class Auth:
         if identity.role == "node":
             return session == identity.name
         job, _, member = session.partition("/")
-        return bool(member) and job == identity.name
+        return job == identity.name and bool(member) and identity.member in ("", member)
 
 
 def may_use_queue(identity: Identity, queue: str) -> bool:

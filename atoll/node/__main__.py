@@ -12,6 +12,7 @@ from atoll import config
 from atoll.errors import AtollError
 from atoll.net.ticket import parse_ticket
 from atoll.node.identity import Identity
+from atoll.node.preempt import Notices, check_url
 from atoll.node.serve import NodeOptions, run_node
 
 
@@ -23,6 +24,10 @@ def main() -> int:
     parser.add_argument("--name", default="", help="start of the node's id")
     parser.add_argument("--slots", type=int, default=1, help="workers at once")
     parser.add_argument("--no-measure", action="store_true", help="skip the matmul trial")
+    parser.add_argument(
+        "--preempt-file", type=Path, default=None, help="leave work while this file exists"
+    )
+    parser.add_argument("--preempt-url", default="", help="leave work while this answers 200")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
@@ -34,6 +39,7 @@ def main() -> int:
                 name=arguments.name,
                 slots=arguments.slots,
                 measure=not arguments.no_measure,
+                notices=Notices(arguments.preempt_file, check_url(arguments.preempt_url)),
             ),
             on_ready=_tell,
         )

@@ -1,26 +1,39 @@
 """The agent of a machine: takes commands from its queue, runs processes, tells how they end.
 
-Commands come at least once: the lease of a command runs out when the agent dies before it acked,
-and the hub hands it out again. A repeated `Launch` of the same attempt is therefore acked and
-otherwise ignored.
+Commands come at least once: the lease of a command runs out when the machine sleeps or the agent
+dies before it acked, and the hub hands the command out again. Every launch has a token of its own,
+so one that comes again is recognised by it, acked, and otherwise ignored.
+
+At most one process of a member runs here: an older one is killed before the next is started, also
+one that is stopped (SIGSTOP) and so would not hear that it is to end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubError, HubUnreachable
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    ConfigError,
+    DeadlineExceeded,
+    HubUnreachable,
+    WireError,
+)
 from atoll.net.link import Link
-from atoll.net.outbox import Outbox
+from atoll.net.retry import backoff
 from atoll.node import launch
 from atoll.node.launch import Exit, JobProcess
+from atoll.node.shipping import Key, LineShipping
+from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import (
+    Drain,
     Launch,
-    LogLines,
     Message,
     ProcessState,
     QueueAck,
@@ -37,14 +50,20 @@ LEASE_S = 30.0
 WAIT_S = 20.0
 """How long one ask for commands stays open at the hub."""
 
-REPORT_TIMEOUT_S = 600.0
-"""How long a report is tried again while the hub is away."""
+ANSWER_TIMEOUT_S = 60.0
+"""How long one report waits for its answer before it is made anew."""
 
-WAITING_LINES = 20_000
-"""Lines of one process that wait while the hub is away; all of them are in its file anyway."""
+LEAVE_GRACE_S = 5.0
+"""What workers get to finish or abandon their round when the machine goes away."""
 
-LEAVE_GRACE_S = 1.5
-"""What workers get to end when the agent itself is asked to leave."""
+LAST_REPORTS_S = 1.0
+"""What the last reports get when the agent ends."""
+
+KNOWN_LAUNCHES = 8
+"""Launches per member that are recognised when they come again."""
+
+_REFUSALS = (AuthError, ConfigError, WireError)
+"""Answers to a report that sending it again cannot change."""
 
 
 class Agent:
@@ -63,15 +82,31 @@ class Agent:
         self._queue = f"node/{node}"
         self._root = home / "jobs"
         self._hub = hub
-        self._running: dict[tuple[str, str], JobProcess] = {}
-        self._attempts: dict[tuple[str, str], int] = {}
-        self._lines: dict[tuple[str, str], Outbox[str]] = {}
+        self._running: dict[Key, JobProcess] = {}
+        self._processes: set[JobProcess] = set()
+        """All that have not ended, also those whose place a newer one has taken."""
+        self._launched: dict[Key, deque[str]] = {}
+        self._lines = LineShipping(link)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._draining: dict[str, str] = {}
+        """Who wants this machine drained, and why; nobody: it takes work."""
+        link.on_notice(self._noticed)
+        link.on_reconnect(self._reconnected)
 
     @property
     def running(self) -> list[str]:
         """The processes that run now, as ``job/member``."""
         return [f"{job}/{member}" for job, member in self._running]
+
+    @property
+    def children(self) -> set[int]:
+        """Process ids of every process that has not been seen to end."""
+        return {process.pid for process in self._processes}
+
+    @property
+    def draining(self) -> str:
+        """Why this machine takes no work now; empty: it does."""
+        return next(iter(self._draining.values()), "")
 
     async def serve(self) -> None:
         """Take commands until cancelled.
@@ -87,20 +122,70 @@ class Agent:
                 raise
             except (DeadlineExceeded, HubUnreachable):
                 continue  # the link reconnects by itself
-            except HubError as error:
+            except AtollError as error:
                 log.warning("the hub refused: %s", error)
-                await asyncio.sleep(1.0)  # e.g. a lease that another claim took over
+                await asyncio.sleep(1.0)  # e.g. a lease that ended, or the hub's disk is full
 
-    async def leave(self, *, grace_s: float = LEAVE_GRACE_S) -> None:
+    # --------------------------------------------------------------------------- going away
+
+    async def drain(self, reason: str, *, source: str) -> None:
+        """Take no more work, and have every process leave its round and end within 5 s.
+
+        Args:
+            reason: For people.
+            source: Who asks; the machine takes work again when nobody asks any more.
+        """
+        news = self._draining.get(source) != reason
+        self._draining[source] = reason
+        if news:
+            log.info("takes no more work: %s", reason)
+            self._spawn(self._tell(Drain(draining=True, reason=reason)))
+        await self._end_all(LEAVE_GRACE_S)
+
+    async def undrain(self, *, source: str) -> None:
+        """Take work again, unless somebody else still wants the machine drained."""
+        if self._draining.pop(source, None) is not None and not self._draining:
+            log.info("takes work again")
+            await self._tell(Drain(draining=False))
+
+    async def leave(self, *, reason: str = "the node leaves", grace_s: float | None = None) -> None:
         """End every process, tell the hub what can be told in that time, stop all tasks."""
-        await asyncio.gather(*(p.stop(grace_s=grace_s) for p in self._running.values()))
+        self._draining.setdefault("leave", reason)
+        if self._link.connected:
+            self._spawn(self._tell(Drain(draining=True, reason=reason)))
+        await self._end_all(LEAVE_GRACE_S if grace_s is None else grace_s)
         pending = [task for task in self._tasks if not task.done()]
         if pending and self._link.connected:
-            await asyncio.wait(pending, timeout=1.0)
+            await asyncio.wait(pending, timeout=LAST_REPORTS_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(lines.close(timeout_s=0.5) for lines in self._lines.values()))
+        await self._lines.close(timeout_s=0.5)
+
+    def kill_all(self) -> None:
+        """Kill every process now, e.g. because a person has asked twice."""
+        for process in self._processes:
+            process.kill()
+
+    async def _end_all(self, grace_s: float) -> None:
+        processes = list(self._running.values())
+        await asyncio.gather(*(p.stop(grace_s=grace_s, leaving=True) for p in processes))
+
+    def _noticed(self, body: Message) -> None:
+        """Hear from the hub that a person wants this machine drained, or not any more."""
+        if not isinstance(body, Drain):
+            return
+        if body.draining:
+            reason = body.reason or "a person asked for it"
+            self._spawn(self.drain(reason, source="person"))
+        else:
+            self._spawn(self.undrain(source="person"))
+
+    def _reconnected(self) -> None:
+        if self._draining:  # the hub may be another process now
+            self._spawn(self._tell(Drain(draining=True, reason=self.draining)))
+
+    # ----------------------------------------------------------------------------- commands
 
     async def _claim(self) -> list[QueueItem]:
         ask = QueueClaim(self._queue, lease_s=LEASE_S, limit=1, wait_s=WAIT_S)
@@ -123,76 +208,92 @@ class Agent:
 
     async def _launch(self, command: Launch) -> None:
         key = (command.job, command.member)
-        if self._attempts.get(key, 0) >= command.attempt:
+        launched = self._launched.setdefault(key, deque(maxlen=KNOWN_LAUNCHES))
+        if command.token in launched:
             return  # said before
-        self._attempts[key] = command.attempt
+        launched.append(command.token)
+        if self._draining:
+            log.info("%s %s is not started: %s", *key, self.draining)
+            self._report(command, "exited", exit_code=EXIT_LEFT)
+            return
         old = self._running.get(key)
         if old is not None:
-            await old.stop(grace_s=LEAVE_GRACE_S)
+            await old.replace()
         try:
             process = launch.start(
-                command, root=self._root, hub=self._hub, on_line=self._outbox(key).add
+                command, root=self._root, hub=self._hub, on_line=self._lines.open(key)
             )
         except AtollError as error:
             log.error("%s %s was not started: %s", *key, error)
-            self._spawn(
-                self._tell(
-                    ProcessState(
-                        command.job, command.member, "exited", exit_code=1, error=error.to_dict()
-                    )
-                )
-            )
+            self._spawn(self._lines.end(key, timeout_s=0.0))
+            self._report(command, "exited", exit_code=1, error=error.to_dict())
             return
         log.info("%s %s runs as process %d", *key, process.pid)
         self._running[key] = process
+        self._processes.add(process)
         self._spawn(self._supervise(process))
 
     def _stop(self, command: Stop) -> None:
         process = self._running.get((command.job, command.member))
-        if process is not None:
-            self._spawn(process.stop(grace_s=command.grace_s))
+        if process is None:
+            return
+        if command.attempt and command.attempt != process.command.attempt:
+            return  # it was meant for an older process, and comes late
+        self._spawn(process.stop(grace_s=command.grace_s))
+
+    # ------------------------------------------------------------------------------ reports
 
     async def _supervise(self, process: JobProcess) -> None:
         """Tell the hub that it is there, wait for its end, ship its last lines, tell how it ended.
 
-        It counts as running when it registers, which it says itself.
+        It counts as running when it registers, which it says itself. The end of a process whose
+        place a newer one has taken is nobody's business.
         """
-        job, member = process.key
-        started = asyncio.create_task(self._tell(ProcessState(job, member, "starting")))
+        key, command = process.key, process.command
+        job, member = key
+        started = self._report(command, "starting")
         ended: Exit = await process.wait()
-        await started
-        if self._running.get(process.key) is process:
-            del self._running[process.key]
+        self._processes.discard(process)
+        if self._running.get(key) is process:
+            del self._running[key]
         log.info("%s %s ended with %d", job, member, ended.code)
-        await self._outbox(process.key).flush(timeout_s=5.0)
-        error = ended.error.to_dict() if ended.error is not None else None
-        tail = ended.tail if error is not None else []
-        await self._tell(
-            ProcessState(job, member, "exited", exit_code=ended.code, error=error, tail=tail)
-        )
+        await self._lines.flush(key, timeout_s=5.0)
+        await asyncio.wait([started])
+        if not process.replaced:
+            error = ended.error.to_dict() if ended.error is not None else None
+            tail = ended.tail if error is not None else []
+            code = EXIT_LEFT if process.leaving and ended.code else ended.code
+            await asyncio.wait(
+                [self._report(command, "exited", exit_code=code, error=error, tail=tail)]
+            )
+        await self._lines.end(key, timeout_s=5.0)
+
+    def _report(self, command: Launch, state: str, **more: Any) -> asyncio.Task[None]:
+        """Tell the hub how a process fares, in a task of its own."""
+        job, member, attempt = command.job, command.member, command.attempt
+        return self._spawn(self._tell(ProcessState(job, member, state, attempt=attempt, **more)))
 
     async def _tell(self, body: Message) -> None:
-        try:
-            await self._link.request(body, timeout_s=REPORT_TIMEOUT_S)
-        except AtollError as error:
-            log.warning("the hub was not told %s: %s", body, error)
+        """Tell the hub, however long it is away; only a refusal ends the trying."""
+        waits = backoff()
+        while self._link.failed is None:
+            try:
+                await self._link.request(body, timeout_s=ANSWER_TIMEOUT_S)
+                return
+            except DeadlineExceeded:
+                continue
+            except _REFUSALS as error:
+                log.warning("the hub was not told %s: %s", body, error)
+                return
+            except AtollError as error:
+                log.warning("the hub could not take %s: %s", body, error)
+                await asyncio.sleep(next(waits))
 
-    def _outbox(self, key: tuple[str, str]) -> Outbox[str]:
-        """Return where lines of a member go; one for all its attempts, so that numbers go on."""
-        if key not in self._lines:
-            job, member = key
-            self._lines[key] = Outbox(
-                self._link,
-                lambda seq, lines: LogLines(job, member, seq, lines),
-                capacity=WAITING_LINES,
-            )
-            self._lines[key].start()
-        return self._lines[key]
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -30,6 +30,12 @@ T = TypeVar("T")
 LAST_LINES_S = 5.0
 """How long the output of a process that has ended is still waited for."""
 
+GONE_S = 5.0
+"""How long the end of a process that was killed is waited for."""
+
+PROCESS_FILE = "process.json"
+"""Which process works in a folder, for an agent that comes after a crash."""
+
 ERROR_FILE = "error.json"
 """Where a worker leaves its error, in case the hub could not be told."""
 
@@ -65,6 +71,10 @@ class JobProcess:
         self.command = command
         self.directory = directory
         self.stopping = False
+        self.leaving = False
+        """It was asked to end because this machine goes away, not because its job ends."""
+        self.replaced = False
+        """A newer process of the same member takes its place."""
         self._popen = popen
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._oom_kills = count_oom_kills()
@@ -91,19 +101,34 @@ class JobProcess:
         await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
         return Exit(code, None if self.stopping else self._explain(code), list(self._tail))
 
-    async def stop(self, *, grace_s: float) -> None:
+    async def stop(self, *, grace_s: float, leaving: bool = False) -> None:
         """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
         self.stopping = True
+        self.leaving = self.leaving or leaving
         if self._code.done():
             return
         family = parent.tree(self.pid)
         parent.signal_tree(family[:1], number=signal.SIGTERM)
+        parent.wake(family[:1])  # a stopped process hears of it only when it runs again
         await asyncio.wait([self._code], timeout=grace_s)
         if not self._code.done():
             log.info("%s %s did not end in %.1f s: killed", *self.key, grace_s)
             family += parent.tree(self.pid)
         parent.signal_tree(family, number=parent.KILL)
         parent.kill_group(self.pid)
+
+    async def replace(self) -> None:
+        """Kill it at once, and wait until it is gone: a newer process takes its place."""
+        self.replaced = True
+        log.info("%s %s is killed: a newer process takes its place", *self.key)
+        await self.stop(grace_s=0.0)
+        await asyncio.wait([self._code], timeout=GONE_S)
+
+    def kill(self) -> None:
+        """Kill it and everything it started, without waiting."""
+        if not self._code.done():
+            self.stopping = True
+            parent.signal_tree(parent.tree(self.pid), number=parent.KILL)
 
     def _listen(self, loop: asyncio.AbstractEventLoop, on_line: LineHandler) -> None:
         stdout = cast(io.BufferedReader, self._popen.stdout)
@@ -142,6 +167,7 @@ def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> Job
     directory = root / command.job / command.member
     module = "atoll.reducer" if command.member == "reducer" else "atoll.node.worker"
     try:
+        _end_former(directory)
         environment = prepare(command, directory=directory, hub=hub)
         popen = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -153,6 +179,7 @@ def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> Job
             start_new_session=True,
             preexec_fn=parent.die_with_parent(),
         )
+        _note(directory, popen.pid)
     except OSError as error:
         raise ConfigError(
             "a process of a job cannot be started",
@@ -160,6 +187,30 @@ def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> Job
             remedy="look at the disk and the limits of this machine",
         ) from error
     return JobProcess(command, directory=directory, popen=popen, on_line=on_line)
+
+
+def _note(directory: Path, pid: int) -> None:
+    """Write down which process works in a folder; a folder that is full loses the note only."""
+    started = parent.started_at(pid)
+    if started is not None:
+        with contextlib.suppress(OSError):
+            text = json.dumps({"pid": pid, "started": started})
+            (directory / PROCESS_FILE).write_text(text, encoding="utf-8")
+
+
+def _end_former(directory: Path) -> None:
+    """Kill the process that an agent which crashed may have left in a folder, stopped or not."""
+    try:
+        former = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
+        pid, started = int(former["pid"]), float(former["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if parent.started_at(pid) != started:
+        return  # gone; another process may have its number by now
+    log.warning("process %d still works in %s: killed", pid, directory)
+    family = parent.tree(pid)
+    parent.signal_tree(family, number=parent.KILL)
+    parent.await_end(family, timeout_s=GONE_S)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:

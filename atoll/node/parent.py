@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import psutil
 
@@ -68,6 +69,38 @@ def signal_tree(processes: Iterable[psutil.Process], *, number: int) -> None:
             process.send_signal(number)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+
+
+def wake(processes: Iterable[psutil.Process]) -> None:
+    """Let processes that were stopped (SIGSTOP) run again, so that they see other signals."""
+    if hasattr(signal, "SIGCONT"):
+        signal_tree(processes, number=signal.SIGCONT)
+
+
+def started_at(pid: int) -> float | None:
+    """Return when a process began, which tells it from later ones of its number; None: gone."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+def await_end(processes: Iterable[psutil.Process], *, timeout_s: float) -> None:
+    """Wait until processes have ended, whoever's children they are."""
+    psutil.wait_procs(list(processes), timeout=timeout_s)
+
+
+def reap(*, own: Collection[int]) -> None:
+    """Bury children that nobody waits for: process 1 of a container inherits all orphans.
+
+    Args:
+        own: Children that somebody waits for.
+    """
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
 
 
 def kill_group(pid: int) -> None:
