@@ -19,6 +19,9 @@ from atoll.wire.messages import Beat, Welcome, pack
 
 logger = logging.getLogger(__name__)
 
+SLEPT_S = 5.0
+"""Seconds by which the wall clock runs ahead of the monotonic one when the machine has slept."""
+
 
 class Connection:
     """One open connection of a session; `number` counts them from 1."""
@@ -110,9 +113,18 @@ class Connection:
             await self.send(beat, kind=Kind.CONTROL)
 
     async def _watch(self, gate: ReadingGate, dead_after_s: float) -> None:
-        """End the connection when nothing has come from the hub for too long."""
+        """End the connection when nothing has come from the hub for too long.
+
+        The monotonic clock stands still while a machine sleeps. The hub and the routers on the way
+        have forgotten the connection by then, so it is given up as soon as the machine wakes.
+        """
+        ahead_s = self._clock.wall() - self._clock.monotonic()
         while True:
             await asyncio.sleep(dead_after_s / 8)
+            before_s, ahead_s = ahead_s, self._clock.wall() - self._clock.monotonic()
+            if ahead_s - before_s > SLEPT_S:
+                asleep = f"the clock jumped by {ahead_s - before_s:.0f} s"
+                raise ConnectionLost("this machine has slept", given=asleep)
             silent_s = self._clock.monotonic() - self._last_heard
             if silent_s > dead_after_s and not gate.closed:
                 raise ConnectionLost("the hub is silent", given=f"nothing for {silent_s:.3g} s")

@@ -55,17 +55,19 @@ class Outbox(Generic[T]):
         batch: int = BATCH,
         thin: Callable[[list[T]], list[T]] = keep_every_second,
         retry: Callable[[], Iterator[float]] = backoff,
+        first: int = 1,
     ) -> None:
         """Make an outbox; nothing is sent before `start`.
 
         Args:
             link: A started link.
-            make_message: Makes the request from the number of the first item (from 1) and the
-                items; the hub's answer to it must be `Acked`.
+            make_message: Makes the request from the number of the first item and the items; the
+                hub's answer to it must be `Acked`.
             capacity: Items that may wait before they are thinned.
             batch: Most items of one message.
             thin: Returns fewer items than it was given.
             retry: Waits after a request that failed.
+            first: Number of the first item; above 1 it goes on where another outbox has ended.
         """
         self._link = link
         self._make_message = make_message
@@ -76,12 +78,17 @@ class Outbox(Generic[T]):
         self._lock = threading.Lock()
         self._waiting: list[T] = []
         self._flight: list[T] = []
-        self._first = 1
+        self._first = first
         """Number of the first item in flight."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the first item that the hub has not acknowledged."""
+        return self._first
 
     def start(self) -> None:
         """Begin to ship; must be called on the link's loop."""
