@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ SHARED_STATE = "shared."
 
 _TREE = "tree"
 Numbers = Mapping[str, float | int | str]
+Leases = Mapping[int, Mapping[str, int]]
+"""Slot of the data -> place where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class Restored:
     """What the caller of `save` gave along."""
     borrowed: bool = False
     """The checkpoint has no part of this member: it took over another's inner optimizer."""
+    leases: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Where every slot of the data stood when the round was committed."""
+    strategy: str = ""
+    """Name of the outer strategy that `outer` is of; empty: not noted."""
 
 
 def save(
@@ -63,6 +69,9 @@ def save(
     counters: Numbers | None = None,
     about: Mapping[str, str] | None = None,
     own_model: bool = False,
+    base: str | None = None,
+    leases: Leases | None = None,
+    strategy: str = "",
 ) -> bool:
     """Save one member's state right after a committed round; return whether all have by now.
 
@@ -78,6 +87,9 @@ def save(
         counters: Numbers of the caller that should go on after a resume.
         about: Metadata that rebuild the model (see `describe`).
         own_model: Members stand on different models on purpose: each keeps its own.
+        base: Agreed digest of the model; None: it is hashed here.
+        leases: Where every slot of the data stands.
+        strategy: Name of the outer strategy.
 
     Raises:
         StorageFull: there is no room; older checkpoints are valid.
@@ -85,7 +97,7 @@ def save(
     """
     own, common = collect(
         task, outer=outer, codec=codec, cursor=cursor, counters=counters or {},
-        about=about or {}, own_model=own_model,
+        about=about or {}, own_model=own_model, base=base, leases=leases, strategy=strategy,
     )  # fmt: skip
     parts = [common, own] if shared else [own]
     return store.put(round_, parts, step=task.step, member=task.member, members=members)
@@ -94,7 +106,9 @@ def save(
 def resume(store: Store, round_: int, task: Task) -> Restored:
     """Put a checkpoint back into a task; return what belongs to others.
 
-    A member that the checkpoint does not know takes optimizer and schedule of its first member.
+    A member that the checkpoint does not know takes optimizer and schedule of its first member. A
+    checkpoint without any member's part, as imported weights are, sets the model and nothing else
+    of the inner training.
 
     Raises:
         CheckpointMissing: there is no complete checkpoint of that round.
@@ -102,6 +116,8 @@ def resume(store: Store, round_: int, task: Task) -> Restored:
         CheckpointError: it is of another model or optimizer.
     """
     members = store.manifest(round_).members
+    if not members:
+        return restore_shared(task, store.get(round_, names={SHARED})[SHARED])
     borrowed = task.member not in members
     donor = min(members, key=slot_of) if borrowed else task.member
     parts = store.get(round_, names={SHARED, member_part(donor)})
@@ -122,20 +138,30 @@ def collect(
     counters: Numbers,
     about: Mapping[str, str],
     own_model: bool = False,
+    base: str | None = None,
+    leases: Leases | None = None,
+    strategy: str = "",
 ) -> tuple[Part, Part]:
     """Return the member's own part and the shared part; tensors are not copied.
+
+    With `base`, the digest that the members agreed on in the last round, nothing is hashed. The
+    other arguments are those of :func:`save`.
 
     Raises:
         CheckpointError: some state has a type that cannot be saved.
     """
     scheduler = task.scheduler.state_dict() if task.scheduler is not None else None
     model, extra = _split_model(task)
-    state = {} if own_model else {STATE: _model_digest(model)}
+    if base is None:
+        base = "" if own_model else _model_digest(model)
+    state = {STATE: base} if base else {}
     progress = {"step": task.step, "round": task.round, "scheduler": scheduler}
     common = {
         **progress,
         "outer": {k: v for k, v in outer.items() if k.startswith(SHARED_STATE)},
         "model": extra,
+        "leases": {int(slot): dict(cursor) for slot, cursor in (leases or {}).items()},
+        "strategy": strategy,
     }
     own = {
         **progress,
@@ -158,6 +184,31 @@ def collect(
             {_TREE: own_tree, **state},
         ),
         Part(SHARED, {**named, **tensors}, {**about, _TREE: tree, **state}),
+    )
+
+
+def restore_shared(task: Task, shared: Part) -> Restored:
+    """Put the shared part alone back into a task; optimizer and random generators stay.
+
+    Raises:
+        CheckpointCorrupt: it is no part of a checkpoint.
+        CheckpointError: it is of another model or schedule.
+    """
+    common = _tree_of(shared)
+    _load_model(task, plain_names(_model_tensors(shared)), extra=common["model"])
+    if task.scheduler is not None and common["scheduler"] is not None:
+        _load(task.scheduler, common["scheduler"], kind="scheduler")
+    task.step, task.round, task.tokens = int(common["step"]), int(common["round"]), 0
+    return _of_all(common)
+
+
+def _of_all(common: Mapping[str, Any]) -> Restored:
+    """Return what the shared part has for others."""
+    return Restored(
+        outer=dict(common["outer"]),
+        borrowed=True,
+        leases={int(slot): dict(cursor) for slot, cursor in common.get("leases", {}).items()},
+        strategy=str(common.get("strategy", "")),
     )
 
 
@@ -189,16 +240,19 @@ def restore(task: Task, shared: Part, own: Part, *, borrowed: bool = False) -> R
     if task.scheduler is not None and mine["scheduler"] is not None:
         _load(task.scheduler, mine["scheduler"], kind="scheduler")
     task.step, task.round = int(mine["step"]), int(mine["round"])
+    found = _of_all(common)
     if borrowed:
         task.tokens = 0
-        return Restored(outer=dict(common["outer"]), borrowed=True)
+        return found
     task.tokens = int(mine["tokens"])
     set_random_state(mine["random"])
-    return Restored(
+    return replace(
+        found,
         outer={**common["outer"], **mine["outer"]},
         codec=dict(mine["codec"]),
         cursor=dict(mine["cursor"]),
         counters=dict(mine["counters"]),
+        borrowed=False,
     )
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll.checkpoint.files import write_file
+from atoll.checkpoint.folder import check_part, missing, open_manifest
 from atoll.checkpoint.part import Part, part_blocks, read_part
-from atoll.checkpoint.store import check_part, missing, open_manifest
+from atoll.checkpoint.store import stamped
 from atoll.errors import CheckpointMissing, HubUnreachable
 from atoll.net.api import HubClient
 from atoll.net.retry import backoff
@@ -51,10 +52,32 @@ class HubStore:
         self._scratch = scratch
         self._retry_s = retry_s
 
+    @classmethod
+    def reading(cls, url: str, token: str, job: str, *, scratch: Path) -> HubStore:
+        """Return a store that is only read: parts go to the hub by another way."""
+
+        def refuse(part: CheckpointPart) -> bool:
+            raise RuntimeError(f"{part.name} was put into a store that is only read")
+
+        return cls(HubClient(url, token), job, publish=refuse, scratch=scratch)
+
+    def close(self) -> None:
+        """Close the connections to the hub."""
+        self._client.close()
+
     def put(
-        self, round_: int, parts: Sequence[Part], *, step: int, member: str, members: Sequence[str]
+        self,
+        round_: int,
+        parts: Sequence[Part],
+        *,
+        step: int,
+        member: str,
+        members: Sequence[str],
+        score: float | None = None,
     ) -> bool:
         """Upload and announce parts; return whether the checkpoint is complete now.
+
+        The hub knows who is expected; `members` is not used. The rest is as in `DirectoryStore`.
 
         Raises:
             StorageFull: the disk of the hub, or of this machine, is full.
@@ -64,7 +87,7 @@ class HubStore:
         published = self._is_published(round_)
         if published:
             return True  # a job resumed from this very checkpoint and stopped again at once
-        for part in parts:
+        for part in stamped(parts, round_=round_, step=step, score=score)[1]:
             with self._folder() as folder:
                 path = folder / part.name
                 written = write_file(path, part_blocks(part.tensors, part.metadata))

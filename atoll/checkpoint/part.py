@@ -1,15 +1,11 @@
 """One file of a checkpoint: tensors and text, in the safetensors format, written as a stream.
 
-safetensors: 8 bytes with the length of a JSON header, little endian; the header, which names every
-tensor with its type, shape and place; the tensors one after the other. Reading is left to the
-`safetensors` package. Its writer needs all bytes in memory at once or flushes nothing to disk, so
-writing is done here.
+Reading is left to the `safetensors` package. Its writer needs all bytes in memory at once or
+flushes nothing to disk, so writing is done here; `layout` says where everything lies.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,37 +15,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from atoll.checkpoint.files import Buffer
-from atoll.errors import CheckpointCorrupt, CheckpointError
+from atoll.checkpoint.layout import lay_out
+from atoll.errors import CheckpointCorrupt
+from atoll.wire.manifest import SHARED_PART, member_part
 
-SHARED = "shared.safetensors"
+__all__ = ["SHARED", "STATE", "Part", "member_part", "part_blocks", "read_part"]
+
+SHARED = SHARED_PART
 """The part that is the same for everybody: model and outer state."""
 
 STATE = "state"
 """Key in a part's metadata: digest of the model that all parts of a checkpoint belong to."""
-
-SUFFIX = ".safetensors"
-
-_TYPES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_ALIGNMENT = 8
-
-
-def member_part(member: str) -> str:
-    """Return the name of the part that a member writes."""
-    return member + SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +44,10 @@ def part_blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> I
     Raises:
         CheckpointError: a tensor's type has no name in the format.
     """
-    # Wide types first: then every tensor is aligned without gaps, which the format forbids.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    for name, tensor in ordered:
-        if tensor.dtype not in _TYPES:
-            raise CheckpointError(
-                f"tensor {name} cannot be saved",
-                given=str(tensor.dtype),
-                expected="a real number type that safetensors knows",
-            )
-        end = offset + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    yield struct.pack("<Q", len(encoded)) + encoded
-    for _, tensor in ordered:
+    layout = lay_out(tensors, metadata)
+    yield layout.head
+    for place in layout.places:
+        tensor = tensors[place.name]
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data

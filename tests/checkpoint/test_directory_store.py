@@ -10,7 +10,7 @@ import torch
 
 from atoll.checkpoint import SHARED, DirectoryStore, Part, member_part
 from atoll.checkpoint.part import STATE
-from atoll.checkpoint.store import check_part
+from atoll.checkpoint.folder import check_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.manifest import MANIFEST_NAME
 from tests.checkpoint.test_files import small_disk

@@ -1,0 +1,77 @@
+"""Reads what a part of a checkpoint says about itself, without the tensors and without torch.
+
+A part is a safetensors file: 8 bytes with the length of a JSON header, little endian; the header;
+the tensors. The texts below `__metadata__` are ours.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from atoll.errors import WireError
+from atoll.wire.manifest import SCORE, STAMP
+
+MAX_HEADER_BYTES = 100_000_000
+"""The longest header that the `safetensors` library reads."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+def read_header(source: BinaryIO, *, nbytes: int, name: str) -> tuple[dict[str, Any], int]:
+    """Return the header of an open safetensors file and where its tensors begin.
+
+    Args:
+        source: The file, at its beginning.
+        nbytes: Size of the whole file.
+        name: What to call it in errors.
+
+    Raises:
+        WireError: it is no safetensors file, or not a whole one.
+    """
+    try:
+        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
+        if length > min(MAX_HEADER_BYTES, nbytes - _LENGTH.size):
+            raise ValueError(f"a header of {length} bytes")
+        header = msgspec.json.decode(source.read(length), type=dict[str, Any])
+        begin = _LENGTH.size + length
+        tensors = [entry for key, entry in header.items() if key != "__metadata__"]
+        end = begin + max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+        if end != nbytes:
+            raise ValueError(f"its tensors end at byte {end}")
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise WireError(
+            f"{name} is no part of a checkpoint",
+            given=f"{nbytes} bytes: {error}",
+            expected="a whole safetensors file",
+        ) from error
+    return header, begin
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the texts in a part's header; empty where there is no whole part."""
+    try:
+        with path.open("rb") as source:
+            header, _ = read_header(source, nbytes=path.stat().st_size, name=path.name)
+    except (OSError, WireError):
+        return {}
+    texts = header.get("__metadata__")
+    return {str(k): str(v) for k, v in texts.items()} if isinstance(texts, dict) else {}
+
+
+def read_stamp(path: Path) -> str:
+    """Return the stamp of a part on disk, or nothing where there is no whole part."""
+    return read_metadata(path).get(STAMP, "")
+
+
+def read_score(path: Path) -> float | None:
+    """Return the held-out loss that a shared part tells, or None."""
+    try:
+        score = float(read_metadata(path).get(SCORE, "nan"))
+    except ValueError:
+        return None
+    return score if math.isfinite(score) else None
