@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from atoll import __version__
 from atoll.clock import Clock, RealClock
+from atoll.errors import AtollError
 from atoll.hub import checkpoints as checkpoints_module
 from atoll.hub import round_book as round_book_module
 from atoll.hub import tickets as tickets_module
@@ -22,7 +23,9 @@ from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
 from atoll.hub.outbox import Send
 from atoll.hub.placement import KILL_GRACE_S, Placement
+from atoll.hub.recovering import Recovering
 from atoll.hub.reducers import Reducers, torch_is_here
+from atoll.hub.refusals import Refusals
 from atoll.hub.round_book import RoundBook
 from atoll.hub.rounds import Rounds
 from atoll.hub.router import Router
@@ -30,6 +33,7 @@ from atoll.hub.session import Receive, Scope, Session, Sessions
 from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
 from atoll.hub.tickets import hub_ticket
+from atoll.hub.turned_away import TurnedAway
 from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import Envelope
 
@@ -131,12 +135,21 @@ class Hub:
             kill_grace_s=options.kill_grace_s,
         )
         self.membership.changed = self.placement.review
+        self.turned_away = TurnedAway(events=stores.events, jobs=stores.jobs, clock=clock)
         self.router = Router(
             stores=stores,
             membership=self.membership,
             rounds=self.rounds,
             checkpoints=self.checkpoints,
             placement=self.placement,
+            recovering=Recovering(
+                rounds=self.rounds,
+                jobs=stores.jobs,
+                events=stores.events,
+                checkpoints=self.checkpoints,
+                clock=clock,
+            ),
+            refusals=Refusals(stores.events, clock=clock),
             tasks=self.tasks,
         )
         self.live = HubLive(
@@ -209,6 +222,11 @@ class Hub:
     def received(self, session: Session, envelope: Envelope) -> None:
         """A control message came in."""
         self.router.received(session, envelope)
+
+    def refused(self, speaker: str, error: AtollError, *, job: str, source: str) -> None:
+        """A peer was refused: people are told."""
+        work = self.turned_away.note(speaker, error, job=job, source=source)
+        self.tasks.start(work, name=f"refusal of {speaker or source}")
 
     async def _reducer_lost(self, job: str) -> None:
         await self.rounds.reducer_lost(job)

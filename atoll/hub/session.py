@@ -18,11 +18,12 @@ from atoll import __version__
 from atoll.clock import Clock
 from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
 from atoll.hub.auth import Auth, Identity
+from atoll.hub.greeting import MAX_ADDRESS, Replaced, check_hello
 from atoll.hub.outbox import Outbox, Send
 from atoll.hub.relay import PolicyBroken, Relay
 from atoll.hub.tasks import Tasks
 from atoll.wire.frames import Kind, decode
-from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, PROTOCOL, WINDOW_BYTES
+from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_FRAME_BYTES, WINDOW_BYTES
 from atoll.wire.messages import (
     Credit,
     Envelope,
@@ -61,6 +62,10 @@ class Listener(Protocol):
 
     def received(self, session: Session, envelope: Envelope) -> None:
         """A control message came in."""
+        ...
+
+    def refused(self, speaker: str, error: AtollError, *, job: str, source: str) -> None:
+        """A peer broke the protocol, or had no right to speak; its connection is closed."""
         ...
 
 
@@ -132,6 +137,7 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._generation = 0
         self._swept = clock.monotonic()
+        self._replaced = Replaced()
         self.relay = Relay(self, window_bytes=window_bytes)
         self.listener: Listener | None = None
 
@@ -166,11 +172,15 @@ class Sessions:
         try:
             hello, session, resumed = await self._greet(scope, receive)
         except AtollError as error:
+            self._tell_refused(getattr(error, "speaker", ""), error, scope)
             await _refuse(send, getattr(error, "hello_id", 0), error)
             return
         if hello is None or session is None:
             return
-        await self._converse(session, hello, receive, send, resumed=resumed)
+        refusal = await self._converse(session, hello, receive, send, resumed=resumed)
+        if refusal is not None:
+            self._tell_refused(session.address, refusal, scope, job=session.job)
+            await _refuse(send, 0, refusal)
 
     async def _greet(
         self, scope: Scope, receive: Receive
@@ -186,30 +196,13 @@ class Sessions:
         if message["type"] != "websocket.receive":
             return None, None, False
         envelope = _envelope(message)
-        hello = envelope.body
+        source = source_of(scope)
         try:
-            if not isinstance(hello, Hello):
-                raise WireError(
-                    "the first message must be Hello", given=type(hello).__name__, expected="Hello"
-                )
-            if hello.protocol != PROTOCOL:
-                raise VersionMismatch(
-                    "the two sides speak different versions of the protocol",
-                    given=f"version {hello.protocol} (Atoll {hello.version})",
-                    expected=f"version {PROTOCOL} (Atoll {__version__})",
-                    remedy="install the same version of Atoll on both machines",
-                )
-            source = str((scope.get("client") or ("",))[0])
-            identity = self._auth.authenticate(hello.token, source=source)
-            if not 0 < len(hello.session) < 256 or not self._auth.may_open_session(
-                identity, hello.session
-            ):
-                raise AuthError(
-                    "this token may not open this session",
-                    given=f"{hello.session} with a token of {identity.role} {identity.name}",
-                )
+            hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
+            self._replaced.check(hello)
         except AtollError as error:
             vars(error)["hello_id"] = envelope.id
+            vars(error)["speaker"] = getattr(envelope.body, "session", "")[:MAX_ADDRESS]
             raise
         session, resumed = self._attach(hello, identity)
         return envelope, session, resumed
@@ -221,6 +214,7 @@ class Sessions:
         if session is not None:
             session.hang_up(REPLACED, "another connection took this session over")
             if not resumed:
+                self._replaced.add(session.address, session.incarnation)
                 self._end(session)
         if session is None or not resumed:
             address = hello.session
@@ -243,8 +237,8 @@ class Sessions:
 
     async def _converse(
         self, session: Session, hello: Envelope, receive: Receive, send: Send, *, resumed: bool
-    ) -> None:
-        """Welcome the peer, then read and write until either side ends."""
+    ) -> WireError | None:
+        """Welcome the peer, then read and write until either side ends; return what it broke."""
         generation = session.generation
         task = asyncio.current_task()
         ending: list[tuple[int, str]] = []
@@ -280,10 +274,9 @@ class Sessions:
                 session.gone_since = self._clock.monotonic()
                 session.hang_up = lambda code, reason: None
             await _stop(writer)
-        if refusal is not None:
-            await _refuse(send, 0, refusal)
-        elif ending:
+        if refusal is None and ending:
             await _close(send, *ending[0])
+        return refusal
 
     async def _read(self, session: Session, receive: Receive) -> None:
         """Hand every frame on until the peer disconnects."""
@@ -291,6 +284,10 @@ class Sessions:
         while True:
             message = await receive()
             if message["type"] != "websocket.receive":
+                if message.get("code") == TOO_LARGE:  # the server has closed already
+                    raise FrameTooLarge(
+                        "a frame is too large", expected=f"at most {MAX_FRAME_BYTES} bytes"
+                    )
                 return
             session.last_heard = clock.monotonic()
             data = message.get("bytes")
@@ -301,6 +298,14 @@ class Sessions:
                 relay.forward(session, frame)
             elif listener is not None:
                 listener.received(session, unpack(frame))
+
+    def _tell_refused(
+        self, speaker: str, error: AtollError, scope: Scope, *, job: str = ""
+    ) -> None:
+        """Have it told who was refused and why; somebody unknown cannot write to a job's events."""
+        logger.warning("%s was refused: %s", speaker or source_of(scope), error)
+        if self.listener is not None:
+            self.listener.refused(speaker, error, job=job, source=source_of(scope))
 
     # ----------------------------------------------------------------------- life, death
 
@@ -334,6 +339,11 @@ class Sessions:
         self.relay.receiver_gone(session)
         if self.listener is not None:
             self.listener.lost(session)
+
+
+def source_of(scope: Scope) -> str:
+    """Return the network address that a connection comes from."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def _envelope(message: MutableMapping[str, Any]) -> Envelope:
