@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sqlite3
 import time as calendar
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from atoll.config import dump_spec, parse_spec
 from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.database import Database
 from atoll.hub.events import Events
+from atoll.hub.measures import Measures
 from atoll.ids import check_name
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,9 @@ STATES = ("waiting", "running", "done", "failed", "stopped")
 ENDED = frozenset({"done", "failed", "stopped"})
 """States in which nothing of a job runs any more."""
 
-MEMBER_STATES = ("assigned", "starting", "running", "done", "failed", "lost", "stopped")
+MEMBER_STATES = ("assigned", "starting", "running", "done", "failed", "lost", "left", "stopped")
+LIVE_STATES = frozenset({"assigned", "starting", "running"})
+"""States of a member whose process is on its way or there."""
 
 MAX_FILES = 64
 MAX_FILES_BYTES = 8 * 2**20
@@ -55,7 +59,15 @@ class Member(msgspec.Struct, kw_only=True):
     state: str = "assigned"
     attempt: int = 1
     """Launches so far; grows when it is placed again."""
+    failures: int = 0
+    """Launches in a row that ended before a round was committed with them."""
     incarnation: str = ""
+    leaving: bool = False
+    """It told that it leaves for good."""
+    dial: list[str] = []
+    """host:port where its store listens."""
+    serves: list[str] = []
+    """host:port where it serves the committed state."""
     exit_code: int | None = None
     error: dict[str, str] | None = None
     tail: list[str] = []
@@ -73,6 +85,8 @@ class Job(msgspec.Struct, kw_only=True):
     files: list[str] = []
     """Names of the texts that travel with it."""
     nodes_wanted: int = 1
+    min_nodes: int = 0
+    """Below so many members it pauses; 0: all are needed to start, one to go on."""
     steps: int = 0
     seed: int = 0
     state: str = "waiting"
@@ -80,6 +94,13 @@ class Job(msgspec.Struct, kw_only=True):
     error: dict[str, str] | None = None
     members: dict[str, Member] = {}
     committed_round: int = 0
+    start_round: int = 0
+    """What `committed_round` was when it was started or resumed."""
+    paused: str = ""
+    """Why it does not go on just now."""
+    leases: dict[int, dict[str, int]] = {}
+    """Where every slot of the data stands in the committed record."""
+    measures: Measures = msgspec.field(default_factory=Measures)
     aborted_rounds: int = 0
     started: float | None = None
     ended: float | None = None
@@ -136,6 +157,7 @@ class Jobs:
             spec=dump_spec(spec),
             files=sorted(files),
             nodes_wanted=spec.job.nodes,
+            min_nodes=spec.job.min_nodes,
             steps=spec.train.steps,
             seed=spec.job.seed,
         )
@@ -218,6 +240,8 @@ class Jobs:
         before = record.members.get(member)
         attempt = 1 if before is None else before.attempt + 1
         assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
+        if before is not None:
+            assigned.failures = before.failures
         record.members[member] = assigned
         await self._save(record)
         again = "" if attempt == 1 else f", attempt {attempt}"
@@ -274,9 +298,10 @@ class Jobs:
         )
         return self.get(job)
 
-    def store(self, connection: sqlite3.Connection, job: str) -> None:
-        """Write a job's record inside somebody else's write (same transaction)."""
-        _update(connection, job, _record(self.get(job)))
+    def storing(self, job: str) -> Callable[[sqlite3.Connection], None]:
+        """Return what writes a job's record, as it is now, inside somebody else's transaction."""
+        text = _record(self.get(job))
+        return lambda connection: _update(connection, job, text)
 
     async def _save(self, record: Job) -> None:
         # Encoded now, not in the writer thread: later changes belong to later writes.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.hub.membership import Membership, describe_member, describe_node
+from atoll.hub.jobs import LIVE_STATES
+from atoll.hub.membership import Membership
 from atoll.hub.placement import Placement
-from atoll.hub.rounds import LIVE_STATES, Rounds
+from atoll.hub.rounds import Rounds
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
+from atoll.hub.views import describe_member, describe_node
 from atoll.ids import session_id
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from atoll.clock import Clock
 from atoll.errors import AuthError, HubError
 from atoll.hub.checkpoints import Checkpoints
-from atoll.hub.jobs import Job, Member
-from atoll.hub.rounds import LIVE_STATES, Rounds
+from atoll.hub.jobs import LIVE_STATES, Job, Member
+from atoll.hub.rounds import Rounds
 from atoll.hub.session import Session, Sessions
 from atoll.hub.stores import Stores
 from atoll.ids import session_id, slot_of
+from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import (
+    Drain,
     Finished,
+    Leaving,
     NodeInfo,
     Peer,
     ProcessState,
@@ -28,9 +30,6 @@ from atoll.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
-
-STOPPED_EXIT_CODE = 75
-"""What a worker exits with when it was asked to stop before its work was done."""
 
 LAST_WORDS_S = 3.0
 """How long the `Finished` of a process that exited well may still be under way."""
@@ -44,6 +43,8 @@ class Node:
     info: NodeInfo
     incarnation: str
     connected: bool = True
+    draining: bool = False
+    """It will go away soon and gets no new work."""
     last_heard: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
 
@@ -69,7 +70,6 @@ class Membership:
         self._clock = clock
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.nodes: dict[str, Node] = {}
-        self.dials: dict[str, list[str]] = {}
         self.changed: Callable[[str], Awaitable[None]] = _ignore
         """Called with a job one of whose members came to an end, or with "" for a node."""
 
@@ -79,7 +79,10 @@ class Membership:
         """A node agent connected; a new process of it has no children from before."""
         known = self.nodes.get(session.address)
         info = session.info or (known.info if known else NodeInfo("", "", "", ""))
-        self.nodes[session.address] = Node(session.address, info, session.incarnation)
+        node = Node(session.address, info, session.incarnation)
+        if known is not None and known.incarnation == session.incarnation:
+            node.draining = known.draining
+        self.nodes[session.address] = node
         if known is None or not known.connected:
             await self._events.add("", "node-online", f"{session.address} is online")
         if known is not None and known.incarnation != session.incarnation:
@@ -100,8 +103,25 @@ class Membership:
             if self._session(job, member.member) is None:
                 await self._lose(job.job, member.member, f"its node {session.address} is gone")
 
+    async def drain(self, session: Session, body: Drain) -> None:
+        """A node will go away soon, or stays after all.
+
+        Raises:
+            AuthError: the session is not that of a node.
+        """
+        node = self.nodes.get(session.address)
+        if node is None:
+            raise AuthError("only a node can be drained", given=session.address)
+        if node.draining != body.draining:
+            node.draining = body.draining
+            why = f": {body.reason}" if body.reason else ""
+            text = f"{node.node} {'will go away' if body.draining else 'stays'}{why}"
+            kind = "node-draining" if body.draining else "node-stays"
+            await self._events.add("", kind, text)
+        await self.changed("")
+
     def free_slots(self) -> dict[str, int]:
-        """Return how many more processes each connected node takes."""
+        """Return how many more processes each connected node takes that is not going away."""
         used: dict[str, int] = defaultdict(int)
         for job in self._jobs.list():
             if job.state == "running":
@@ -110,7 +130,7 @@ class Membership:
         return {
             node.node: max(0, node.info.slots - used[node.node])
             for node in self.nodes.values()
-            if node.connected
+            if node.connected and not node.draining
         }
 
     # ------------------------------------------------------------------------ members
@@ -128,7 +148,7 @@ class Membership:
             if back:
                 text = f"{session.member} is back"
                 await self._events.add(session.job, "member-back", text, member=session.member)
-                self._rounds.expect(session.job, session.member)
+                self._rounds.back(session.job, session.member)
 
     async def member_lost(self, session: Session) -> None:
         """A member's session ended; unless it had said its last words, it is lost."""
@@ -151,21 +171,27 @@ class Membership:
                     given=session.address,
                     expected="one of " + ", ".join(sorted(job.members)),
                 )
-            self._rounds.register(session.job, session.member, dial=body.dial)
-            self.dials[session.address] = body.dial
-            machine = self._rounds.machine(session.job)
-            return Registered(
-                slot=record.slot,
-                num_slots=job.nodes_wanted,
-                committed_round=machine.committed_round,
-                stopping=machine.stopping,
-                resume_round=job.resume_round,
+            await self._jobs.update_member(
+                session.job, session.member, dial=body.dial, serves=body.state
             )
+            return await self._rounds.register(job, record)
+
+    async def leaving(self, session: Session, body: Leaving) -> None:
+        """A member leaves for good: nobody waits for it any more."""
+        async with self._locks[session.job]:
+            record = self._record(session.job, session.member)
+            if record is None or record.state not in LIVE_STATES:
+                return
+            if not record.leaving:
+                await self._jobs.update_member(session.job, session.member, leaving=True)
+                text = f"{session.member} leaves" + (f": {body.reason}" if body.reason else "")
+                await self._events.add(session.job, "member-leaving", text, member=session.member)
+            await self._rounds.leave(session.job, session.member)
 
     def roster(self, job: str) -> RosterReply:
         """Return the live members of a job and where they can be dialled."""
-        live = self.live(job)
-        return RosterReply([Peer(m, self.dials.get(session_id(job, m), [])) for m in live])
+        members = self._jobs.get(job).members
+        return RosterReply([Peer(m, members[m].dial) for m in self.live(job)])
 
     def live(self, job: str) -> list[str]:
         """Return the members of a job that were launched and have not ended, in slot order."""
@@ -197,6 +223,8 @@ class Membership:
             raise AuthError(
                 "this process belongs to another node", given=node, expected=record.node
             )
+        if body.attempt not in (0, record.attempt):
+            return  # of a process that was replaced
         if body.state != "exited":
             if record.state in ("assigned", "starting"):
                 await self._jobs.update_member(body.job, body.member, state=body.state)
@@ -218,10 +246,12 @@ class Membership:
             record = self._record(body.job, body.member)
             if record is None or record.state not in LIVE_STATES:
                 return
-            stopped = body.exit_code == STOPPED_EXIT_CODE or self._jobs.get(body.job).stopping
-            state = "done" if body.exit_code == 0 else "stopped" if stopped else "failed"
+            state = _end_state(record, body.exit_code, stopping=self._jobs.get(body.job).stopping)
             await self._jobs.update_member(body.job, body.member, state=state)
-            if state == "failed":
+            if state == "left":
+                text = f"{body.member} has left"
+                await self._events.add(body.job, "member-left", text, member=body.member)
+            elif state == "failed":
                 text = f"{body.member} ended with exit status {body.exit_code}"
                 await self._events.add(body.job, "member-failed", text, member=body.member)
             await self._rounds.gone(body.job, body.member, lost=state != "done")
@@ -266,11 +296,12 @@ class Membership:
             record = self._record(job, member)
             if record is None or record.state not in LIVE_STATES:
                 return
-            if incarnation and record.incarnation not in ("", incarnation):
+            if incarnation and record.incarnation != incarnation:
                 return
-            await self._jobs.update_member(job, member, state="lost")
-            text = f"{member} is lost: {why}"
-            await self._events.add(job, "member-lost", text, member=member)
+            state = "left" if record.leaving else "lost"
+            await self._jobs.update_member(job, member, state=state)
+            text = f"{member} {'has left' if record.leaving else 'is lost'}: {why}"
+            await self._events.add(job, f"member-{state}", text, member=member)
             await self._rounds.gone(job, member, lost=True)
         await self._after(job)
 
@@ -307,39 +338,12 @@ async def _ignore(job: str) -> None:
     """Stand in until placement listens."""
 
 
-def describe_member(
-    session: Session | None, now: float, *, told: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return what is known of a member beyond its record; `told` are its newest measurements."""
-    return {
-        "last_seen_s": max(0.0, now - session.last_heard) if session else None,
-        "sent_bytes": int(told.get("sent_bytes", 0)),
-        "received_bytes": int(told.get("received_bytes", 0)),
-        "connected": session is not None and session.connected,
-    }
-
-
-def describe_node(
-    node: Node,
-    session: Session | None,
-    now: float,
-    *,
-    running: list[str],
-    told: Sequence[Mapping[str, float]],
-) -> dict[str, Any]:
-    """Return a node as the API shows it; `told` are the newest measurements of its workers."""
-    heard = session.last_heard if session else node.last_heard
-    stats = session.stats if session else node.stats
-    everyone = [stats, *told]
-    return {
-        "node": node.node,
-        "name": node.info.hostname or node.node,
-        "state": "online" if session is not None and node.connected else "lost",
-        "last_seen_s": max(0.0, now - heard),
-        "info": cast(Any, {name: getattr(node.info, name) for name in node.info.__struct_fields__}),
-        "stats": stats,
-        "sent_bytes": int(sum(s.get("sent_bytes", 0) for s in everyone)),
-        "received_bytes": int(sum(s.get("received_bytes", 0) for s in everyone)),
-        "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in told),
-        "running": running,
-    }
+def _end_state(record: Member, exit_code: int | None, *, stopping: bool) -> str:
+    """Return the state of a member whose process has ended."""
+    if exit_code == 0:
+        return "done"
+    if stopping:
+        return "stopped"
+    if exit_code == EXIT_REPLACED:
+        return "lost"
+    return "left" if exit_code == EXIT_LEFT or record.leaving else "failed"

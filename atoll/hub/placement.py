@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from atoll.clock import Clock
 from atoll.config import parse_spec
 from atoll.hub.checkpoints import Checkpoints
-from atoll.hub.jobs import Job, Member
+from atoll.hub.jobs import LIVE_STATES, Job, Member
 from atoll.hub.membership import Membership
 from atoll.hub.reducers import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
-from atoll.hub.rounds import LIVE_STATES, Rounds
+from atoll.hub.relaunch import Relaunches, given_up, missing
+from atoll.hub.rounds import Rounds
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
 from atoll.ids import member_id, new_suffix, session_id
@@ -45,21 +46,44 @@ def spread(free: Mapping[str, int], wanted: int) -> list[str]:
 
 
 def outcome(
-    members: Mapping[str, Member], *, stopping: bool
+    members: Mapping[str, Member],
+    *,
+    stopping: bool,
+    working: Collection[str] | None = None,
 ) -> tuple[str, str, dict[str, str] | None] | None:
-    """Return (state, reason, error) of a job that has ended, or None while it goes on."""
+    """Return (state, reason, error) of a job that has ended, or None while it goes on.
+
+    Args:
+        members: Its members.
+        stopping: A stop was asked for.
+        working: Members that stand on the state of the group; the others that live are on their
+            way to it and do not keep a job alive whose work is done. None: all that live.
+    """
     for member in members.values():
         if member.error is not None and member.error.get("kind") in FATAL_KINDS:
             reason = f"{member.member}: {member.error.get('what', 'failed')}"
             return "failed", reason, member.error
-    if any(member.state in LIVE_STATES for member in members.values()):
+    live = [member.member for member in members.values() if member.state in LIVE_STATES]
+    done = any(member.state == "done" for member in members.values())
+    if any(working is None or member in working for member in live) or (live and not done):
         return None
     if stopping:
         return "stopped", "a stop was asked for", None
-    if any(member.state == "done" for member in members.values()):
+    if done:
         return "done", "", None
+    if not all(given_up(member) for member in members.values()):
+        return None
     errors = [member.error for member in members.values() if member.error]
     return "failed", "every member was lost", errors[0] if errors else None
+
+
+def place_again(free: Mapping[str, int], members: Mapping[str, Member], *, avoid: str = "") -> str:
+    """Return the node for one more process of a job, or nothing if no place is free.
+
+    The one with the fewest members of the job; one on which the last attempt ended comes last.
+    """
+    here = Counter(m.node for m in members.values() if m.state in LIVE_STATES)
+    return min(free, key=lambda n: (n == avoid, here[n], -free[n], n), default="")
 
 
 class Placement:
@@ -95,6 +119,7 @@ class Placement:
         self._pauses: dict[str, float] = {}
         """Jobs whose reducer is being replaced on a node, and the last pause before it."""
         self._replacing: set[str] = set()
+        self._relaunches = Relaunches(clock=clock)
 
     async def restart(self) -> None:
         """Take up the running jobs of an earlier life of the hub."""
@@ -132,9 +157,12 @@ class Placement:
             return job
         round_ = await self._checkpoints.newest(job)
         await self._checkpoints.begin(job, resume_round=round_)
-        await self._jobs.update(
-            job, resume_round=round_, committed_round=max(0, round_), stopping=False
-        )
+        await self._jobs.update(job, resume_round=round_, stopping=False)
+        start = max(0, round_)
+        cursors = await self._rounds.book.cursors_at(job, start)
+        await self._rounds.book.set_round(job, start, cursors, start_round=start, paused="")
+        for member in record.members.values():
+            member.failures = 0
         origin = f"the checkpoint of round {round_}" if round_ >= 0 else "the beginning"
         await self._stores.events.add(job, "resumed", f"goes on from {origin}")
         await self._jobs.set_state(job, "waiting", reason="it is being placed")
@@ -144,17 +172,27 @@ class Placement:
     # ------------------------------------------------------------------------ placing
 
     async def schedule(self) -> None:
-        """Start every waiting job for which enough places are free, the oldest first."""
+        """Start waiting jobs and complete running ones as far as places are free.
+
+        Running jobs come first, then the oldest.
+        """
         async with self._lock:
-            for job in reversed(self._jobs.list()):
+            jobs = self._jobs.list()[::-1]
+            for job in jobs:
+                if job.state == "running":
+                    await self._top_up(job)
+            for job in jobs:
                 if job.state == "waiting":
                     await self._try_start(job)
 
     async def _try_start(self, job: Job) -> None:
         free = self._membership.free_slots()
-        nodes = spread(free, job.nodes_wanted)
+        wanted = job.nodes_wanted
+        if job.min_nodes:
+            wanted = max(job.min_nodes, min(wanted, sum(free.values())))
+        nodes = spread(free, wanted)
         if not nodes:
-            reason = f"needs {job.nodes_wanted} nodes, {sum(free.values())} are free"
+            reason = f"needs {wanted} nodes, {sum(free.values())} are free"
             if job.reason != reason:
                 await self._jobs.set_state(job.job, "waiting", reason=reason)
             return
@@ -164,7 +202,49 @@ class Placement:
         await self._rounds.open(self._jobs.get(job.job), fresh=True)
         await self._need_reducer(job)
         for member in list(self._jobs.get(job.job).members.values()):
-            await self._launch(job, member)
+            if member.state in LIVE_STATES:
+                await self._launch(job, member)
+
+    async def _top_up(self, job: Job) -> None:
+        """Launch the members that a running job lacks, on nodes with free places."""
+        if job.stopping or any(m.state == "done" for m in job.members.values()):
+            return
+        for slot in missing(job):
+            before = job.members.get(member_id(slot))
+            if before is not None and not await self._is_due(job, before):
+                continue
+            places = {n: free for n, free in self._membership.free_slots().items() if free}
+            chosen = place_again(places, job.members, avoid=before.node if before else "")
+            if chosen:
+                await self._relaunch(job, slot, chosen, before)
+
+    async def _is_due(self, job: Job, member: Member) -> bool:
+        """Return whether a member that is not there is to be launched again now."""
+        if given_up(member):
+            if self._relaunches.first_time(job.job, member.member):
+                text = (
+                    f"{member.member} is given up: {member.failures + 1} launches in a row failed"
+                )
+                await self._stores.events.add(
+                    job.job, "member-given-up", text, member=member.member
+                )
+            return False
+        node = self._membership.nodes.get(member.node)
+        there = node is not None and node.connected
+        return self._relaunches.due(job.job, member, node_is_there=there)
+
+    async def _relaunch(self, job: Job, slot: int, node: str, before: Member | None) -> None:
+        """Put a new process in the place of a member that is not there."""
+        name = member_id(slot)
+        if before is not None and before.node != node and before.exit_code is None:
+            await self._end_process(job, name)  # it may live on there, unheard
+        record = await self._jobs.assign(job.job, member=name, slot=slot, node=node)
+        self._sessions.end(session_id(job.job, name))
+        if before is not None:
+            await self._jobs.update_member(job.job, name, failures=before.failures + 1)
+            self._relaunches.launched(job.job, record)
+        self._rounds.expect(job.job, name)
+        await self._launch(job, record)
 
     async def _launch(self, job: Job, member: Member) -> None:
         command = await self._command(job, member.member, member.slot, member.attempt)
@@ -179,7 +259,7 @@ class Placement:
             job=job.job,
             member=member,
             slot=slot,
-            token=await self._stores.auth.issue_job_token(job.job),
+            token=await self._stores.auth.issue_job_token(job.job, member=member, attempt=attempt),
             spec=job.spec,
             files=await self._jobs.files_of(job.job),
             attempt=attempt,
@@ -244,7 +324,8 @@ class Placement:
         record = self._jobs.get(job)
         if record.state != "running":
             return
-        end = outcome(record.members, stopping=record.stopping)
+        working = self._rounds.working(job)
+        end = outcome(record.members, stopping=record.stopping, working=working)
         if end is None:
             return
         state, reason, error = end
@@ -255,6 +336,7 @@ class Placement:
                 self._sessions.end(session_id(job, member.member))
         await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
+        self._relaunches.forget(job)
         self._sessions.end(session_id(job, "reducer"))
         self._pauses.pop(job, None)
         self._stop_at.pop(job, None)
@@ -276,6 +358,8 @@ class Placement:
             del self._give_up_at[job]
             for member in self._membership.live(job):
                 await self._membership.give_up(job, member)
+        if any(job.state == "running" for job in self._jobs.list()):
+            await self.schedule()
 
     async def _end_process(self, job: Job, member: str) -> None:
         """Tell a member's node to end its process."""
@@ -283,5 +367,5 @@ class Placement:
         await self._stores.queue.put(
             f"node/{record.node}",
             key=f"{job.job}/{member}/{record.attempt}/stop",
-            payload=pack_command(Stop(job.job, member, self._kill_grace_s)),
+            payload=pack_command(Stop(job.job, member, self._kill_grace_s, record.attempt)),
         )

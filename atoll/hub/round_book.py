@@ -13,8 +13,9 @@ import msgspec
 from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.database import Database
-from atoll.hub.decisions import Decided
+from atoll.hub.effects import Decided
 from atoll.hub.jobs import Jobs
+from atoll.hub.leases import Cursor
 from atoll.wire.messages import RoundPlan, Verdict
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,13 @@ CREATE TABLE IF NOT EXISTS rounds (
     seconds REAL,
     nbytes INTEGER,
     PRIMARY KEY (job, epoch)
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS round_leases (
+    job TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    cursors BLOB NOT NULL,
+    PRIMARY KEY (job, round)
+) WITHOUT ROWID;
 """
 
 RETRY_S = 1.0
@@ -40,6 +47,9 @@ RETRY_S = 1.0
 _encoder = msgspec.msgpack.Encoder()
 _plans = msgspec.msgpack.Decoder(RoundPlan)
 _verdicts = msgspec.msgpack.Decoder(Verdict)
+_cursors = msgspec.msgpack.Decoder(dict[int, Cursor])
+
+Write = Callable[[sqlite3.Connection], None]
 
 
 class RoundBook:
@@ -90,26 +100,75 @@ class RoundBook:
                 "INSERT INTO rounds (job, epoch, round, plan, planned) VALUES (?, ?, ?, ?, ?)", row
             )
 
-        await self._write(write)
+        await self._write(lambda: write)
 
     async def add_verdict(self, job: str, decided: Decided, *, nbytes: int) -> None:
-        """Store a verdict and the job's progress in one transaction."""
+        """Store a verdict with the job's progress, leases and measurements in one transaction."""
         verdict, record = decided.verdict, self._jobs.get(job)
+        record.measures = decided.measures
         if verdict.committed:
             record.committed_round = verdict.round + 1
+            record.leases = dict(decided.cursors)
+            for member in decided.contributed:
+                if member in record.members:
+                    record.members[member].failures = 0
         else:
             record.aborted_rounds += 1
         row = (_encoder.encode(verdict), self._clock.wall(), decided.seconds, nbytes)
+        cursors = _encoder.encode(record.leases) if record.leases else b""
 
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "UPDATE rounds SET verdict = ?, decided = ?, seconds = ?, nbytes = ?"
-                " WHERE job = ? AND epoch = ?",
-                (*row, job, verdict.epoch),
+        def prepare() -> Write:
+            store_record = self._jobs.storing(job)
+
+            def write(connection: sqlite3.Connection) -> None:
+                connection.execute(
+                    "UPDATE rounds SET verdict = ?, decided = ?, seconds = ?, nbytes = ?"
+                    " WHERE job = ? AND epoch = ?",
+                    (*row, job, verdict.epoch),
+                )
+                if verdict.committed and cursors:
+                    connection.execute(
+                        "INSERT OR REPLACE INTO round_leases (job, round, cursors)"
+                        " VALUES (?, ?, ?)",
+                        (job, verdict.round + 1, cursors),
+                    )
+                store_record(connection)
+
+            return write
+
+        await self._write(prepare)
+
+    async def set_round(
+        self, job: str, round_: int, cursors: dict[int, Cursor], **changes: Any
+    ) -> None:
+        """Store that so many rounds are committed, and where the data stands: not by a verdict.
+
+        `changes` are further fields of the job's record, stored with it.
+        """
+        record = self._jobs.get(job)
+        record.committed_round, record.leases = round_, dict(cursors)
+        for name, value in changes.items():
+            setattr(record, name, value)
+        await self._write(lambda: self._jobs.storing(job))
+
+    async def set_paused(self, job: str, reason: str) -> None:
+        """Store why a job does not go on just now; empty: it goes on."""
+        self._jobs.get(job).paused = reason
+        await self._write(lambda: self._jobs.storing(job))
+
+    async def cursors_at(self, job: str, round_: int) -> dict[int, Cursor]:
+        """Return where the data stood after so many rounds; empty: at its beginning."""
+
+        def find(connection: sqlite3.Connection) -> tuple[bytes] | None:
+            return cast(
+                "tuple[bytes] | None",
+                connection.execute(
+                    "SELECT cursors FROM round_leases WHERE job = ? AND round = ?", (job, round_)
+                ).fetchone(),
             )
-            self._jobs.store(connection, job)
 
-        await self._write(write)
+        row = await self._database.read(find)
+        return _cursors.decode(row[0]) if row else {}
 
     async def verdict(self, job: str, epoch: int) -> Verdict | None:
         """Return the stored verdict on an attempt, if there is one."""
@@ -152,11 +211,11 @@ class RoundBook:
 
         return [_describe(*row) for row in await self._database.read(find)]
 
-    async def _write(self, write: Callable[[sqlite3.Connection], None]) -> None:
+    async def _write(self, prepare: Callable[[], Write]) -> None:
         """Write until it is durable: a full disk delays a round, it does not fork it."""
         while True:
             try:
-                return await self._database.write(write)
+                return await self._database.write(prepare())
             except (AtollError, sqlite3.OperationalError) as error:
                 logger.error("a round cannot be stored yet: %s", error)
                 await asyncio.sleep(RETRY_S)

@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Protocol, cast
 
 from atoll.clock import Clock
 from atoll.config import parse_spec
-from atoll.errors import GroupError, HubError
-from atoll.hub.decisions import Decided, Effect, JobRounds, Noted, Planned, Refused
+from atoll.errors import EpochChanged, GroupError, HubError
+from atoll.hub.decisions import JobRounds
+from atoll.hub.effects import Adopted, Decided, Effect, Held, Lost, Noted, Planned, Refused
 from atoll.hub.events import Events
-from atoll.hub.jobs import Job
+from atoll.hub.jobs import LIVE_STATES, Job, Member
+from atoll.hub.leases import Leases
+from atoll.hub.measures import broken_s
+from atoll.hub.room import KEPT_VERDICTS, Room
 from atoll.hub.round_book import RoundBook
 from atoll.ids import session_id
-from atoll.wire.messages import MemberLost, Message, RoundJoin, RoundPlan, RoundVote, Verdict
+from atoll.wire.messages import (
+    MemberLost,
+    Message,
+    Registered,
+    RoundJoin,
+    RoundPlan,
+    RoundVote,
+    Verdict,
+)
+
+__all__ = ["LIVE_STATES", "Rounds", "Wire"]
 
 logger = logging.getLogger(__name__)
 
-LIVE_STATES = frozenset({"assigned", "starting", "running"})
-KEPT_VERDICTS = 64
+SILENT_S = 6.0
+"""An awaited member of which nothing was heard for three heartbeats is not waited for."""
+
+RETURN_S = 15.0
+"""How long members may take to reconnect after a restart of the hub before they count as silent."""
+
+HELD_UP_S = 2.0
+"""A longer pause between two ticks says that the hub stood still, not its members."""
 
 
 class Wire(Protocol):
@@ -34,22 +53,6 @@ class Wire(Protocol):
     def get(self, address: str) -> Any:
         """Return the session at an address, or None."""
         ...
-
-
-@dataclass(eq=False)
-class Room:
-    """One job's rounds, and who waits for what."""
-
-    machine: JobRounds
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from an occurrence until its consequences are durable and told."""
-    plans: dict[str, asyncio.Future[RoundPlan]] = field(default_factory=dict)
-    votes: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    """The newest verdicts by epoch; older ones are in the database."""
-    lost: list[str] = field(default_factory=list)
-    """Members of the open plan that were lost, for a reducer that comes back."""
-    bytes_before: int = 0
 
 
 class Rounds:
@@ -73,45 +76,73 @@ class Rounds:
         self._relayed = relayed
         self._first_grace_s = first_grace_s
         self._rooms: dict[str, Room] = {}
+        self._ticked = clock.monotonic()
 
     # ------------------------------------------------------------------- jobs come and go
 
     async def open(self, job: Job, *, fresh: bool) -> None:
         """Begin the rounds of a job (`fresh`), or take them up where the hub's last life ended."""
-        name = job.job
+        name, now = job.job, self._clock.monotonic()
         if fresh:
             await self.book.abandon(name)
         rows = await self.book.newest(name, limit=KEPT_VERDICTS)
+        spec = parse_spec(job.spec)
         machine = JobRounds(
             name,
             nodes_wanted=job.nodes_wanted,
-            preference=parse_spec(job.spec).job.route,
+            min_nodes=job.min_nodes,
+            preference=spec.job.route,
+            paced=spec.train.pace == "measured",
             committed_round=job.committed_round,
+            start_round=job.start_round,
             epoch=rows[0][0].epoch if rows else 0,
             first_grace_s=self._first_grace_s,
             starting=fresh or not rows,
+            unproved=not fresh,
             stopping=job.stopping,
             reducer_ready=self._wire.get(session_id(name, "reducer")) is not None,
+            paused=job.paused,
+            measures=job.measures,
+            leases=Leases(job.nodes_wanted, dict(job.leases)),
         )
-        room = Room(machine, bytes_before=self._relayed(name))
+        room = Room(machine, now, bytes_before=self._relayed(name))
         room.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
+        room.decided.set()
         for member in job.members.values():
+            machine.dials[member.member] = member.dial
             if member.state in LIVE_STATES:
                 machine.expect(member.member)
-        if rows and rows[0][1] is None:
-            machine.reopen(rows[0][0], self._clock.monotonic())
+                if member.incarnation and not fresh:
+                    machine.standing[member.member] = "live"
+        if not fresh:
+            await self._recall(room, rows)
         self._rooms[name] = room
+
+    async def _recall(self, room: Room, rows: list[tuple[RoundPlan, Verdict | None]]) -> None:
+        """Take over from the record who stands where, and the attempt that was open."""
+        machine = room.machine
+        for plan, verdict in rows:
+            if verdict is not None and verdict.committed:
+                if verdict.round + 1 == machine.committed_round:
+                    machine.recorded = set(plan.members) & set(verdict.contributors)
+                    held = {m: lease.slot for m, lease in verdict.leases.items()}
+                    machine.leases.held = held
+                break
+        if rows and rows[0][1] is None:
+            plan = rows[0][0]
+            if plan.round < machine.committed_round:  # decided, but neither stored nor told
+                machine.committed_round = plan.round
+                cursors = await self.book.cursors_at(machine.job, plan.round)
+                await self.book.set_round(machine.job, plan.round, cursors)
+                machine.leases.set_back(cursors)
+            machine.reopen(plan, self._clock.monotonic())
+            room.decided.clear()
 
     def close(self, job: str) -> None:
         """Forget a job that has ended; whoever still waits is told so."""
         room = self._rooms.pop(job, None)
-        if room is None:
-            return
-        waiting: list[asyncio.Future[Any]] = [*room.plans.values(), *room.votes.values()]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(GroupError("the job has ended", given=job))
-                future.exception()
+        if room is not None:
+            room.close()
 
     def machine(self, job: str) -> JobRounds:
         """Return where a job's rounds stand.
@@ -119,11 +150,22 @@ class Rounds:
         Raises:
             HubError: the job is not running.
         """
-        return self._room(job).machine
+        return self.room(job).machine
 
     def has(self, job: str) -> bool:
         """Return whether a job's rounds are open."""
         return job in self._rooms
+
+    def room(self, job: str) -> Room:
+        """Return a job's rounds with those who wait.
+
+        Raises:
+            HubError: the job is not running.
+        """
+        try:
+            return self._rooms[job]
+        except KeyError:
+            raise HubError("this job is not running", given=job) from None
 
     # ------------------------------------------------------------------- what members ask
 
@@ -133,16 +175,13 @@ class Rounds:
         Raises:
             LeftBehind: the group committed this round without the member.
         """
-        room = self._room(job)
+        room = self.room(job)
         async with room.lock:
             effects = room.machine.join(member, body, self._clock.monotonic())
             if room.machine.attends(member) and not effects:
                 return cast(RoundPlan, room.machine.plan)
-            future = room.plans.get(member)
-            if future is None or future.done():
-                future = asyncio.get_running_loop().create_future()
-                room.plans[member] = future
-            await self._carry_out(room, effects)
+            future = room.plan_for(member)
+            await self.carry_out(room, effects)
         return await asyncio.shield(future)
 
     async def vote(self, job: str, member: str, body: RoundVote) -> Verdict:
@@ -150,30 +189,60 @@ class Rounds:
 
         Raises:
             EpochChanged: that attempt is neither open nor decided.
+            GroupError: the vote cannot be true; the round goes on without the member.
         """
-        room = self._room(job)
+        room = self.room(job)
         async with room.lock:
             known = room.verdicts.get(body.epoch) or await self.book.verdict(job, body.epoch)
             if known is not None:
                 return known
-            effects = room.machine.vote(member, body, self._clock.monotonic())
-            future = room.votes.get(body.epoch)
-            if future is None:
-                future = asyncio.get_running_loop().create_future()
-                room.votes[body.epoch] = future
-            await self._carry_out(room, effects)
+            now = self._clock.monotonic()
+            try:
+                effects = room.machine.vote(member, body, now)
+            except EpochChanged:
+                raise
+            except GroupError:
+                await self.carry_out(room, room.machine.withdraw(member, now))
+                raise
+            future = room.verdict_on(body.epoch)
+            await self.carry_out(room, effects)
         return await asyncio.shield(future)
 
     # ------------------------------------------------------------------- what happened
 
     def expect(self, job: str, member: str) -> None:
-        """A process was launched: rounds wait for it."""
+        """A process was launched for a member."""
         if job in self._rooms:
-            self._rooms[job].machine.expect(member)
+            self._rooms[job].machine.launch(member)
 
-    def register(self, job: str, member: str, *, dial: list[str]) -> None:
-        """A member entered its job."""
-        self._room(job).machine.register(member, dial=dial)
+    def back(self, job: str, member: str) -> None:
+        """The process of a member that was taken for lost speaks again."""
+        if job in self._rooms:
+            self._rooms[job].machine.back(member)
+
+    def working(self, job: str) -> set[str] | None:
+        """Return the members that are not merely on their way to the group's state."""
+        room = self._rooms.get(job)
+        if room is None:
+            return None
+        return {m for m, s in room.machine.standing.items() if s in ("expected", "live")}
+
+    async def register(self, job: Job, member: Member) -> Registered:
+        """A member entered its job; return where the group stands."""
+        room = self.room(job.job)
+        async with room.lock:  # what is being decided just now is durable, or not known yet
+            machine = room.machine
+            machine.register(member.member, dial=member.dial)
+            own = machine.leases.lease(member.member) if machine.leases.cursors else None
+            return Registered(
+                slot=member.slot,
+                num_slots=job.nodes_wanted,
+                committed_round=machine.committed_round,
+                stopping=machine.stopping,
+                resume_round=job.resume_round,
+                recover=machine.recovers,
+                lease=None if machine.recovers else own,
+            )
 
     async def gone(self, job: str, member: str, *, lost: bool) -> None:
         """A member was lost, or has finished; the others stop waiting for it."""
@@ -181,17 +250,18 @@ class Rounds:
         if room is None:
             return
         async with room.lock:
-            plan = room.machine.plan
-            if plan is not None and member in plan.members:
-                room.lost.append(member)
-                told = [session_id(job, m) for m in plan.members if m != member]
-                for address in [plan.reducer, *told] if lost else [plan.reducer]:
-                    self._wire.notify(address, MemberLost(job, plan.epoch, member))
-            effects = room.machine.gone(member, self._clock.monotonic())
+            effects = room.machine.gone(member, self._clock.monotonic(), lost=lost)
             waiting = room.plans.pop(member, None)
             if waiting is not None and not waiting.done():
                 waiting.cancel()
-            await self._carry_out(room, effects)
+            await self.carry_out(room, effects)
+
+    async def leave(self, job: str, member: str) -> None:
+        """A member told that it leaves for good."""
+        room = self._rooms.get(job)
+        if room is not None:
+            async with room.lock:
+                await self.carry_out(room, room.machine.leave(member, self._clock.monotonic()))
 
     async def reducer_here(self, job: str) -> None:
         """A reducer (re)connected: it is told the open plan, and who of it is lost."""
@@ -200,13 +270,13 @@ class Rounds:
             return
         async with room.lock:
             plan, address = room.machine.plan, session_id(job, "reducer")
-            if plan is not None and plan.route == "relay":
+            if plan is not None and plan.reducer:
                 self._wire.notify(address, plan)
                 for member in room.lost:
                     self._wire.notify(address, MemberLost(job, plan.epoch, member))
             elif room.verdicts:
                 self._wire.notify(address, room.verdicts[max(room.verdicts)])
-            await self._carry_out(room, room.machine.reducer(self._clock.monotonic(), ready=True))
+            await self.carry_out(room, room.machine.reducer(self._clock.monotonic(), ready=True))
 
     async def reducer_lost(self, job: str) -> None:
         """The reducer of a job is gone with what it held: members of an open plan are told."""
@@ -215,49 +285,51 @@ class Rounds:
             return
         async with room.lock:
             plan = room.machine.plan
-            if plan is not None and plan.route == "relay":
+            if plan is not None and plan.reducer:
                 for member in plan.members:
                     notice = MemberLost(job, plan.epoch, "reducer")
                     self._wire.notify(session_id(job, member), notice)
             room.machine.reducer(self._clock.monotonic(), ready=False)
 
     async def tick(self) -> None:
-        """Act on graces and deadlines that have passed; called about once a second."""
+        """Act on silence, graces and deadlines; called several times a second."""
+        now = self._clock.monotonic()
+        held_up, self._ticked = now - self._ticked > HELD_UP_S, now
         for room in list(self._rooms.values()):
             if not room.lock.locked():
                 async with room.lock:
-                    await self._carry_out(room, room.machine.settle(self._clock.monotonic()))
+                    if not held_up:  # else what came in meanwhile is read first
+                        await self._notice_silence(room)
+                    await self.carry_out(room, room.machine.settle(self._clock.monotonic()))
+
+    async def _notice_silence(self, room: Room) -> None:
+        now = self._clock.monotonic()
+        for member in room.machine.waits_for():
+            if self._is_silent(room, member, now):
+                await self.carry_out(room, room.machine.silent(member, now))
+
+    def _is_silent(self, room: Room, member: str, now: float) -> bool:
+        """Return whether a member's process stands still or its connection broke."""
+        session = self._wire.get(session_id(room.job, member))
+        if session is None:
+            return now - room.opened_at > RETURN_S
+        if not session.connected and now - session.gone_since > broken_s(room.machine.measures):
+            return True
+        return bool(now - session.last_heard > SILENT_S)
 
     # ------------------------------------------------------------------- consequences
 
-    async def _carry_out(self, room: Room, effects: list[Effect]) -> None:
+    async def carry_out(self, room: Room, effects: list[Effect]) -> None:
         """Store each consequence, then tell it. The caller holds the room's lock."""
         for effect in effects:
-            if isinstance(effect, Planned):
-                room.bytes_before = self._relayed(effect.plan.job)
-                await self.book.add_plan(effect.plan)
-                self._tell_plan(room, effect.plan)
-            elif isinstance(effect, Decided):
-                job = room.machine.job
-                nbytes = self._relayed(job) - room.bytes_before
-                await self.book.add_verdict(job, effect, nbytes=nbytes)
-                self._tell_verdict(room, effect)
-            elif isinstance(effect, Refused):
-                future = room.plans.pop(effect.member, None)
-                if future is not None and not future.done():
-                    future.set_exception(effect.error)
-                    future.exception()
-            else:
-                await self._note(room.machine.job, effect)
+            await self._acts[type(effect)](self, room, effect)
 
-    async def _note(self, job: str, note: Noted) -> None:
-        log = logger.error if note.alarm else logger.info
-        log("%s: %s", job, note.text)
-        kind = f"alarm:{note.kind}" if note.alarm else note.kind
-        await self._events.add(job, kind, note.text, member=note.member)
-
-    def _tell_plan(self, room: Room, plan: RoundPlan) -> None:
+    async def _planned(self, room: Room, effect: Planned) -> None:
+        plan = effect.plan
+        room.bytes_before = self._relayed(plan.job)
+        await self.book.add_plan(plan)
         room.lost.clear()
+        room.decided.clear()
         if plan.reducer:
             self._wire.notify(plan.reducer, plan)
         for member in plan.members:
@@ -265,19 +337,42 @@ class Rounds:
             if future is not None and not future.done():
                 future.set_result(plan)
 
-    def _tell_verdict(self, room: Room, decided: Decided) -> None:
-        verdict = decided.verdict
-        room.verdicts[verdict.epoch] = verdict
-        while len(room.verdicts) > KEPT_VERDICTS:
-            del room.verdicts[min(room.verdicts)]
-        if decided.plan.reducer:
-            self._wire.notify(decided.plan.reducer, verdict)
-        future = room.votes.pop(verdict.epoch, None)
-        if future is not None and not future.done():
-            future.set_result(verdict)
+    async def _decided(self, room: Room, effect: Decided) -> None:
+        nbytes = self._relayed(room.job) - room.bytes_before
+        await self.book.add_verdict(room.job, effect, nbytes=nbytes)
+        if effect.plan.reducer:
+            self._wire.notify(effect.plan.reducer, effect.verdict)
+        room.keep(effect.verdict)
+        room.decided.set()
 
-    def _room(self, job: str) -> Room:
-        try:
-            return self._rooms[job]
-        except KeyError:
-            raise HubError("this job is not running", given=job) from None
+    async def _adopted(self, room: Room, effect: Adopted) -> None:
+        await self.book.set_round(room.job, effect.round, room.machine.leases.cursors)
+
+    async def _refused(self, room: Room, effect: Refused) -> None:
+        room.refuse(effect.member, effect.error)
+
+    async def _lost(self, room: Room, effect: Lost) -> None:
+        plan, member = effect.plan, effect.member
+        room.lost.append(member)
+        told = [session_id(room.job, m) for m in plan.members if m != member]
+        for address in [plan.reducer, *told] if effect.tell_members else [plan.reducer]:
+            self._wire.notify(address, MemberLost(room.job, plan.epoch, member))
+
+    async def _held(self, room: Room, effect: Held) -> None:
+        await self.book.set_paused(room.job, effect.reason)
+
+    async def _noted(self, room: Room, note: Noted) -> None:
+        log = logger.error if note.alarm else logger.info
+        log("%s: %s", room.job, note.text)
+        kind = f"alarm:{note.kind}" if note.alarm else note.kind
+        await self._events.add(room.job, kind, note.text, member=note.member)
+
+    _acts: ClassVar[dict[type[Any], Callable[[Rounds, Room, Any], Awaitable[None]]]] = {
+        Planned: _planned,
+        Decided: _decided,
+        Adopted: _adopted,
+        Refused: _refused,
+        Lost: _lost,
+        Held: _held,
+        Noted: _noted,
+    }

@@ -15,6 +15,8 @@ from atoll.hub.auth import Identity, may_use_queue
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.membership import Membership
 from atoll.hub.placement import Placement
+from atoll.hub.recovering import Recovering
+from atoll.hub.refusals import Refusals
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Session
 from atoll.hub.stores import Stores
@@ -25,10 +27,12 @@ from atoll.wire.messages import (
     CheckpointPart,
     CheckpointState,
     Done,
+    Drain,
     Envelope,
     Event,
     Failure,
     Finished,
+    Leaving,
     LogLines,
     Message,
     Metrics,
@@ -39,10 +43,12 @@ from atoll.wire.messages import (
     QueueItems,
     QueuePut,
     QueueRelease,
+    Recover,
     Register,
     Roster,
     RoundJoin,
     RoundVote,
+    Standing,
     Stop,
 )
 
@@ -65,6 +71,8 @@ class Router:
         rounds: Rounds,
         checkpoints: Checkpoints,
         placement: Placement,
+        recovering: Recovering,
+        refusals: Refusals,
         tasks: Tasks,
     ) -> None:
         self._stores = stores
@@ -73,6 +81,8 @@ class Router:
         self._rounds = rounds
         self._checkpoints = checkpoints
         self._placement = placement
+        self._recovering = recovering
+        self._refusals = refusals
         self._tasks = tasks
         self._handlers: dict[type[Message], Handler] = {
             QueuePut: self._queue_put,
@@ -89,6 +99,10 @@ class Router:
             Roster: self._roster,
             RoundJoin: self._round_join,
             RoundVote: self._round_vote,
+            Recover: self._recover,
+            Standing: self._standing,
+            Leaving: self._leaving,
+            Drain: self._drain,
             CheckpointPart: self._checkpoint_part,
             Stop: self._stop,
         }
@@ -123,6 +137,7 @@ class Router:
             answer = await handler(session, envelope.body, envelope.id)
         except AtollError as error:
             logger.info("%s: %s", session.address, error)
+            await self._refusals.note(session, envelope.body, error)
             answer = Failure(error.to_dict())
         except Exception as error:
             logger.exception("%s of %s failed", type(envelope.body).__name__, session.address)
@@ -229,6 +244,22 @@ class Router:
 
     async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
         return await self._rounds.vote(*self._enrolled(session), body)
+
+    async def _recover(self, session: Session, body: Recover, id: int) -> Message:
+        return await self._recovering.recover(*self._enrolled(session), body)
+
+    async def _standing(self, session: Session, body: Standing, id: int) -> Message:
+        await self._recovering.standing(*self._enrolled(session), body)
+        return Done()
+
+    async def _leaving(self, session: Session, body: Leaving, id: int) -> Message:
+        self._enrolled(session)
+        await self._membership.leaving(session, body)
+        return Done()
+
+    async def _drain(self, session: Session, body: Drain, id: int) -> Message:
+        await self._membership.drain(session, body)
+        return Done()
 
     async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:
         return CheckpointState(await self._checkpoints.deliver(*self._enrolled(session), body))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from atoll.hub.jobs import Job, Member
+from atoll.hub.membership import Node
 from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS, Latest
+from atoll.hub.session import Session
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -110,3 +112,42 @@ def _held_out(latest: Mapping[str, Latest]) -> float | None:
     tokens = sum(one.values.get(HELD_OUT_TOKENS, 0.0) for one in latest.values())
     loss_sum = sum(one.values.get(HELD_OUT_LOSS_SUM, 0.0) for one in latest.values())
     return loss_sum / tokens if tokens else None
+
+
+def describe_member(
+    session: Session | None, now: float, *, told: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return what is known of a member beyond its record; `told` are its newest measurements."""
+    return {
+        "last_seen_s": max(0.0, now - session.last_heard) if session else None,
+        "sent_bytes": int(told.get("sent_bytes", 0)),
+        "received_bytes": int(told.get("received_bytes", 0)),
+        "connected": session is not None and session.connected,
+    }
+
+
+def describe_node(
+    node: Node,
+    session: Session | None,
+    now: float,
+    *,
+    running: list[str],
+    told: Sequence[Mapping[str, float]],
+) -> dict[str, Any]:
+    """Return a node as the API shows it; `told` are the newest measurements of its workers."""
+    heard = session.last_heard if session else node.last_heard
+    stats = session.stats if session else node.stats
+    everyone = [stats, *told]
+    return {
+        "node": node.node,
+        "name": node.info.hostname or node.node,
+        "state": "online" if session is not None and node.connected else "lost",
+        "draining": node.draining,
+        "last_seen_s": max(0.0, now - heard),
+        "info": cast(Any, {name: getattr(node.info, name) for name in node.info.__struct_fields__}),
+        "stats": stats,
+        "sent_bytes": int(sum(s.get("sent_bytes", 0) for s in everyone)),
+        "received_bytes": int(sum(s.get("received_bytes", 0) for s in everyone)),
+        "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in told),
+        "running": running,
+    }

@@ -7,16 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import EpochChanged, GroupError, LeftBehind
-from atoll.hub.decisions import (
-    Decided,
-    Effect,
-    JobRounds,
-    Noted,
-    Planned,
-    Refused,
-    all_reachable,
-    majority_base,
-)
+from atoll.hub.decisions import JobRounds
+from atoll.hub.effects import Decided, Effect, Noted, Planned, Refused
+from atoll.hub.sites import all_reachable
+from atoll.hub.verdicts import majority_base
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
 
 

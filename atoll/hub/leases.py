@@ -1,0 +1,107 @@
+"""Who trains on which stretch of the data, and how far each stretch is.
+
+The data is dealt into as many slots as a job has places. Nobody holds two slots and no slot has two
+holders; a slot without a holder waits, and the ones that are furthest behind are given out first.
+What a member did counts only with the verdict that its contribution is in: the cursor of a lost or
+late member stays where it was, and its data is dealt again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from atoll.ids import slot_of
+from atoll.wire.messages import Lease
+
+Cursor = dict[str, int]
+
+
+def progress(cursor: Mapping[str, int]) -> tuple[int, int]:
+    """Return how far a slot is read; greater is further."""
+    return cursor.get("data_pass", 0), cursor.get("offset", 0)
+
+
+def deal(
+    members: Iterable[str],
+    *,
+    slots: int,
+    cursors: Mapping[int, Cursor],
+    held: Mapping[str, int],
+) -> dict[str, int]:
+    """Return the slot of every member for the next period.
+
+    The slots with the least progress are given out. Among them each member keeps the one it holds
+    if it can, else takes its own number, else the least read of the rest.
+
+    Args:
+        members: Who takes part; at most `slots`.
+        slots: How many there are.
+        cursors: Where each stands; one that is not named is at its beginning.
+        held: What members hold now; no slot twice.
+    """
+    takers = sorted(members, key=slot_of)
+    holders = {slot: member for member, slot in held.items() if member in takers}
+
+    def order(slot: int) -> tuple[tuple[int, int], bool, bool, int]:
+        own = any(slot_of(member) == slot for member in takers)
+        return progress(cursors.get(slot, {})), slot not in holders, not own, slot
+
+    chosen = sorted(range(slots), key=order)[: len(takers)]
+    dealt = {holders[slot]: slot for slot in chosen if slot in holders}
+    free = [slot for slot in chosen if slot not in holders]
+    without = [member for member in takers if member not in dealt]
+    for member in [m for m in without if slot_of(m) in free]:
+        dealt[member] = slot_of(member)
+        free.remove(slot_of(member))
+    for member in [m for m in without if m not in dealt]:
+        dealt[member] = free.pop(0)
+    return dealt
+
+
+@dataclass
+class Leases:
+    """The leases of one job."""
+
+    slots: int
+    cursors: dict[int, Cursor] = field(default_factory=dict)
+    """Where each slot stands in the committed record."""
+    held: dict[str, int] = field(default_factory=dict)
+
+    def lease(self, member: str) -> Lease:
+        """Return the lease of a member; one that has none gets a slot that nobody holds."""
+        if member not in self.held:
+            others = set(self.held.values())
+            free = [slot for slot in range(self.slots) if slot not in others]
+            own = slot_of(member)
+            self.held[member] = min(
+                free, key=lambda s: (progress(self.cursors.get(s, {})), s != own, s)
+            )
+        slot = self.held[member]
+        return Lease(slot, dict(self.cursors.get(slot, {})))
+
+    def wrong(self, member: str, lease: Lease) -> str:
+        """Return why a member cannot stand there with its data, or nothing if it can."""
+        holder = next((m for m, slot in self.held.items() if slot == lease.slot), member)
+        if not 0 <= lease.slot < self.slots:
+            return f"slot {lease.slot} does not exist, there are {self.slots}"
+        if self.held.get(member, lease.slot) != lease.slot or holder != member:
+            return f"slot {lease.slot} is not its own"
+        if progress(lease.cursor) < progress(self.cursors.get(lease.slot, {})):
+            return f"the cursor of slot {lease.slot} moves back"
+        return ""
+
+    def take_over(self, member: str, lease: Lease) -> None:
+        """Note how far a contributor came; call `wrong` first."""
+        self.held[member] = lease.slot
+        self.cursors[lease.slot] = dict(lease.cursor)
+
+    def renew(self, members: Iterable[str]) -> dict[str, Lease]:
+        """Deal the slots for the next period; members that are not named hold none any more."""
+        self.held = deal(members, slots=self.slots, cursors=self.cursors, held=self.held)
+        return {member: self.lease(member) for member in self.held}
+
+    def set_back(self, cursors: Mapping[int, Cursor]) -> None:
+        """Begin again from an earlier record; nobody holds anything."""
+        self.cursors = {slot: dict(cursor) for slot, cursor in cursors.items()}
+        self.held = {}

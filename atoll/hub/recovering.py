@@ -1,0 +1,129 @@
+"""Answers members that lack the committed state: who has it, and what to train on with it.
+
+When nobody has it any more, the run is set back to its newest complete checkpoint, durably and with
+an alarm: what was trained after it is lost, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from atoll.clock import Clock
+from atoll.errors import GroupError
+from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.decisions import JobRounds
+from atoll.hub.events import Events
+from atoll.hub.forming import RECOVERING
+from atoll.hub.jobs import Jobs
+from atoll.hub.pace import newcomer_pace, paces
+from atoll.hub.room import Room
+from atoll.hub.rounds import Rounds
+from atoll.wire.messages import Recover, Source, Sources, Standing
+
+VERDICT_WAIT_S = 60.0
+"""Longest wait for the verdict on an open attempt, whose state is the one to take over."""
+
+
+class Recovering:
+    """Answers Recover and Standing."""
+
+    def __init__(
+        self,
+        *,
+        rounds: Rounds,
+        jobs: Jobs,
+        events: Events,
+        checkpoints: Checkpoints,
+        clock: Clock,
+    ) -> None:
+        self._rounds = rounds
+        self._jobs = jobs
+        self._events = events
+        self._checkpoints = checkpoints
+        self._clock = clock
+
+    async def recover(self, job: str, member: str, body: Recover) -> Sources:
+        """Return who has the committed state; rounds wait a bounded time for the one who asked.
+
+        Raises:
+            GroupError: the state is not needed any more, the job is ending.
+        """
+        room = self._rooms(job)
+        async with room.lock:
+            effects = room.machine.recover(member, self._clock.monotonic())
+            room.refuse(member, GroupError(RECOVERING, given=member))
+            await self._rounds.carry_out(room, effects)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(VERDICT_WAIT_S):
+                await room.decided.wait()
+        async with room.lock:
+            holders = room.machine.holders(member, body.failed)
+            checkpoint = -1
+            if not holders:
+                checkpoint = await self._set_back(room, member)
+            return self._sources(room.machine, member, holders, checkpoint)
+
+    async def standing(self, job: str, member: str, body: Standing) -> None:
+        """Note that a member has taken over the committed state: rounds await it as before.
+
+        Raises:
+            LeftBehind: it stands on another state than the group; it must recover again.
+        """
+        room = self._rooms(job)
+        async with room.lock:
+            now = self._clock.monotonic()
+            effects = room.machine.stand(member, body.round, body.base, now)
+            origin = ", ".join(body.sources) or "nobody"
+            text = (
+                f"{member} took over round {body.round} from {origin}:"
+                f" {body.nbytes / 1e6:.1f} MB in {body.seconds:.1f} s"
+            )
+            await self._events.add(job, "recovered", text, member=member)
+            await self._rounds.carry_out(room, effects)
+
+    def _rooms(self, job: str) -> Room:
+        return self._rounds.room(job)
+
+    def _sources(
+        self, machine: JobRounds, member: str, holders: list[str], checkpoint: int
+    ) -> Sources:
+        record, now = self._jobs.get(machine.job), self._clock.monotonic()
+        everyone = {m for m, s in machine.standing.items() if s in ("live", "recovering")}
+        shares = paces(machine.measures.step_s, everyone | {member}) if machine.paced else {}
+        pace = shares.get(member, 1.0)
+        if holders:
+            begun, period_s = machine.committed_at, machine.measures.period_s
+            elapsed_s = now - begun if begun is not None else 0.0
+            period_s = period_s if begun is not None else None
+            pace = newcomer_pace(pace, period_s=period_s, elapsed_s=elapsed_s)
+        return Sources(
+            round=machine.committed_round,
+            peers=[Source(m, record.members[m].serves) for m in holders if m in record.members],
+            checkpoint_round=checkpoint,
+            pace=pace,
+            lease=machine.leases.lease(member) if machine.leases.cursors else None,
+        )
+
+    async def _set_back(self, room: Room, member: str) -> int:
+        """Go back to the newest complete checkpoint, and return its round (-1: the beginning)."""
+        machine, record = room.machine, self._jobs.get(room.job)
+        if any(m.state == "done" for m in record.members.values()):
+            raise GroupError("the job is ending: all that have its state are done", given=member)
+        checkpoint = await self._checkpoints.newest(room.job)
+        round_ = max(0, checkpoint)
+        if round_ == machine.committed_round:
+            return checkpoint
+        before = machine.committed_round
+        cursors = await self._rounds.book.cursors_at(room.job, round_)
+        start = min(machine.start_round, round_)
+        await self._checkpoints.begin(room.job, resume_round=checkpoint)
+        await self._rounds.book.set_round(room.job, round_, cursors, start_round=start)
+        machine.rewind(round_, cursors)
+        machine.start_round = start
+        text = (
+            f"no member has the state of round {before} any more:"
+            f" the run goes back to round {round_}"
+        )
+        await self._events.add(room.job, "alarm:rewound", text, member=member)
+        return checkpoint

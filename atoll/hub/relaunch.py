@@ -1,0 +1,71 @@
+"""When a member that was lost, failed or left is launched again."""
+
+from __future__ import annotations
+
+from atoll.clock import Clock
+from atoll.hub.jobs import LIVE_STATES, Job, Member
+from atoll.ids import member_id
+
+RETURN_S = 3.0
+"""How long a lost process may come back by itself while its node is there."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+MAX_FAILURES = 8
+"""Launches in a row without a committed round after which a member is given up."""
+
+
+def missing(job: Job) -> list[int]:
+    """Return the slots of members that do not live, lowest first."""
+    members = {slot: job.members.get(member_id(slot)) for slot in range(job.nodes_wanted)}
+    return [slot for slot, m in members.items() if m is None or m.state not in LIVE_STATES]
+
+
+def given_up(member: Member) -> bool:
+    """Return whether a member that does not live is not launched again."""
+    return member.failures + 1 >= MAX_FAILURES and member.state not in LIVE_STATES
+
+
+def pause_s(failures: int) -> float:
+    """Return the pause before the next launch after so many relaunches without a commit."""
+    if failures == 0:
+        return 0.0
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
+
+
+class Relaunches:
+    """Remembers when each missing member was first seen missing, and which were given up."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._since: dict[tuple[str, str, int], float] = {}
+        """Monotonic time at which an attempt was found to have ended."""
+        self._given_up: set[tuple[str, str]] = set()
+
+    def due(self, job: str, member: Member, *, node_is_there: bool) -> bool:
+        """Return whether it is time to launch a member again.
+
+        One that was lost by silence while its node is there may come back by itself; one whose
+        end is known, or whose node is gone, is replaced at once. Members that failed again and
+        again wait longer each time.
+        """
+        now = self._clock.monotonic()
+        since = self._since.setdefault((job, member.member, member.attempt), now)
+        wait_s = pause_s(member.failures)
+        if member.state == "lost" and member.exit_code is None and node_is_there:
+            wait_s = max(wait_s, RETURN_S)
+        return now >= since + wait_s
+
+    def launched(self, job: str, member: Member) -> None:
+        """Note a new attempt."""
+        self._since.pop((job, member.member, member.attempt - 1), None)
+
+    def first_time(self, job: str, member: str) -> bool:
+        """Return whether a member is given up just now."""
+        if (job, member) in self._given_up:
+            return False
+        self._given_up.add((job, member))
+        return True
+
+    def forget(self, job: str) -> None:
+        """Drop what concerns a job that has ended."""
+        self._since = {key: at for key, at in self._since.items() if key[0] != job}
+        self._given_up = {key for key in self._given_up if key[0] != job}

@@ -1,0 +1,93 @@
+"""Which way tensors take, from who can dial whom.
+
+Members that all reach each other reduce directly. Where only groups of them do, each group reduces
+inside and its first member relays (a two-level reduce as in the hierarchical all-reduce of Jia et
+al. 2018, arXiv:1807.11205, with the hub's reducer as the upper level).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.ids import slot_of
+from atoll.wire.messages import RoundJoin
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a round reduces."""
+
+    name: str
+    """alone, direct, relay or hierarchical."""
+    store: str = ""
+    sites: list[list[str]] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
+
+    @property
+    def needs_reducer(self) -> bool:
+        """Whether nothing goes without the job's reducer."""
+        return self.name in ("relay", "hierarchical")
+
+
+def reach_each_other(a: str, b: str, reachable: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether two members can dial each other."""
+    return b in reachable.get(a, ()) and a in reachable.get(b, ())
+
+
+def all_reachable(joins: Mapping[str, RoundJoin]) -> bool:
+    """Return whether every member can dial every other one."""
+    return all(set(join.reachable) | {me} >= joins.keys() for me, join in joins.items())
+
+
+def find_sites(members: Sequence[str], reachable: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return groups whose members all reach each other, in slot order, ordered by first member.
+
+    Greedy: each member goes to the first group all of whose members it reaches.
+    """
+    sites: list[list[str]] = []
+    for member in sorted(members, key=slot_of):
+        for site in sites:
+            if all(reach_each_other(member, other, reachable) for other in site):
+                site.append(member)
+                break
+        else:
+            sites.append([member])
+    return sites
+
+
+def choose_route(
+    preference: str,
+    joins: Mapping[str, RoundJoin],
+    dials: Mapping[str, Sequence[str]],
+    *,
+    relay_only: bool = False,
+) -> Route:
+    """Return the route of a round.
+
+    Args:
+        preference: `auto`, `direct` or `relay`.
+        joins: Who takes part, and whom each reaches.
+        dials: Where each can be dialled.
+        relay_only: A faster route failed lately.
+    """
+    members = sorted(joins, key=slot_of)
+    if len(members) == 1:
+        return Route("alone")
+    if preference == "relay" or (preference == "auto" and relay_only):
+        return Route("relay")
+    if preference == "direct" or all_reachable(joins):
+        dial = _dial(dials, members[0])
+        return Route("direct", store=dial) if dial else Route("relay")
+    dialable = {
+        m: [other for other in join.reachable if _dial(dials, other)] for m, join in joins.items()
+    }
+    sites = find_sites(members, dialable)
+    stores = [_dial(dials, site[0]) if len(site) > 1 else "" for site in sites]
+    if any(stores) and len(sites) > 1:
+        return Route("hierarchical", sites=sites, stores=stores)
+    return Route("relay")
+
+
+def _dial(dials: Mapping[str, Sequence[str]], member: str) -> str:
+    return next(iter(dials.get(member, ())), "")
