@@ -25,6 +25,7 @@ from typing import IO, Any, Self
 import psutil
 
 from atoll.net.api import HubClient
+from atoll.node.parent import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 READY_S = 60.0
@@ -33,7 +34,10 @@ MARK = "ATOLL_BENCH"
 
 
 class Cluster:
-    """A hub, its nodes and whatever they start; all of it is killed at the end of the block."""
+    """A hub, its nodes and whatever they start; all of it is killed at the end of the block.
+
+    On Linux it also dies with the thread that started it, so use one from the main thread.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Keep everything under a folder; nothing runs yet."""
@@ -42,6 +46,8 @@ class Cluster:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ticket = ""
+        self.token = ""
+        """An operator's; the hub keeps it over its restarts."""
         self.hub: subprocess.Popen[str] | None = None
         self.nodes: dict[str, subprocess.Popen[str]] = {}
         self._mark = secrets.token_hex(8)
@@ -59,10 +65,10 @@ class Cluster:
         ]
         self.hub = self._start(command, "hub")
         ready = json.loads(_first_line(self.hub))
-        self.ticket = ready["ticket"]
+        self.ticket, self.token = ready["ticket"], ready["operator_token"]
         if self._client is not None:
             self._client.close()
-        self._client = HubClient(self.url, ready["operator_token"])
+        self._client = HubClient(self.url, self.token)
 
     def start_node(self, name: str, *, slots: int = 1, ticket: str = "") -> None:
         """Start an agent, or the same one again from what it knows of itself.
@@ -90,6 +96,7 @@ class Cluster:
             stderr=log,
             text=True,
             start_new_session=True,
+            preexec_fn=die_with_parent(),
         )
 
     def _environment(self) -> dict[str, str]:

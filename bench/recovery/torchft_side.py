@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.node.parent import die_with_parent
 from bench.recovery.notes import Traced, Watch
 from bench.recovery.scenario import MEMBERS
 
@@ -87,6 +88,7 @@ class TorchftSide:
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    preexec_fn=die_with_parent(),
                 )
             )
 
