@@ -16,18 +16,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import sys
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import msgspec
 
+from atoll.checkpoint.child import Reporter, settle_down
 from atoll.checkpoint.files import Moment, unobserved, write_file
 from atoll.checkpoint.folder import Folder
-from atoll.checkpoint.orders import Copied, CopyFailed, Idle, Report, line
+from atoll.checkpoint.orders import Copied, CopyFailed, Idle, Report
 from atoll.checkpoint.remote import Remote
 from atoll.errors import AtollError, CheckpointMissing
 from atoll.net.retry import backoff
@@ -214,16 +215,22 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _main(task: dict[str, Any]) -> None:
-    """Copy what is pending in one folder, reporting on stdout."""
+def run(commands: BinaryIO, reports: BinaryIO) -> None:
+    """Copy what is pending in one folder; ends early when the commands do."""
+    task = msgspec.json.decode(commands.readline(), type=dict[str, str])
+    report = Reporter(reports)
 
-    def report(message: Report) -> None:
-        sys.stdout.buffer.write(line(message))
-        sys.stdout.buffer.flush()
+    def listen() -> None:
+        commands.read()
+        os._exit(1)  # whoever started this is gone
 
-    copy_all(Copies(Path(task["folder"]), str(task["url"])), report=report)
+    threading.Thread(target=listen, name="commands", daemon=True).start()
+    copies = Copies(Path(task["folder"]), task["url"], job=task["job"])
+    copy_all(copies, report=report)
+    report(Idle())
 
 
 if __name__ == "__main__":
-    # From stdin and not from the command line, which everybody on the machine can read.
-    _main(msgspec.json.decode(sys.stdin.buffer.readline()))
+    # The task comes by stdin and not on the command line, which everybody on the machine can read.
+    run(*settle_down())
+    os._exit(0)  # threads of a driver may not hold up the end

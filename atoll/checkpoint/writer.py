@@ -8,19 +8,17 @@ it: the trainer still has a last checkpoint to write then.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import mmap
 import os
 import queue
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.checkpoint.child import Reporter, settle_down
 from atoll.checkpoint.copies import Copier, Copies
 from atoll.checkpoint.files import Moment, unobserved
 from atoll.checkpoint.folder import Folder, PartFile
@@ -32,18 +30,13 @@ from atoll.checkpoint.orders import (
     Order,
     Ready,
     Region,
-    Report,
     Setup,
     Written,
-    line,
     read_command,
 )
 from atoll.checkpoint.upload import Upload
 from atoll.errors import AtollError, CheckpointError, HubUnreachable
 from atoll.wire.keeping import Keep
-
-NICENESS = 10
-_PR_SET_PDEATHSIG = 1
 
 
 class Superseded(Exception):
@@ -159,22 +152,6 @@ class Writer:
             )
 
 
-class Reporter:
-    """Sends reports from several threads over one pipe."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._out, self._lock = out, threading.Lock()
-
-    def __call__(self, report: Report) -> None:
-        """Send a report; without a trainer there is nothing left to do."""
-        try:
-            with self._lock:
-                self._out.write(line(report))
-                self._out.flush()
-        except OSError:
-            os._exit(0)
-
-
 def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -> None:
     """Read the setup, then carry out orders until the commands end, which ends the process."""
     reporter = Reporter(reports)
@@ -194,22 +171,6 @@ def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -
     threading.Thread(target=listen, name="commands", daemon=True).start()
     reporter(Ready(os.getpid()))
     writer.serve()
-
-
-def settle_down() -> tuple[BinaryIO, BinaryIO]:
-    """Take low priority, stay deaf to signals for groups, die with the trainer; return the pipes.
-
-    What libraries print goes to stderr from here on: stdout carries reports only.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(os, "nice"):
-        os.nice(NICENESS)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    reports = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return sys.stdin.buffer, reports
 
 
 @contextlib.contextmanager

@@ -13,21 +13,30 @@ from atoll import __version__
 from atoll.clock import Clock
 from atoll.config import parse_spec
 from atoll.errors import CheckpointCorrupt, WireError
+from atoll.hub.copies import Copies
 from atoll.hub.database import Database
 from atoll.hub.events import Events
 from atoll.hub.files import Files
 from atoll.hub.jobs import Jobs
 from atoll.hub.rounds import LIVE_STATES, Rounds
 from atoll.ids import slot_of
+from atoll.wire.keeping import Keep
 from atoll.wire.manifest import (
     MANIFEST_NAME,
+    SHARED_PART,
     Manifest,
     ManifestPart,
     checkpoint_folder,
     decode_manifest,
     encode_manifest,
+    member_part,
+    round_of,
 )
 from atoll.wire.messages import CheckpointPart
+from atoll.wire.part_header import read_score, read_stamp
+
+Row = tuple[str, int, ManifestPart]
+"""Who delivered a part, at which step, and the part."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +53,6 @@ CREATE TABLE IF NOT EXISTS checkpoint_parts (
 ) WITHOUT ROWID
 """
 
-SHARED_PART = "shared.safetensors"
-"""The part without which no other is of use."""
-
-
-def own_part(member: str) -> str:
-    """Return the name of the part that every member writes for itself."""
-    return f"{member}.safetensors"
-
 
 def newest_complete(folder: Path) -> int:
     """Return the highest round of a complete checkpoint in a job's folder, or -1.
@@ -64,24 +65,20 @@ def newest_complete(folder: Path) -> int:
     return -1
 
 
-def prune(folder: Path, *, keep: int) -> list[int]:
-    """Delete all but the newest `keep` complete checkpoints; return the rounds deleted.
+def prune(folder: Path, *, keep: Keep) -> list[int]:
+    """Delete the complete checkpoints that are not kept; return the rounds deleted.
 
     Folders without a manifest that are older than the newest complete one go too; the newest
     complete checkpoint always stays.
     """
     newest = newest_complete(folder)
-    complete = [r for r in sorted(_published(folder)) if r <= newest]
-    kept = set(complete[-max(1, keep) :]) | {newest}
-    deleted = []
-    for path in sorted((folder / "checkpoints").glob("round-*")):
-        round_ = _round_of(path)
-        if round_ is None or round_ >= newest or round_ in kept:
-            continue
-        (path / MANIFEST_NAME).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
-        deleted.append(round_)
-    return deleted
+    kept = keep.rounds({r: s for r, s in _scores(folder).items() if r <= newest}) | {newest}
+    return _delete(folder, [r for r in _folders(folder) if r < newest and r not in kept])
+
+
+def abandon(folder: Path, *, after: int) -> list[int]:
+    """Delete every checkpoint of later rounds; return the rounds deleted."""
+    return _delete(folder, [round_ for round_ in _folders(folder) if round_ > after])
 
 
 class Checkpoints:
@@ -104,16 +101,38 @@ class Checkpoints:
         self._rounds = rounds
         self._clock = clock
         self._lock = asyncio.Lock()
+        self._mixed: set[tuple[str, int]] = set()
+        """Rounds of which people were told that parts of two attempts met."""
+        self._copies = Copies(events=events, folder=jobs.folder)
+
+    async def restart(self) -> None:
+        """Go on with the copies that an earlier life of the hub did not finish."""
+        for job in self._jobs.list():
+            self._copy(job.job)
+
+    async def close(self) -> None:
+        """End what runs beside the hub; it goes on at the next start."""
+        await self._copies.close()
 
     async def begin(self, job: str, *, resume_round: int) -> None:
-        """Forget parts that an earlier attempt of a job delivered after its last checkpoint."""
+        """Forget everything that an earlier attempt of a job delivered after a checkpoint.
+
+        Called when a job goes on from that checkpoint: what came later is of a future that will
+        not be. Parts of it that are still on their way are told apart by their stamps.
+        """
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "DELETE FROM checkpoint_parts WHERE job = ? AND round > ?", (job, resume_round)
             )
 
-        await self._database.write(write)
+        async with self._lock:
+            await self._database.write(write)
+            folder = self._jobs.folder(job)
+            gone = await asyncio.to_thread(abandon, folder, after=resume_round)
+        if gone:
+            text = f"checkpoints of rounds {gone} are given up: it goes on from {resume_round}"
+            await self._events.add(job, "checkpoints-abandoned", text)
 
     async def deliver(self, job: str, member: str, part: CheckpointPart) -> bool:
         """Record a part that lies in the job's folder; return whether all are there now.
@@ -121,7 +140,13 @@ class Checkpoints:
         Raises:
             CheckpointCorrupt: the file is not there, or is not the one described.
         """
-        name = part.name.rpartition("/")[2]
+        name = part.name
+        if name not in (SHARED_PART, member_part(member)):
+            raise CheckpointCorrupt(
+                "a member announced a part that is not its own",
+                given=f"{member}: {name}",
+                expected=f"{member_part(member)} or {SHARED_PART}",
+            )
         path = f"{checkpoint_folder(part.round)}/{name}"
         found = await self._files.stat(job, path)
         if found is None or (found.nbytes, found.sha256) != (part.nbytes, part.sha256):
@@ -162,12 +187,11 @@ class Checkpoints:
             manifest_path = f"{checkpoint_folder(round_)}/{MANIFEST_NAME}"
             if await self._files.stat(job, manifest_path) is not None:
                 return True
-            parts = await self._parts(job, round_)
-            delivered = {member for member, _, part in parts if part.name == own_part(member)}
+            rows = await self._parts(job, round_)
+            parts = await self._of_one_state(job, round_, rows)
+            delivered = {member for member, _, part in parts if part.name == member_part(member)}
             senders = {member for member, _, _ in parts}
-            if not any(part.name == SHARED_PART for _, _, part in parts):
-                return False
-            if (senders | await self._awaited(job, round_)) - delivered:
+            if not parts or (senders | await self._awaited(job, round_)) - delivered:
                 return False
             manifest = Manifest(
                 job=job,
@@ -177,11 +201,47 @@ class Checkpoints:
                 parts=[part for _, _, part in parts],
                 created=self._clock.wall(),
                 versions={"atoll": __version__},
+                score=await asyncio.to_thread(read_score, self._part(job, round_, SHARED_PART)),
             )
             await self._files.write(job, manifest_path, encode_manifest(manifest))
         await self._events.add(job, "checkpoint", f"checkpoint of round {round_} is complete")
         await self._prune(job)
+        self._copy(job)
         return True
+
+    async def _of_one_state(self, job: str, round_: int, rows: list[Row]) -> list[Row]:
+        """Return the parts that belong to the shared part; none while that is missing.
+
+        Parts of an abandoned attempt at the same round carry another stamp. They wait to be
+        replaced, and never get into a manifest beside parts of the present one.
+        """
+        names = [part.name for _, _, part in rows]
+        if SHARED_PART not in names:
+            return []
+
+        def read() -> dict[str, str]:
+            return {name: read_stamp(self._part(job, round_, name)) for name in names}
+
+        stamps = await asyncio.to_thread(read)
+        strange = [row for row in rows if stamps[row[2].name] != stamps[SHARED_PART]]
+        if strange and (job, round_) not in self._mixed:
+            self._mixed.add((job, round_))
+            given = ", ".join(f"{row[2].name}: {stamps[row[2].name]!r}" for row in strange)
+            text = (
+                f"parts of round {round_} are not of the state of {SHARED_PART} and do not count: "
+                f"{given}, not {stamps[SHARED_PART]!r}"
+            )
+            await self._events.add(job, "checkpoint-part-refused", text, member=strange[0][0])
+        return [row for row in rows if row not in strange]
+
+    def _part(self, job: str, round_: int, name: str) -> Path:
+        return self._jobs.folder(job) / checkpoint_folder(round_) / name
+
+    def _copy(self, job: str) -> None:
+        """Have the job's checkpoints copied to where its file says, if it does."""
+        url = parse_spec(self._jobs.get(job).spec).checkpoint.to
+        if url:
+            self._copies.wake(job, url)
 
     async def _awaited(self, job: str, round_: int) -> set[str]:
         """Return the members of that committed round that still live."""
@@ -189,7 +249,7 @@ class Checkpoints:
         live = {m.member for m in record.members.values() if m.state in LIVE_STATES}
         return live & set(await self._rounds.book.members_of(job, round_) or live)
 
-    async def _parts(self, job: str, round_: int) -> list[tuple[str, int, ManifestPart]]:
+    async def _parts(self, job: str, round_: int) -> list[Row]:
         def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
             return connection.execute(
                 "SELECT member, step, name, sha256, nbytes FROM checkpoint_parts"
@@ -203,7 +263,8 @@ class Checkpoints:
         ]
 
     async def _prune(self, job: str) -> None:
-        keep = parse_spec(self._jobs.get(job).spec).checkpoint.keep
+        table = parse_spec(self._jobs.get(job).spec).checkpoint
+        keep = Keep(newest=table.keep, every=table.keep_every, best=table.keep_best)
         deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
         newest = await self.newest(job)
 
@@ -217,16 +278,35 @@ class Checkpoints:
             logger.info("%s: checkpoints of rounds %s deleted", job, deleted)
 
 
-def _round_of(path: Path) -> int | None:
-    """Return the round that a folder's name tells."""
-    digits = path.name.removeprefix("round-")
-    return int(digits) if digits.isdigit() and path.is_dir() else None
+def _folders(folder: Path) -> list[int]:
+    """Return the rounds that have a folder, ascending."""
+    paths = (folder / "checkpoints").glob("round-*")
+    rounds = {round_of(path.name) for path in paths if path.is_dir()}
+    return sorted(round_ for round_ in rounds if round_ is not None)
 
 
 def _published(folder: Path) -> list[int]:
     """Return the rounds whose manifest exists."""
-    rounds = map(_round_of, (folder / "checkpoints").glob("round-*"))
-    return [r for r in rounds if r is not None and _manifest(folder, r).is_file()]
+    return [round_ for round_ in _folders(folder) if _manifest(folder, round_).is_file()]
+
+
+def _scores(folder: Path) -> dict[int, float | None]:
+    """Return the held-out loss of every published checkpoint, by round."""
+    scores: dict[int, float | None] = {}
+    for round_ in _published(folder):
+        try:
+            scores[round_] = decode_manifest(_manifest(folder, round_).read_bytes()).score
+        except (OSError, WireError):
+            scores[round_] = None
+    return scores
+
+
+def _delete(folder: Path, rounds: list[int]) -> list[int]:
+    """Delete folders of checkpoints; the manifest first, so that none looks complete by half."""
+    for round_ in rounds:
+        _manifest(folder, round_).unlink(missing_ok=True)
+        shutil.rmtree(folder / checkpoint_folder(round_), ignore_errors=True)
+    return rounds
 
 
 def _manifest(folder: Path, round_: int) -> Path:

@@ -9,6 +9,7 @@ import pytest
 from atoll.hub.app import HubOptions
 from atoll.hub.checkpoints import newest_complete, prune
 from atoll.hub.server import HubServer
+from atoll.wire.keeping import Keep
 from atoll.wire.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -188,7 +189,7 @@ def test_pruning_never_deletes_the_newest_complete_one(tmp_path: Path) -> None:
     for round_ in (1, 2, 3):
         make(tmp_path, round_)
     make(tmp_path, 4, manifest=False)
-    assert prune(tmp_path, keep=1) == [1, 2]
+    assert prune(tmp_path, keep=Keep(newest=1)) == [1, 2]
     assert newest_complete(tmp_path) == 3
     assert (tmp_path / checkpoint_folder(4)).exists()
-    assert prune(tmp_path, keep=1) == []
+    assert prune(tmp_path, keep=Keep(newest=1)) == []
