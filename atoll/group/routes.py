@@ -11,7 +11,8 @@ from atoll.clock import RealClock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import GroupError, WireError
-from atoll.group.direct import DirectRoute, Exchanged
+from atoll.group.collectives import Exchanged
+from atoll.group.direct import DirectRoute
 from atoll.group.relay import REDUCER, RelayExchange
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.mean import result_digest

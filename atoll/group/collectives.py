@@ -1,0 +1,248 @@
+"""What members of one process group do together: weighted means, and one member's bytes for all.
+
+fp32 is one all-reduce of the weighted values. Any other codec goes in two steps: every member
+sends each other member its encoded chunk (all-to-all), sums its own chunk in fp32 in member order
+and encodes the mean; then all gather the encoded means. Either way every member ends up with the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.clock import RealClock
+from atoll.codec.codec import Codec, Packet
+from atoll.errors import DeadlineExceeded, GroupError
+from atoll.group.partition import partition
+from atoll.reducer.mean import Share, is_finite, mean_of, result_digest
+from atoll.wire.frames import Buffer
+
+_HEAD = struct.Struct("!d")
+"""What travels before every chunk: the sender's weight; NaN when its values are not usable."""
+
+ALIGNMENT = 1024
+"""Elements that chunks are multiples of when a codec does not say its block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What came out of one exchange, equal on every member."""
+
+    vector: Tensor
+    contributors: tuple[str, ...]
+    weight: float
+    """Sum of the weights; 0: there was nothing to average, and the vector is zero."""
+    digest: str
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """A process group and this attempt's bounds."""
+
+    group: Any
+    members: tuple[str, ...]
+    rank: int
+    deadline: float
+
+    def run(self, start: Callable[[], Any]) -> None:
+        """Run one collective to its end, at most until the deadline.
+
+        Raises:
+            DeadlineExceeded: the deadline had passed before.
+            RuntimeError: Gloo's own error; a connection broke, or time was up.
+        """
+        left_s = self.deadline - RealClock().monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded("no time is left for the members' exchange")
+        left = timedelta(seconds=left_s)
+        self.group._set_default_timeout(left)
+        start().wait(left)
+
+
+def weighted_mean(
+    wires: Wires, vector: Tensor, *, codec: Codec, weight: float, key: str
+) -> Exchanged:
+    """Return the mean of all members' values; see the module's first lines.
+
+    Values that are not finite are left out. If no weight is left the result has weight 0.
+
+    Args:
+        wires: The members.
+        vector: Own values, float32, shape (n,).
+        codec: How values are encoded on the wire.
+        weight: Weight of the own values.
+        key: Names the codec's residual state.
+
+    Raises:
+        GroupError: the sum does not fit fp32.
+    """
+    usable = _survives(vector, codec.base) and math.isfinite(weight) and weight >= 0
+    if codec.base.spec == "fp32" and codec.base is codec:
+        return _all_reduce(wires, vector, weight=weight, usable=usable)
+    return _all_to_all(wires, vector, codec=codec, weight=weight, usable=usable, key=key)
+
+
+def hand_out(wires: Wires, data: Buffer | None, *, nbytes: int) -> memoryview:
+    """Return the bytes of the first member, on every member.
+
+    Args:
+        wires: The members.
+        data: What the first one has; None on all others.
+        nbytes: How many they are; all know it.
+    """
+    tensor = torch.empty(nbytes, dtype=torch.uint8)
+    if data is not None and nbytes:
+        tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    if nbytes:
+        wires.run(lambda: wires.group.broadcast(tensor, 0))
+    return bytes_of(tensor)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return a contiguous tensor's memory as bytes, without a copy."""
+    flat: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def check_weight(exchanged: Exchanged, members: Sequence[str]) -> Exchanged:
+    """Return what was exchanged if there was something to average.
+
+    Raises:
+        GroupError: no finite contribution had a weight above 0.
+    """
+    if exchanged.weight > 0:
+        return exchanged
+    raise GroupError(
+        "there is nothing to average",
+        given=f"{len(exchanged.contributors)} of {len(members)} members with weight 0",
+        expected="at least one finite contribution with a weight above 0",
+    )
+
+
+def _survives(vector: Tensor, codec: Codec) -> bool:
+    """Return whether the values are finite and still so after encoding (fp16 overflows)."""
+    if not is_finite(vector):
+        return False
+    if vector.numel() == 0:
+        return True
+    extremes = torch.stack(torch.aminmax(vector))
+    return is_finite(codec.decode(codec.encode(extremes, key="extremes")))
+
+
+def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...], float]:
+    """Return who contributed and their total weight; unusable members have weight NaN."""
+    contributors = tuple(
+        m for m, weight in zip(members, weights, strict=True) if not math.isnan(weight)
+    )
+    return contributors, math.fsum(weight for weight in weights if not math.isnan(weight))
+
+
+def _nothing(size: int, contributors: tuple[str, ...], moved: int) -> Exchanged:
+    return Exchanged(torch.zeros(size), contributors, 0.0, "", moved, moved)
+
+
+def _all_reduce(wires: Wires, vector: Tensor, *, weight: float, usable: bool) -> Exchanged:
+    """One fp32 all-reduce; each member's weight and usability travel in elements of their own.
+
+    Gloo adds the members of each segment in ring order on one of them and hands the sum round, so
+    all hold the same bits, though not always those of a sum in member order.
+    """
+    n, size = len(wires.members), vector.numel()
+    wire = torch.zeros(size + 2 * n)
+    if usable:
+        torch.mul(vector, weight, out=wire[:size])
+        wire[size + 2 * wires.rank] = weight
+        wire[size + 2 * wires.rank + 1] = 1.0
+    wires.run(lambda: wires.group.allreduce([wire]))
+    table = wire[size:].view(n, 2).tolist()
+    weights = [weight if present else math.nan for weight, present in table]
+    contributors, total = _split(weights, wires.members)
+    moved = round(2 * (n - 1) / n * wire.numel() * wire.element_size())
+    if not total > 0:
+        return _nothing(size, contributors, moved)
+    mean = wire[:size].div_(total)
+    if not is_finite(mean):
+        raise GroupError(
+            "the sum of the members' values is larger than fp32 can hold",
+            remedy="lower the learning rate, or switch clipping on",
+        )
+    digest = result_digest(bytes_of(mean), contributors)
+    return Exchanged(mean, contributors, total, digest, moved, moved)
+
+
+def _all_to_all(
+    wires: Wires, vector: Tensor, *, codec: Codec, weight: float, usable: bool, key: str
+) -> Exchanged:
+    """Encoded chunks to their owners, fp32 sums there, encoded means to all."""
+    base, n = codec.base, len(wires.members)
+    block = math.lcm(int(getattr(base, "block", 1)), ALIGNMENT)
+    sizes = partition(vector.numel(), n, block=block)
+    if base is not codec and usable:
+        # Residuals belong to the whole vector, whoever takes part; encoding the decoded values
+        # once more, block by block, changes nothing.
+        vector = base.decode(codec.encode(vector, key=key))
+    head = _HEAD.pack(weight if usable else math.nan)
+    packets = [base.encode(part.contiguous(), key=key) for part in torch.split(vector, sizes)]
+    shares, moved_out, moved_in = _scatter(wires, packets, head)
+    contributors, total = _split([share.weight for share in shares], wires.members)
+    if not total > 0:
+        return _nothing(vector.numel(), contributors, moved_out)
+    usable_shares = [share for share in shares if not math.isnan(share.weight)]
+    mean = mean_of(usable_shares, codec=base)
+    if mean.left_out:
+        raise next(iter(mean.left_out.values()))
+    gathered = _gather(wires, mean.packet, [base.nbytes(size) for size in sizes])
+    out = torch.empty(vector.numel())
+    for part, size, piece in zip(gathered, sizes, torch.split(out, sizes), strict=True):
+        base.decode(Packet(part, mean.packet.codec, (size,)), out=piece)
+    others = sum(len(part) for part in gathered) - len(gathered[wires.rank])
+    shared = len(gathered[wires.rank]) * (n - 1)
+    return Exchanged(
+        out, contributors, total, result_digest(gathered, contributors),
+        moved_out + shared, moved_in + others,
+    )  # fmt: skip
+
+
+def _scatter(wires: Wires, packets: list[Packet], head: bytes) -> tuple[list[Share], int, int]:
+    """Send every member its chunk; return all members' versions of the own chunk, in order."""
+    rank, members = wires.rank, wires.members
+    messages = [b"".join((head, p.data)) if i != rank else b"" for i, p in enumerate(packets)]
+    sent_sizes = [len(message) for message in messages]
+    own = len(packets[rank].data) + _HEAD.size
+    received_sizes = [own if index != rank else 0 for index in range(len(members))]
+    outgoing = torch.frombuffer(bytearray(b"".join(messages)), dtype=torch.uint8)
+    incoming = torch.empty(sum(received_sizes), dtype=torch.uint8)
+    wires.run(lambda: wires.group.alltoall_base(incoming, outgoing, received_sizes, sent_sizes))
+    shares: list[Share] = []
+    for member, part in zip(members, torch.split(incoming, received_sizes), strict=True):
+        packet, own_head = packets[rank], head
+        if member != members[rank]:
+            data = bytes_of(part)
+            own_head = bytes(data[: _HEAD.size])
+            packet = Packet(data[_HEAD.size :], packet.codec, packet.sizes)
+        shares.append(Share(member, packet, _HEAD.unpack(own_head)[0]))
+    return shares, sum(sent_sizes), sum(received_sizes)
+
+
+def _gather(wires: Wires, packet: Packet, sizes: list[int]) -> list[memoryview]:
+    """Return every member's encoded mean, in order; they travel padded to one length."""
+    longest = max(sizes)
+    if longest == 0:
+        return [memoryview(b"") for _ in sizes]
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    if len(packet.data):
+        padded[: len(packet.data)] = torch.frombuffer(bytearray(packet.data), dtype=torch.uint8)
+    gathered = torch.empty(longest * len(sizes), dtype=torch.uint8)
+    wires.run(lambda: wires.group._allgather_base(gathered, padded))
+    whole = bytes_of(gathered)
+    return [whole[i * longest : i * longest + size] for i, size in enumerate(sizes)]
