@@ -1,0 +1,207 @@
+"""The hub's durable memory: what survives its kill, and when a write is durable but not told."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from atoll.config import dump_spec, parse_spec
+from atoll.errors import StorageFull
+from atoll.hub import checkpoints as checkpoints_module
+from atoll.hub import round_book as round_book_module
+from atoll.hub import tickets as tickets_module
+from atoll.hub.files import FileInfo
+from atoll.hub.jobs import Job
+from atoll.hub.queue import Waiters
+from atoll.hub.queue_memory import MemoryQueue
+from atoll.hub.stores import SCHEMAS
+from tests.faults.simulation.loop import VirtualLoop
+from tests.faults.simulation.scheduler import Process, Scheduler
+
+if TYPE_CHECKING:
+    from atoll.wire.messages import QueuePutDone
+
+T = TypeVar("T")
+JOB = "job"
+
+
+@functools.cache
+def _empty() -> bytes:
+    """Return a database with all tables, made once per process."""
+    connection = sqlite3.connect(":memory:")
+    for schema in (
+        *SCHEMAS, round_book_module.SCHEMA, checkpoints_module.SCHEMA, tickets_module.SCHEMA,
+    ):  # fmt: skip
+        connection.executescript(schema)
+    connection.commit()
+    return connection.serialize()
+
+
+@functools.cache
+def _job_row(spec: str) -> tuple[str, int, str, str, str]:
+    parsed = parse_spec(spec)
+    record = Job(job=JOB, created=0.0, nodes_wanted=parsed.job.nodes, steps=parsed.train.steps)
+    fields = msgspec.to_builtins(record)
+    del fields["spec"]
+    return JOB, 0, dump_spec(parsed), "{}", msgspec.json.encode(fields).decode()
+
+
+class Disk:
+    """What is on the hub's disk."""
+
+    def __init__(self, scheduler: Scheduler, *, spec: str) -> None:
+        self.scheduler = scheduler
+        self.full_until = 0.0
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection.deserialize(_empty())
+        self.connection.execute(
+            "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
+            _job_row(spec),
+        )
+        self.queue = DurableQueue(scheduler)
+        self.files: dict[str, bytes] = {}
+        self.parts: dict[int, dict[str, str]] = {}
+        """Of checkpoints: round -> name of the part -> who sent it."""
+        self.published: set[int] = set()
+        self.events: list[tuple[float, str, str, str]] = []
+        """(time, kind, text, member)."""
+        self.on_event: Callable[[str, str], None] = lambda kind, text: None
+
+    @property
+    def full(self) -> bool:
+        return self.scheduler.now < self.full_until
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class DurableQueue(MemoryQueue):
+    """The queue in memory, with its promise of durability kept across lives of the hub."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(clock=scheduler)
+        self.keys: list[str] = []
+
+    def reopen(self) -> None:
+        """Another life of the hub: nobody of the last one waits any more."""
+        self._waiters = Waiters()
+
+    async def put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
+        self.keys.append(key)
+        return await super().put(queue, key=key, payload=payload)
+
+
+class SimulatedDatabase:
+    """Stands in for `Database`: writes take time, and are durable a moment before that is told."""
+
+    def __init__(self, disk: Disk, loop: VirtualLoop, process: Process) -> None:
+        self._disk, self._loop, self._process = disk, loop, process
+        self._scheduler = disk.scheduler
+        self._last = 0.0
+        self.stored: Callable[[], None] = lambda: None
+
+    async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        future = self._loop.create_future()
+        random = self._scheduler.random.random
+        when = self._last = max(self._last, self._scheduler.now) + 0.0005 + 0.004 * random()
+
+        def transact() -> None:
+            outcome: tuple[Any, BaseException | None]
+            if self._disk.full:
+                outcome = (None, StorageFull("no room is left for the hub's database"))
+            else:
+                outcome = self._run(fn)
+            self._scheduler.after(0.001 * random(), lambda: tell(*outcome), self._process)
+
+        def tell(value: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        self._scheduler.at(when, transact, self._process)
+        result: T = await future
+        return result
+
+    def _run(self, fn: Callable[[sqlite3.Connection], Any]) -> tuple[Any, BaseException | None]:
+        connection = self._disk.connection
+        connection.execute("BEGIN")
+        try:
+            value = fn(connection)
+        except Exception as error:
+            connection.execute("ROLLBACK")
+            return None, error
+        connection.execute("COMMIT")
+        return value, None
+
+    async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        return fn(self._disk.connection)
+
+    def write_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        value, error = self._run(fn)
+        if error is not None:
+            raise error
+        result: T = value
+        return result
+
+    def read_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        return fn(self._disk.connection)
+
+    def close(self) -> None:
+        """Leave the disk as it is."""
+
+
+class SimulatedEvents:
+    """Stands in for `Events`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    async def add(
+        self,
+        job: str,
+        kind: str,
+        text: str,
+        *,
+        member: str = "",
+        fields: dict[str, str] | None = None,
+    ) -> int:
+        self._disk.events.append((self._disk.scheduler.now, kind, text, member))
+        self._disk.on_event(kind, text)
+        return len(self._disk.events)
+
+    async def read(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        return []
+
+
+class SimulatedFiles:
+    """Stands in for `Files`: whole files or none."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    async def stat(self, job: str, name: str) -> FileInfo | None:
+        data = self._disk.files.get(name)
+        return None if data is None else FileInfo(name, len(data), str(hash_of(data)), 0.0)
+
+    async def write(self, job: str, name: str, data: bytes) -> FileInfo:
+        if self._disk.full:
+            raise StorageFull("no room is left for a file")
+        self._disk.files[name] = data
+        return FileInfo(name, len(data), str(hash_of(data)), 0.0)
+
+    async def list(self, job: str) -> Sequence[FileInfo]:
+        return []
+
+
+def hash_of(data: bytes) -> str:
+    """Return what stands in for the SHA-256 of a file."""
+    import hashlib
+
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,243 @@
+"""One life of the hub: the real rules, rounds, membership and placement on simulated sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from atoll.errors import AtollError, WireError
+from atoll.hub import app
+from atoll.hub.auth import Auth, Identity
+from atoll.hub.jobs import Jobs
+from atoll.hub.logs import Logs
+from atoll.hub.metrics import Metrics
+from atoll.hub.outbox import Outbox
+from atoll.hub.session import Sessions
+from atoll.hub.stores import Stores
+from atoll.wire.messages import Credit, Envelope, Hello, Message, Undeliverable
+from tests.faults.simulation.disk import SimulatedDatabase, SimulatedEvents, SimulatedFiles
+from tests.faults.simulation.loop import VirtualLoop
+from tests.faults.simulation.network import DOWN, Connection
+from tests.faults.simulation.scheduler import Process
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.link import SimulatedLink
+    from tests.faults.simulation.world import World
+
+NOWHERE = Path("/nonexistent")
+
+
+class SimulatedSession:
+    """Stands in for the hub's `Session`: messages travel as objects over one connection."""
+
+    def __init__(
+        self, *, address: str, incarnation: str, identity: Identity, info: Any, outbox: Any,
+        last_heard: float, **more: Any,
+    ) -> None:  # fmt: skip
+        self.address, self.incarnation, self.identity = address, incarnation, identity
+        self.info, self.outbox = info, outbox
+        self.generation = 0
+        self.connected = False
+        self.gone_since = 0.0
+        self.stats: dict[str, float] = {}
+        self.requests: dict[int, asyncio.Task[Any]] = {}
+        self.hang_up: Any = lambda code, reason: None
+        self.connection: Connection | None = None
+        self.queued: list[tuple[Any, int]] = []
+        self._heard = last_heard
+        vars(self).update(more)
+
+    @property
+    def job(self) -> str:
+        return self.address.partition("/")[0] if "/" in self.address else ""
+
+    @property
+    def member(self) -> str:
+        return self.address.partition("/")[2]
+
+    @property
+    def last_heard(self) -> float:
+        """Beats are not simulated one by one: a client that acts has been heard lately."""
+        if self.connection is not None and self.connected:
+            self._heard = max(self._heard, self.connection.heard_of_client())
+        return self._heard
+
+    @last_heard.setter
+    def last_heard(self, when: float) -> None:
+        self._heard = when
+
+    def notify(self, body: Message) -> None:
+        self.put(("notice", body), passing=isinstance(body, Credit | Undeliverable))
+
+    def answer(self, envelope: Envelope, body: Message) -> None:
+        self.put(("answer", envelope.id, body))
+
+    def put(self, message: Any, *, passing: bool = False, nbytes: int = 200) -> None:
+        """Send, or keep for the next connection of this process."""
+        if self.connected and self.connection is not None:
+            self.connection.send(message, DOWN, nbytes=nbytes)
+        elif not passing:
+            self.queued.append((message, nbytes))
+
+
+class HubLife(Process):
+    """The hub's process from its start to its kill."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.scheduler, f"hub#{world.number()}")
+        self.world = world
+        self.ready = False
+        self.dependents: list[Process] = []
+        """Processes that end with the hub."""
+        world.starting_hub = self
+        self.loop = VirtualLoop(world.scheduler, self)
+        disk = world.disk
+        disk.queue.reopen()
+        database: Any = SimulatedDatabase(disk, self.loop, self)
+        events: Any = SimulatedEvents(disk)
+        files: Any = SimulatedFiles(disk)
+        clock = world.scheduler
+        self.stores = Stores(
+            database=database,
+            queue=disk.queue,
+            auth=Auth(database, clock=clock),
+            jobs=Jobs(database, events=events, jobs_dir=NOWHERE, clock=clock),
+            logs=Logs(database, clock=clock),
+            metrics=Metrics(database, jobs_dir=NOWHERE),
+            events=events,
+            files=files,
+        )
+        options = app.HubOptions(
+            data=NOWHERE, jobs=NOWHERE, reducers=world.reducers_beside_hub, **world.hub_options
+        )
+        self.hub = app.Hub(options, self.stores, url="http://hub", clock=clock)
+        self.sessions: Sessions = self.hub.sessions
+        self._watch_verdicts()
+        self.start(self._begin())
+
+    async def _begin(self) -> None:
+        await self.hub.placement.restart()
+        self.hub.tasks.start(self.hub._keep_house(), name="housekeeping")
+        self.ready = True
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something on the hub's loop."""
+        self.loop.create_task(work)
+
+    def _watch_verdicts(self) -> None:
+        """Name the moment between the durable verdict and its telling."""
+        book, store = self.hub.rounds.book, self.hub.rounds.book.add_verdict
+
+        async def add_verdict(*args: Any, **kwargs: Any) -> Any:
+            result = await store(*args, **kwargs)
+            self.world.reached("hub", "verdict stored", self)
+            await asyncio.sleep(0)
+            return result
+
+        cast(Any, book).add_verdict = add_verdict
+
+    def kill(self) -> None:
+        if not self.alive:
+            return
+        super().kill()
+        for process in self.dependents:
+            process.kill()
+        for session in self.sessions.all():
+            connection = cast(Any, session).connection
+            if connection is not None:
+                connection.died(self)
+        self.loop.drop()
+
+    # -------------------------------------------------------------------------- connections
+
+    def accept(self, connection: Connection, link: SimulatedLink) -> None:
+        """Take a session as the endpoint does after a Hello."""
+        try:
+            identity = self.world.identify(self, link)
+        except AtollError as error:
+            connection.send(("refused", error), DOWN)
+            return
+        hello = Hello(
+            protocol=1, version="", session=link.session, token="",
+            incarnation=link.incarnation, info=link.info,
+        )  # fmt: skip
+        attached: list[Any] = []
+        self._act(lambda: attached.extend(self.sessions._attach(hello, identity)))
+        found, resumed = attached
+        session = cast(SimulatedSession, found)
+        session.connection = connection
+        connection.number = session.generation
+        connection.heard = self.scheduler.now
+        vars(connection)["session"] = session
+        session.hang_up = lambda code, reason: self._hang_up(session, connection, code)
+        connection.send(("welcome",), DOWN)
+        queued, session.queued = session.queued, []
+        for message, nbytes in queued:
+            session.put(message, nbytes=nbytes)
+        self._act(lambda: self.hub.opened(found, resumed=resumed))
+
+    def _hang_up(self, session: SimulatedSession, connection: Connection, code: int) -> None:
+        connection.close(DOWN, code)
+        self._gone(session, connection)
+
+    def _gone(self, session: SimulatedSession, connection: Connection) -> None:
+        if session.generation == connection.number and session.connection is connection:
+            session.last_heard = session.last_heard  # what was known while it was connected
+            session.connected = False
+            session.gone_since = self.scheduler.now
+            session.hang_up = lambda code, reason: None
+
+    def disconnected(self, connection: Connection, code: int) -> None:
+        session = vars(connection).get("session")
+        if session is not None:
+            self._gone(session, connection)
+
+    def received(self, connection: Connection, message: Any) -> None:
+        kind, first, second = message
+        if kind == "hello":
+            self.accept(connection, first)
+            return
+        session: Any = vars(connection).get("session")
+        if session is None or session.connection is not connection:
+            return
+        if kind == "relay":
+            self._forward(session, first, second)
+            return
+        try:
+            self._act(lambda: self.hub.received(session, Envelope(first, False, second)))
+        except WireError as error:
+            self.world.note(f"hub refuses {session.address}: {error}")
+            self._hang_up(session, connection, 1002)
+
+    def _forward(self, session: SimulatedSession, to: str, payload: bytes) -> None:
+        receiver = cast(Any, self.sessions.get(to))
+        if receiver is None or receiver.job != session.job:
+            session.notify(Undeliverable(to))
+        else:
+            receiver.put(("relay", session.address, payload), nbytes=len(payload) + 60)
+
+    def _act(self, call: Any) -> None:
+        """Call into the hub with its loop running, as a callback of the loop would."""
+        asyncio._set_running_loop(self.loop)
+        try:
+            call()
+        finally:
+            asyncio._set_running_loop(None)
+
+
+def no_outbox(**kwargs: Any) -> Outbox:
+    """Stand in for `Outbox`, of which a simulated session uses nothing."""
+    return cast(Outbox, _NoOutbox())
+
+
+class _NoOutbox:
+    def drop_passing(self) -> None:
+        """Do nothing."""
+
+    def drop_parcels(self) -> list[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: []

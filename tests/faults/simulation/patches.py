@@ -1,0 +1,87 @@
+"""What is put in place of clocks, threads, sockets and disks while a world is simulated.
+
+A name that a module no longer has fails loudly here: the simulation has to follow the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import atoll.clock
+import atoll.group.agree
+import atoll.group.direct
+import atoll.group.group
+import atoll.group.hub
+import atoll.group.relay
+import atoll.group.routes
+import atoll.group.talk
+import atoll.hub.app
+import atoll.hub.session
+import atoll.reducer.assembly
+import atoll.reducer.server
+import atoll.wire.chunks
+from tests.faults.simulation.checkpoints import SimulatedCheckpoints
+from tests.faults.simulation.direct import SimulatedDirect
+from tests.faults.simulation.fibers import SimulatedFuture
+from tests.faults.simulation.hub import SimulatedSession, no_outbox
+from tests.faults.simulation.processes import SimulatedReducers
+from tests.faults.simulation.threads import Executor
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.world import World
+
+PIECE_BYTES = 16
+"""Payload of one relayed chunk: a contribution is several."""
+
+
+def table(world: World) -> list[tuple[Any, str, Any]]:
+    """Return module, name and stand-in."""
+    fibers, threading = world.fibers, world.threading
+
+    def reachable(dials: dict[str, list[str]], **more: Any) -> list[str]:
+        me = fibers.me().process
+        return [
+            member
+            for member, entries in dials.items()
+            if any(entry in world.stores and not me.line.dark for entry in entries)  # type: ignore[attr-defined]
+        ]
+
+    return [
+        (atoll.clock, "time", world.scheduler),
+        (atoll.group.agree, "threading", threading),
+        (atoll.group.group, "threading", threading),
+        (atoll.group.group, "Future", lambda: SimulatedFuture(fibers)),
+        (atoll.group.hub, "threading", threading),
+        (atoll.group.talk, "threading", threading),
+        (atoll.group.hub, "own_address", lambda url: "10.0.0.1"),
+        (atoll.group.hub, "probe", reachable),
+        (atoll.group.routes, "DirectRoute", lambda **k: SimulatedDirect(world, **k)),
+        (atoll.hub.app, "Checkpoints", SimulatedCheckpoints),
+        (atoll.hub.app, "Reducers", SimulatedReducers),
+        (atoll.hub.session, "Session", SimulatedSession),
+        (atoll.hub.session, "Outbox", no_outbox),
+        (atoll.reducer.server, "ThreadPoolExecutor", lambda **k: Executor(fibers)),
+        (atoll.reducer.server, "threading", threading),
+        *(
+            (module, "CHUNK_BYTES", PIECE_BYTES)
+            for module in (
+                atoll.wire.chunks, atoll.reducer.assembly, atoll.reducer.server, atoll.group.relay,
+            )
+        ),
+    ]  # fmt: skip
+
+
+@contextmanager
+def installed(world: World) -> Iterator[None]:
+    """Put all stand-ins in place, and everything back afterwards."""
+    rows = table(world)
+    before = [(module, name, getattr(module, name)) for module, name, _ in rows]
+    for module, name, stand_in in rows:
+        setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
