@@ -22,17 +22,18 @@ from atoll.checkpoint import save_weights
 from atoll.clock import Clock, RealClock
 from atoll.codec import make_codec
 from atoll.config import WorkerEnvironment, load_spec, worker_environment
-from atoll.errors import AtollError, ConfigError, HubError, ScriptError
+from atoll.errors import AtollError, ConfigError, GroupLeft, HubError, LeftBehind, ScriptError
 from atoll.group.alone import Alone
-from atoll.group.connect import Connection, connect_group
 from atoll.group.group import Group
 from atoll.strategies.strategy import SyncResult
 from atoll.strategies.table import resolve_outer
 from atoll.strategies.wrapped import OuterOptimizer
 from atoll.task import Task
-from atoll.train.chain import chained
 from atoll.train.deal import deal
+from atoll.train.enroll import Enrolled, enroll
 from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
+from atoll.train.wrapped_state import WrappedState
+from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished, Metrics, Point
 
 if TYPE_CHECKING:
@@ -67,11 +68,13 @@ def join() -> Run:
 
 def _enter(environment: WorkerEnvironment) -> Run:
     spec = load_spec(environment.spec)
-    connection = connect_group(environment, route=spec.job.route)
-    place = connection.registered
+    asked = threading.Event()
+    enrolled = enroll(environment, route=spec.job.route, should_stop=asked.is_set)
+    place = enrolled.connection.registered
     return Run(
-        connection.group, slot=place.slot, num_slots=place.num_slots,
-        directory=environment.directory, seed=spec.job.seed, connection=connection,
+        enrolled.connection.group, slot=place.slot, num_slots=place.num_slots,
+        directory=environment.directory, seed=spec.job.seed, enrolled=enrolled, asked=asked,
+        checkpoint_every=spec.checkpoint.every,
     )  # fmt: skip
 
 
@@ -86,22 +89,25 @@ class Run:
         num_slots: int,
         directory: Path,
         seed: int,
-        connection: Connection | None = None,
+        enrolled: Enrolled | None = None,
+        asked: threading.Event | None = None,
+        checkpoint_every: int = 0,
         clock: Clock | None = None,
     ) -> None:
         """Take part as a member of `group`; tests pass a group in memory."""
         self.group, self.slot, self.num_slots = group, slot, num_slots
         self.directory, self.seed = directory, seed
-        self._connection = connection
+        self._enrolled, self._every = enrolled, checkpoint_every
+        self._connection = enrolled.connection if enrolled is not None else None
         self._clock: Clock = clock if clock is not None else RealClock()
-        self._asked = False
+        self._asked = asked if asked is not None else threading.Event()
+        self._state: WrappedState | None = None
         self._before: Any = None
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
         self._recorder: Recorder | None = None
         self._close_metrics: Callable[[], None] = lambda: None
         self._totals, self._meter = Totals(), Meter()
-        self._chain = ""
         self._values: dict[str, float] = {}
         self._mark = self._reported = self._clock.monotonic()
 
@@ -125,7 +131,16 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether the job, or this process, was asked to stop: leave the loop soon."""
-        return self._asked or self.group.stopping
+        return self._asked.is_set() or self._replaced or self.group.stopping
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps the group has done; a member that comes late starts there."""
+        return self._task.step if self._task is not None else 0
+
+    @property
+    def _replaced(self) -> bool:
+        return self._enrolled is not None and self._enrolled.replaced
 
     # ---------------------------------------------------------------------------- training
 
@@ -166,11 +181,16 @@ class Run:
         self._task, self._recorder = task, self._make_recorder(task)
         strategy.setup(task, group=self.group, codec=make_codec(name))
         self._recorder.point({"parameters": task.num_parameters})
-        self._note(strategy.begin(task))
+        self._state = WrappedState(
+            task, strategy, group=self.group, strategy=type(options).__name__.lower(),
+            enrolled=self._enrolled, every=self._every,
+        )  # fmt: skip
+        self._count_bytes(self._state.begin())
         self._mark = self._reported = self._clock.monotonic()
         self._optimizer = OuterOptimizer(
-            optimizer, task=task, outer=strategy, after_step=self._after_step
-        )
+            optimizer, task=task, outer=strategy, after_step=self._after_step,
+            recover=self._recover,
+        )  # fmt: skip
         return self._optimizer
 
     def shard(self, data: Any) -> Any:
@@ -206,8 +226,31 @@ class Run:
 
         Called by :meth:`save` and at the end of the `with` block; further calls do nothing.
         """
-        if self._optimizer is not None and self._task is not None and not self._asked:
-            self._note(self._optimizer.outer.finish(self._task))
+        while self._optimizer is not None and self._task is not None and not self._gone:
+            try:
+                with self._task.gate.moving():
+                    sync = self._optimizer.outer.finish(self._task)
+            except LeftBehind as error:
+                self._recover(error)
+            except GroupLeft:
+                return
+            else:
+                self._note(sync)
+                return
+
+    @property
+    def _gone(self) -> bool:
+        """Whether this process, and not the whole job, is to end."""
+        return self._asked.is_set() or self._replaced
+
+    def _recover(self, error: LeftBehind) -> None:
+        """Take the committed state over; what was done since the last round is dropped."""
+        if self._state is None or self._task is None:
+            raise error
+        began = self._clock.monotonic()
+        self._totals.wasted_steps += self._task.period.done
+        self._state.recover(error)
+        self._totals.recovery_s += self._clock.monotonic() - began
 
     def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
         """Write the agreed weights and upload them to the hub; every member MUST call this.
@@ -251,8 +294,12 @@ class Run:
             self._report(now)
 
     def _note(self, sync: SyncResult | None) -> None:
+        if self._state is not None:
+            self._state.after(sync)
+        self._count_bytes(sync)
+
+    def _count_bytes(self, sync: SyncResult | None) -> None:
         if sync is not None:
-            self._chain = chained(self._chain, sync)
             self._totals.sent_bytes = self.group.sent_bytes
             self._totals.received_bytes = self.group.received_bytes
 
@@ -285,7 +332,7 @@ class Run:
                 "tokens": task.tokens,
                 "rounds": task.round,
                 "parameters": task.num_parameters,
-                "digests": self._chain,
+                "digests": self._state.chain if self._state is not None else "",
                 "digest": self._optimizer.outer.digest(task),
                 "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
             }
@@ -300,7 +347,9 @@ class Run:
         return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._asked.set()
+        if self._enrolled is not None:
+            self._enrolled.leave("this process was asked to leave")
 
     def __exit__(
         self,
@@ -319,17 +368,24 @@ class Run:
 
     def _leave(self, error: BaseException | None) -> None:
         """Send what is left and say goodbye; failing to do so hides no error of the script."""
+        if self._state is not None and error is None:
+            self._state.close()
         self._close_metrics()
         if self._recorder is not None:
             self._recorder.close()
-        if self._connection is None:
+        if self._connection is None or self._enrolled is None:
             self.group.close()
             return
+        if error is None and self._gone and not self.group.stopping:
+            # Neither done nor failed: whoever started this process is told by its exit status.
+            replaced = self._replaced
+            self._enrolled.close()
+            raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
         result = self._result()
         result["control_sent_bytes"] = self._connection.link.counters.sent_control_bytes
         told = None if error is None else told_error(error, member=self.member).to_dict()
         try:
-            self._connection.close(Finished(ok=error is None, result=result, error=told))
+            self._enrolled.close(Finished(ok=error is None, result=result, error=told))
         except HubError as trouble:
             if error is None:
                 raise

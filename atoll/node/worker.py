@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,24 +26,24 @@ from typing import TYPE_CHECKING, Any
 from atoll import config
 from atoll.config import JobSpec, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
-from atoll.net.api import HubClient
 from atoll.node.launch import ERROR_FILE
 from atoll.node.parent import watch_parent
-from atoll.wire.messages import CheckpointPart, CheckpointState, Finished, Metrics, Point
+from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
+from atoll.wire.messages import Finished, Metrics, Point
 
 if TYPE_CHECKING:
-    from atoll.checkpoint import HubStore
-    from atoll.group.connect import Connection
     from atoll.net.outbox import SyncOutbox
+    from atoll.train.enroll import Enrolled
 
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
-EXIT_LEFT = 75
-"""The node asked it to leave before its work was done."""
-
 FLUSH_TIMEOUT_S = 10.0
-PUBLISH_TIMEOUT_S = 60.0
+SAVE_TIMEOUT_S = 120.0
+"""How long the end of a run waits for its last checkpoint to be written."""
+
+LEAVE_SAVE_S = 3.0
+"""The same when the machine is about to go away."""
 
 
 class Leave:
@@ -50,6 +51,13 @@ class Leave:
 
     def __init__(self) -> None:
         self.asked = False
+        self._then: Callable[[], None] = lambda: None
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Do this, too, when asked; it MUST NOT block."""
+        self._then = action
+        if self.asked:
+            action()
 
     def __call__(self) -> bool:
         """Return whether it was asked."""
@@ -61,6 +69,7 @@ class Leave:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        self._then()
 
 
 def main() -> int:
@@ -97,68 +106,69 @@ def run_trainer(environment: WorkerEnvironment, spec: JobSpec) -> int:
     """Run the built-in trainer as a member of the job; return the exit status."""
     leave = Leave()
     leave.listen()
-    from atoll.group.connect import connect_group
+    from atoll.train.enroll import enroll
 
-    connection = connect_group(environment, route=spec.job.route)
+    enrolled = enroll(environment, route=spec.job.route, should_stop=leave)
+    leave.then(lambda: enrolled.leave("this process was asked to leave"))
     try:
-        result = _train(connection, environment, spec, leave)
+        result = _train(enrolled, environment, spec, leave)
     except BaseException as error:
+        if enrolled.replaced:
+            sys.stderr.write(f"this process has lost its place: {error}\n")
+            return EXIT_REPLACED
         told = error if isinstance(error, AtollError) else describe(error, where="the trainer")
         if told is not error:
             traceback.print_exc()
         with contextlib.suppress(AtollError):  # the node tells it too, from the file
-            connection.close(Finished(ok=False, error=told.to_dict()))
+            enrolled.close(Finished(ok=False, error=told.to_dict()))
         raise told from error
+    if enrolled.replaced:
+        return EXIT_REPLACED
     if leave.asked and result.get("stopped"):
-        connection.link.close()
+        enrolled.close()
         return EXIT_LEFT
-    result["control_sent_bytes"] = connection.link.counters.sent_control_bytes
-    connection.close(Finished(ok=True, result=result))
+    result["control_sent_bytes"] = enrolled.connection.link.counters.sent_control_bytes
+    enrolled.close(Finished(ok=True, result=result))
     return 0
 
 
 def _train(
-    connection: Connection, environment: WorkerEnvironment, spec: JobSpec, leave: Leave
+    enrolled: Enrolled, environment: WorkerEnvironment, spec: JobSpec, leave: Leave
 ) -> dict[str, Any]:
     """Return the result of the trainer, every measurement on its way to the hub."""
     from atoll.train.trainer import train_job
 
+    connection = enrolled.connection
     link, registered = connection.link, connection.registered
     metrics: SyncOutbox[Point] = link.outbox(
         lambda seq, points: Metrics(link.incarnation, seq, points)
     )
+    saver = enrolled.saver()
+    store = enrolled.store()
     try:
-        return train_job(
+        result = train_job(
             spec,
             group=connection.group,
             directory=environment.directory,
             report=metrics.add,
             announce=link.notify,
-            store=_store(connection, environment),
+            store=store,
+            saver=saver,
+            lifeline=enrolled.lifeline,
+            late=enrolled.late,
+            lease=registered.lease,
             resume_round=registered.resume_round,
             slot=registered.slot,
             num_slots=registered.num_slots,
             publish=connection.publish,
-            should_stop=leave,
+            should_stop=lambda: leave.asked or enrolled.replaced,
         )
+        saver.close(timeout_s=LEAVE_SAVE_S if leave.asked else SAVE_TIMEOUT_S)
+        return result
     finally:
+        saver.abandon()
+        store.close()
         metrics.close(timeout_s=FLUSH_TIMEOUT_S)
-
-
-def _store(connection: Connection, environment: WorkerEnvironment) -> HubStore:
-    """Return where checkpoints go: parts to the hub, which publishes them when all are there."""
-    from atoll.checkpoint import HubStore
-
-    def publish(part: CheckpointPart) -> bool:
-        answer = connection.link.request(part, timeout_s=PUBLISH_TIMEOUT_S)
-        return isinstance(answer, CheckpointState) and answer.published
-
-    return HubStore(
-        HubClient(environment.hub, environment.token),
-        environment.job,
-        publish=publish,
-        scratch=environment.directory,
-    )
 
 
 def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
@@ -173,6 +183,8 @@ def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leaving:
+        if leaving.code in (EXIT_LEFT, EXIT_REPLACED):
+            return int(leaving.code)
         if leaving.code not in (None, 0):
             raise ScriptError(
                 f"{script.name} left with exit status {leaving.code}",

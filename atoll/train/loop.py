@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.clock import Clock
+from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.group import Group
 from atoll.strategies.strategy import Inner, Outer, SyncResult
 from atoll.task import Task
@@ -33,6 +34,8 @@ class Loop:
     """Called after every committed round, with whether the run ends here. It counts its own
     seconds in the totals."""
     should_stop: Callable[[], bool] = field(default=lambda: False)
+    recover: Callable[[LeftBehind], None] | None = None
+    """Takes the committed state over when the group went on without this member."""
     _meter: Meter = field(default_factory=Meter, init=False)
     _mark: float = field(default=0.0, init=False)
     _reported: float = field(default=0.0, init=False)
@@ -48,6 +51,26 @@ class Loop:
         self._bytes_before = (self.totals.sent_bytes, self.totals.received_bytes)
         self._mark = self.clock.monotonic()
         self._reported = self.totals.wall_s
+        while True:
+            try:
+                reason = self._steps()
+                if reason:
+                    return reason
+                with self.task.gate.moving():
+                    last = self.outer.finish(self.task)
+            except GroupLeft:
+                return LEFT
+            except LeftBehind as error:
+                self._catch_up(error)
+                continue
+            self._count(last)
+            if last is not None:
+                self._round(last, last=True)
+            self._report()
+            return ""
+
+    def _steps(self) -> str:
+        """Do the steps that are left; return why that ended early, or an empty text."""
         while self.task.step < self.steps:
             if self.should_stop():
                 return LEFT
@@ -60,12 +83,19 @@ class Loop:
                     return "the job was asked to stop"
             if self.totals.wall_s - self._reported >= REPORT_EVERY_S:
                 self._report()
-        last = self.outer.finish(self.task)
-        self._count(last)
-        if last is not None:
-            self._round(last, last=True)
-        self._report()
         return ""
+
+    def _catch_up(self, error: LeftBehind) -> None:
+        """Take the committed state over; what was done since the last round is dropped."""
+        if self.recover is None:
+            raise error
+        self._count(None)
+        self.totals.wasted_steps += self.task.period.done
+        self.recover(error)
+        now = self.clock.monotonic()
+        self.totals.wall_s += now - self._mark
+        self.totals.recovery_s += now - self._mark
+        self._mark = now
 
     def _count(self, sync: SyncResult | None) -> None:
         """Add the time since the last call to the totals."""
@@ -103,6 +133,9 @@ class Loop:
                 "wait_s": totals.wait_s,
                 "send_s": totals.send_s,
                 "checkpoint_s": totals.checkpoint_s,
+                "recovery_s": totals.recovery_s,
+                "wasted_steps": totals.wasted_steps,
+                "pace": self.task.pace,
                 "sent_bytes": totals.sent_bytes,
                 "received_bytes": totals.received_bytes,
             }

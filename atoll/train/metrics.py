@@ -41,6 +41,11 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8", buffering=1)
 
+    @property
+    def outlets(self) -> tuple[Callable[[Point], None] | None, Callable[[Event], None] | None]:
+        """Where points and events go."""
+        return self._report, self._announce
+
     def point(self, values: Mapping[str, float]) -> None:
         """Record values of now; those that are not finite are left out."""
         finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
@@ -101,6 +106,10 @@ class Totals:
     received_bytes: float = 0.0
     aborted: float = 0.0
     """Attempts at rounds that were not committed."""
+    recovery_s: float = 0.0
+    """Of the training time: taking over the committed state after being left behind."""
+    wasted_steps: float = 0.0
+    """Optimizer steps whose work was dropped because the group went on without this member."""
 
     def count(self, elapsed_s: float, sync: SyncResult | None) -> None:
         """Add a stretch of training time, with the round in it if there was one."""

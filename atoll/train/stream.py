@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -10,9 +10,10 @@ from atoll.data import BatchStream, Cursor, Shards
 
 
 class MemberStream(Iterator[tuple[Tensor, Tensor]]):
-    """Batches of slot 0 for the first `shared_steps` steps, then those of the own slot.
+    """Batches of slot 0 for the first `shared_steps` steps, then those of the slot it leases.
 
-    The member of slot 0 simply goes on; the others begin at the start of their own shards.
+    The member of slot 0 simply goes on; the others begin at the start of their own shards. From
+    round to round the group may give it another slot (see :class:`atoll.task.Stretch`).
     """
 
     def __init__(
@@ -28,13 +29,33 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
         """Start before step `step`, at a saved place or at the beginning."""
         self._shards, self._slot, self._batch = shards, slot, batch
         self._left = max(0, shared_steps - step)
-        first = 0 if self._left else slot
+        first = 0 if self._left else (cursor.slot if cursor is not None else slot)
         self._stream = BatchStream(shards, slot=first, batch=batch, cursor=cursor)
 
     @property
     def cursor(self) -> Cursor:
         """The place after the last batch."""
         return self._stream.cursor
+
+    def place(self) -> tuple[int, dict[str, int]] | None:
+        """Return slot and place; None for who reads along in another's slot."""
+        cursor = self._stream.cursor
+        if self._left and self._slot != 0:
+            return None
+        return cursor.slot, cursor.to_dict()
+
+    def move(self, slot: int, cursor: Mapping[str, int]) -> None:
+        """Go on with a slot from a place; while all share their data nothing changes.
+
+        Raises:
+            DataError: there is no such place in the data of this member.
+        """
+        if self._left:
+            self._slot = slot
+            return
+        place = Cursor.from_dict(cursor) if cursor else Cursor(slot)
+        if place != self._stream.cursor:
+            self._stream = BatchStream(self._shards, slot=slot, batch=self._batch, cursor=place)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         """Return the next batch."""

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from atoll import __version__
-from atoll.checkpoint import Store, describe, resume, save, save_weights
+from atoll.checkpoint import BackgroundSaver, Store, adopt, describe, resume, save_weights
 from atoll.clock import Clock, RealClock
-from atoll.codec import make_codec
 from atoll.config import JobSpec
-from atoll.data import Cursor, Dataset, Shards, load_dataset
-from atoll.errors import HubError, StorageFull
+from atoll.data import Cursor
+from atoll.errors import GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.alone import Alone
 from atoll.group.group import Group
-from atoll.models import GPT, build_model
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.strategy import Outer, SyncResult
-from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
+from atoll.train.build import Built, build
 from atoll.train.chain import chained
+from atoll.train.committed import CommittedState
+from atoll.train.ending import last_look, member_result
 from atoll.train.evaluate import Evaluation, evaluate
+from atoll.train.lifeline import Lifeline, SetBack
 from atoll.train.loop import LEFT, Loop
 from atoll.train.memory import memory_errors
 from atoll.train.metrics import Recorder, Totals
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
-from atoll.train.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
+from atoll.train.saving import Moment, Saving
 from atoll.train.stream import MemberStream
-from atoll.wire.messages import Event, Point
+from atoll.wire.messages import Event, Lease, Point
 
 log = logging.getLogger(__name__)
-
-EVALUATIONS = 10
-CHECKPOINTS = 8
-"""How many a run has about, when the job does not say."""
 
 
 def train_job(
@@ -56,6 +47,10 @@ def train_job(
     num_slots: int | None = None,
     publish: Callable[[Path, str], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    lifeline: Lifeline | None = None,
+    late: bool = False,
+    lease: Lease | None = None,
+    saver: BackgroundSaver | None = None,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Train one member's share of a job and return its part of the summary.
@@ -72,6 +67,10 @@ def train_job(
         num_slots: Slots the data is dealt to; the job's `nodes` by default.
         publish: Uploads a finished file under a name; called by the first member.
         should_stop: Asked before every step; True: leave at once.
+        lifeline: How the committed state is taken over from the others, and offered to them.
+        late: The run is under way: take the committed state over before the first step.
+        lease: What to train on until the first round; None: the own slot.
+        saver: Writes checkpoints in the background; None: `store` takes them in the loop.
         clock: Source of time.
 
     Raises:
@@ -84,52 +83,51 @@ def train_job(
     """
     clock = clock if clock is not None else RealClock()
     with memory_errors(member=group.me):
-        trainer = Trainer(spec, group=group, directory=directory, clock=clock, store=store)
+        trainer = Trainer(
+            spec, group=group, directory=directory, clock=clock, store=store, lifeline=lifeline,
+            saver=saver,
+        )  # fmt: skip
         trainer.prepare(slot=slot, num_slots=num_slots or spec.job.nodes, round_=resume_round)
+        if lease is not None and not late:
+            trainer.stream.move(lease.slot, lease.cursor)
         trainer.connect(report=report, announce=announce, publish=publish)
         try:
-            return trainer.run(should_stop or (lambda: False), fresh=resume_round < 0)
+            return trainer.run_through(should_stop or (lambda: False), late=late)
         finally:
             trainer.recorder.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rhythm:
-    """After which rounds something happens."""
-
-    evaluate: int
-    save: int
-
-    @classmethod
-    def of(cls, spec: JobSpec, rounds: int) -> _Rhythm:
-        """Return what the job says, or what divides a run of so many rounds well."""
-        return cls(
-            spec.train.eval_every or max(1, rounds // EVALUATIONS),
-            spec.checkpoint.every or max(1, rounds // CHECKPOINTS),
-        )
 
 
 class Trainer:
     """One member's parts of a job, put together."""
 
-    model: GPT
-    dataset: Dataset
+    built: Built
     task: Task
     outer: Outer
     stream: MemberStream
     recorder: Recorder
 
     def __init__(
-        self, spec: JobSpec, *, group: Group, directory: Path, clock: Clock, store: Store | None
+        self,
+        spec: JobSpec,
+        *,
+        group: Group,
+        directory: Path,
+        clock: Clock,
+        store: Store | None,
+        lifeline: Lifeline | None = None,
+        saver: BackgroundSaver | None = None,
     ) -> None:
         """Remember where things are; nothing is built yet."""
         self.spec, self.group, self.directory = spec, group, directory
+        self.lifeline = lifeline
         self.clock, self.store = clock, store
         self.totals = Totals()
         self.began = clock.monotonic()
         self.start_s = 0.0
         self.chain = ""
         self.first = Evaluation(0.0, 0)
+        self.saving = Saving(store=store, saver=saver)
+        self._held_out: float | None = None
         self._saved_round = -1
         self._publish: Callable[[Path, str], None] | None = None
 
@@ -137,56 +135,39 @@ class Trainer:
 
     def prepare(self, *, slot: int, num_slots: int, round_: int) -> None:
         """Build data, model, optimizer and strategy; restore a checkpoint if one is named."""
-        spec, resolved = self.spec, resolve(self.spec.strategy, steps=self.spec.train.steps)
-        if spec.job.threads:
-            torch.set_num_threads(spec.job.threads)
-        data, seed = spec.data, spec.job.seed
-        self.outer, self.codec = build_outer(resolved), make_codec(resolved.codec)
-        self.dataset = load_dataset(
-            data.corpus, tokenizer=data.tokenizer, held_out=data.held_out, seed=seed
-        )
-        torch.manual_seed(seed)
-        options = {"vocab_size": self.dataset.tokenizer.vocab_size, **spec.model.options}
-        model = build_model(spec.model.name, **options)
-        if not isinstance(model, GPT):
-            raise TypeError(f"model {spec.model.name!r} cannot be trained by the built-in trainer")
-        self.model = model
-        optimizer = build_optimizer(model, spec.train)
-        schedule = StepSchedule(optimizer, learning_rate(spec.train))
-        self.task = Task(model, optimizer, schedule, member=self.group.me)
-        self.shards = Shards(
-            self.dataset.train, slots=num_slots, context=model.config.context, seed=seed,
-            order=data.order,
-        )  # fmt: skip
-        self.slot, self.num_slots = slot, num_slots
-        # What only dropout uses differs from member to member; the weights above do not.
-        torch.manual_seed(seed * 1_000 + slot + 1)
+        built = build(self.spec, member=self.group.me, slot=slot, num_slots=num_slots)
+        self.built, self.task, self.outer = built, built.task, built.outer
+        self.slot, self.num_slots, self.resumed = slot, num_slots, round_ >= 0
         if round_ >= 0:
             cursor = self._restore(round_)
         else:
             cursor, self.task.round = None, self.group.committed_round
-            self.outer.setup(self.task, group=self.group, codec=self.codec)
+            self.outer.setup(self.task, group=self.group, codec=built.codec)
         self.stream = MemberStream(
-            self.shards, slot=slot, batch=spec.train.batch, step=self.task.step,
+            built.shards, slot=slot, batch=self.spec.train.batch, step=self.task.step,
             shared_steps=self.outer.shared_steps, cursor=cursor,
         )  # fmt: skip
-        elements = self.task.num_parameters + sum(b.numel() for b in self.task.buffers())
-        plan = self.outer.traffic(elements, max(2, num_slots), steps=spec.train.steps)
-        self.rhythm = _Rhythm.of(spec, plan.rounds)
+        self.task.stretch = self.stream
+        self.rhythm = built.rhythm(self.spec, peers=num_slots)
 
     def _restore(self, round_: int) -> Cursor | None:
         """Put a checkpoint back; return the place in the data."""
         if self.store is None:
             raise RuntimeError("resuming needs a store")
         restored = resume(self.store, round_, self.task)
-        self.outer.setup(self.task, group=self.group, codec=self.codec)
-        self.outer.load_state_dict(restored.outer)
+        self.outer.setup(self.task, group=self.group, codec=self.built.codec)
+        warning = adopt(self.outer, restored, strategy=self.built.strategy)
+        if warning:
+            log.warning("%s", warning)
+        self.outer.rejoin(self.task)
+        self.task.leases = {slot: dict(place) for slot, place in restored.leases.items()}
         self.totals.load(restored.counters)
         self.chain = str(restored.counters.get("chain", ""))
         sums = (restored.counters.get(name, 0) for name in ("first_loss_sum", "first_tokens"))
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
-        return Cursor.from_dict(restored.cursor) if restored.cursor is not None else None
+        place = restored.cursor if restored.cursor is not None else self.task.leases.get(self.slot)
+        return Cursor.from_dict(place) if place else None
 
     def connect(
         self,
@@ -195,41 +176,101 @@ class Trainer:
         announce: Callable[[Event], None] | None,
         publish: Callable[[Path, str], None] | None,
     ) -> None:
-        """Say where measurements, events and files go."""
+        """Say where measurements, events and files go, and offer the state to who comes late."""
         self.recorder = Recorder(
             self.task, clock=self.clock, path=self.directory / "metrics.jsonl",
             report=report, announce=announce,
         )  # fmt: skip
         self._publish = publish
+        if self.lifeline is not None and self.outer.one_model:
+            state = CommittedState(self.task, self.outer, chain=lambda: self.chain)
+            self.lifeline.offer(self.task, state)
 
     # ------------------------------------------------------------------------------- running
 
-    def run(self, should_stop: Callable[[], bool], *, fresh: bool) -> dict[str, Any]:
+    def run_through(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
+        """Train to the end; where nobody has the committed state any more, from the checkpoint."""
+        while True:
+            try:
+                return self.run(should_stop, late=late)
+            except SetBack as error:
+                log.warning("%s", error)
+                self.recorder.event("set-back", f"{self.task.member}: {error}")
+                report, announce = self.recorder.outlets
+                self.recorder.close()
+                self.prepare(slot=self.slot, num_slots=self.num_slots, round_=error.round)
+                self.connect(report=report, announce=announce, publish=self._publish)
+                late = False
+
+    def run(self, should_stop: Callable[[], bool], *, late: bool) -> dict[str, Any]:
         """Train to the end, or to a stop; return this member's part of the summary."""
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
-        if fresh:
-            begun = self.outer.begin(self.task)
-            if begun is not None:
-                self.chain = chained(self.chain, begun)
-            self.first = self._evaluate_share()
+        try:
+            if late and self.outer.one_model:
+                self._recover(None)
+            elif not self.resumed:
+                self._begin()
+        except LeftBehind as error:
+            self._recover(error)
+        except GroupLeft:
+            return self._ended(LEFT)
         loop = Loop(
             task=self.task, stream=self.stream,
             inner=Local(language_model_loss, clip=self.spec.train.clip),
             outer=self.outer, group=self.group, steps=self.spec.train.steps,
             recorder=self.recorder, totals=self.totals, clock=self.clock,
-            after_round=self._after_round, should_stop=should_stop,
+            after_round=self._after_round, should_stop=should_stop, recover=self._recover,
         )  # fmt: skip
-        reason = loop.run()
+        return self._ended(loop.run())
+
+    def _begin(self) -> None:
+        """Make sure that all start alike, and evaluate before the first step."""
+        begun = self.outer.begin(self.task)
+        if begun is not None:
+            self.chain = chained(self.chain, begun)
+        self.first = self._evaluate_share()
+
+    def _recover(self, error: LeftBehind | None) -> None:
+        """Take the committed state over from the others, before another step is done.
+
+        Raises:
+            LeftBehind: there is no way to (`error` itself).
+            SetBack: nobody has it any more; the run goes on from a checkpoint.
+        """
+        if self.lifeline is None:
+            raise error or LeftBehind("the run is under way", expected="a connection to the others")
+        if not self.outer.one_model:
+            self.task.round = self.lifeline.catch_up()
+            self.outer.rejoin(self.task)
+            return
+        taken = self.lifeline.take(self.task, self.outer)
+        self.chain = taken.chain
+        self.built.schedule.load_state_dict({"step": self.task.step})
+        if taken.lease is not None:
+            self.stream.move(taken.lease.slot, taken.lease.cursor)
+        self.recorder.point({"recovered_s": taken.seconds, "recovered_bytes": taken.nbytes})
+
+    def _ended(self, reason: str) -> dict[str, Any]:
+        """Save what is left to save, and return this member's part of the summary."""
         if reason and isinstance(self.group, Alone):
-            self._save()  # nobody else has to agree that this is a good moment
-        result = self._result(reason)
+            self._save(final=True)  # nobody else has to agree that this is a good moment
+        result = member_result(
+            self.spec, self.built, self.outer, self.totals, slot=self.slot, start_s=self.start_s,
+            first=self.first, chain=self.chain, reason=reason,
+        )  # fmt: skip
         # Who leaves between two rounds has no agreed model to give; the others go on.
         left = reason == LEFT and not isinstance(self.group, Alone)
         if self._is_first and not left:
-            self._save_model()
+            path = self.directory / "model.safetensors"
+            save_weights(path, self.built.model.state_dict(), about=self._about())
+            if self._publish is not None:
+                self._publish(path, path.name)
             if not reason:
-                result |= self._finish()
+                began = self.clock.monotonic()
+                result |= last_look(self.built, seed=self.spec.job.seed)
+                self.totals.evaluation_s += self.clock.monotonic() - began
+                self.recorder.point({"held_out_loss": result["loss_final"]})
         path = self.directory / "result.json"
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return result
@@ -243,17 +284,18 @@ class Trainer:
         """Save and evaluate after a committed round, if it is time."""
         self.chain = chained(self.chain, sync)
         stopping = self.group.stopping
-        if stopping or (self.task.round % self.rhythm.save == 0 and not last):
-            self._save()
+        self._held_out = None
         if self.task.round % self.rhythm.evaluate == 0 and not last:
-            self._evaluate_share()
+            self._held_out = self._evaluate_share().loss
+        if stopping or (self.task.round % self.rhythm.save == 0 and not last):
+            self._save(final=stopping)
 
     def _evaluate_share(self) -> Evaluation:
         """Evaluate this member's share of the held-out text on the common parameters."""
         began = self.clock.monotonic()
         members = self.group.members or (self.group.me,)
         found = evaluate(
-            self.model, self.dataset.held_out, context=self.model.config.context,
+            self.built.model, self.built.dataset.held_out, context=self.built.model.config.context,
             limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
             shares=len(members),
         )  # fmt: skip
@@ -268,9 +310,9 @@ class Trainer:
         )
         return found
 
-    def _save(self) -> None:
+    def _save(self, *, final: bool) -> None:
         """Save a checkpoint; failing to do so is reported and does not end the run."""
-        if self.store is None or self._saved_round == self.task.round:
+        if self._saved_round == self.task.round:
             return
         began = self.clock.monotonic()
         counters: dict[str, float | int | str] = {
@@ -279,14 +321,14 @@ class Trainer:
             "first_loss_sum": self.first.loss_sum,
             "first_tokens": self.first.tokens,
         }
+        moment = Moment(
+            members=self.group.members, shared=self._is_first, final=final,
+            score=self._held_out, counters=counters, about=self._about(),
+            cursor=self.stream.cursor.to_dict(), strategy=self.built.strategy,
+        )  # fmt: skip
         try:
-            save(
-                self.store, self.task.round, self.task, members=self.group.members,
-                shared=self._is_first, outer=self.outer.state_dict(), codec={},
-                cursor=self.stream.cursor.to_dict(), counters=counters, about=self._about(),
-                own_model=not self.outer.one_model,
-            )  # fmt: skip
-            self._saved_round = self.task.round
+            if self.saving.save(self.task, self.outer, moment):
+                self._saved_round = self.task.round
         except (StorageFull, HubError) as error:
             log.error("the checkpoint of round %s was not saved: %s", self.task.round, error)
             text = f"{self.task.member}: checkpoint of round {self.task.round} not saved: {error}"
@@ -295,66 +337,8 @@ class Trainer:
 
     def _about(self) -> dict[str, str]:
         """Return the metadata that rebuild the model."""
-        options = {"vocab_size": self.dataset.tokenizer.vocab_size, **self.spec.model.options}
+        options = {"vocab_size": self.built.dataset.tokenizer.vocab_size, **self.spec.model.options}
         about = describe(
-            self.spec.model.name, options=options, tokenizer=self.dataset.tokenizer.to_json()
+            self.spec.model.name, options=options, tokenizer=self.built.dataset.tokenizer.to_json()
         )
         return about | {"step": str(self.task.step), "round": str(self.task.round)}
-
-    # ------------------------------------------------------------------------------- the end
-
-    def _finish(self) -> dict[str, Any]:
-        """Evaluate on all held-out text and let the model write something."""
-        began = self.clock.monotonic()
-        found = evaluate(self.model, self.dataset.held_out, context=self.model.config.context)
-        self.totals.evaluation_s += self.clock.monotonic() - began
-        self.recorder.point({"held_out_loss": found.loss})
-        text = write_text(
-            self.model, self.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS,
-            seed=self.spec.job.seed,
-        )  # fmt: skip
-        return {
-            "loss_final": found.loss,
-            "bytes_per_token": self.dataset.held_out.bytes_per_token,
-            "sample": text,
-        }
-
-    def _save_model(self) -> None:
-        """Write the weights, and upload them."""
-        path = self.directory / "model.safetensors"
-        save_weights(path, self.model.state_dict(), about=self._about())
-        if self._publish is not None:
-            self._publish(path, "model.safetensors")
-
-    def _result(self, reason: str) -> dict[str, Any]:
-        """Return this member's part of the summary."""
-        totals, task = self.totals, self.task
-        return {
-            "member": task.member,
-            "slot": self.slot,
-            "steps": task.step,
-            "tokens": task.tokens,
-            "rounds": task.round,
-            **totals.to_dict(),
-            "start_s": self.start_s,
-            "parameters": task.num_parameters,
-            "first_loss_sum": self.first.loss_sum,
-            "first_tokens": self.first.tokens,
-            "digests": self.chain,
-            "digest": self.outer.digest(task),
-            "data_digest": self.dataset.digest,
-            "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
-            "stopped": bool(reason),
-            "reason": reason,
-            "seed": self.spec.job.seed,
-            "versions": versions(),
-        }
-
-
-def versions() -> dict[str, str]:
-    """Return what is needed to run it again."""
-    return {
-        "atoll": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }

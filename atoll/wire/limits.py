@@ -34,3 +34,9 @@ DEAD_AFTER_S = 15.0
 
 MAX_LOG_LINE = 4096
 """Characters of one log line that are kept."""
+
+EXIT_LEFT = 75
+"""Exit status of a process that was asked to leave before its work was done."""
+
+EXIT_REPLACED = 76
+"""Exit status of a process whose session has ended for good: a newer one has its place."""

@@ -124,10 +124,7 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     )
     assert cut[0]["stopped"]
     assert 0 < cut[0]["steps"] < 12
-    resumed = MemoryGroups(2)
-    for group in resumed:
-        group.committed_round = store.latest()
-    resumed._committed = store.latest()
+    resumed = MemoryGroups(2, start_round=store.latest())
     rest = train_members(
         spec, tmp_path / "halves", groups=resumed, store=store, resume_round=store.latest()
     )

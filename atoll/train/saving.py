@@ -1,0 +1,66 @@
+"""Saving one member's checkpoints: in the background where there is a saver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atoll.checkpoint import BackgroundSaver, Saved, Store, collect
+from atoll.strategies.strategy import Outer
+from atoll.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a checkpoint says beyond the state of the task and its strategy."""
+
+    members: tuple[str, ...]
+    """Who took part in the last round."""
+    shared: bool
+    """Whether this member writes the shared part."""
+    final: bool
+    """The run ends here: wait for an earlier save rather than skip this one."""
+    score: float | None
+    """Held-out loss of this very round, if it was evaluated."""
+    counters: Mapping[str, float | int | str]
+    about: Mapping[str, str]
+    cursor: Mapping[str, int]
+    strategy: str
+    """Name of the outer strategy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where checkpoints go; neither: nowhere."""
+
+    store: Store | None
+    saver: BackgroundSaver | None
+
+    def save(self, task: Task, outer: Outer, moment: Moment) -> bool:
+        """Save the state right after a committed round; return whether it was taken.
+
+        Raises:
+            StorageFull: the store has no room; never with a saver.
+            HubError: the store cannot be reached; never with a saver.
+        """
+        if self.store is None and self.saver is None:
+            return False
+        base = outer.committed(task).base if outer.one_model else ""
+        own, common = collect(
+            task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
+            counters=moment.counters, about=moment.about, own_model=not outer.one_model,
+            base=base, leases=task.leases, strategy=moment.strategy,
+        )  # fmt: skip
+        if self.saver is not None:
+            outcome = self.saver.save(
+                task.round, (own, common), step=task.step, member=task.member,
+                members=moment.members, shared=moment.shared, base=base, final=moment.final,
+                score=moment.score,
+            )  # fmt: skip
+            return isinstance(outcome, Saved)
+        if self.store is not None:
+            parts = [common, own] if moment.shared else [own]
+            self.store.put(
+                task.round, parts, step=task.step, member=task.member, members=moment.members
+            )
+        return True
