@@ -1,4 +1,4 @@
-"""`atoll hub`: the meeting point of the machines."""
+"""`atoll hub`: the meeting point of the machines; `atoll hub backup`: a copy of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Annotated
 
 import typer
 
+app = typer.Typer(invoke_without_command=True)
 
+
+@app.callback()
 def hub(
+    context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 7700,
     advertise: Annotated[
@@ -21,8 +25,14 @@ def hub(
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where jobs leave their files.")] = Path("runs"),
+    backup: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin from this backup if the data folder is empty."),
+    ] = None,
 ) -> None:
     """Start the hub in the foreground; prints the join ticket for the other machines."""
+    if context.invoked_subcommand is not None:
+        return
     import signal
 
     from atoll import config
@@ -39,6 +49,7 @@ def hub(
             port=port,
             advertise=advertise,
             ticket_uses=ticket_uses,
+            restore_from=backup.resolve() if backup else None,
         )
     )
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,3 +69,42 @@ def hub(
 
     run(server, on_ready=ready)
     console.print("the hub has stopped")
+
+
+@app.command("backup")
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Folder of backups; each gets its own inside.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of the jobs (default: the hub's own).")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Delete all but this many afterwards.")
+    ] = None,
+) -> None:
+    """Copy the hub, while it works: its database, its secrets and the folders of its jobs.
+
+    `atoll hub --from FOLDER` starts a hub from the newest copy. Keep it private: it holds secrets.
+    """
+    from rich.markup import escape
+
+    from atoll import config
+    from atoll.cli import screen
+    from atoll.clock import RealClock
+    from atoll.hub.backup import take
+
+    console = screen.output()
+    place = (data or config.home() / "hub").resolve()
+    taken = take(
+        folder.resolve(),
+        data=place,
+        clock=RealClock(),
+        jobs=runs.resolve() if runs else None,
+        keep=keep,
+    )
+    for line in taken.left_out:
+        console.print(f"[yellow]left out[/] {escape(line)}", soft_wrap=True)
+    count = len(taken.listing.files)
+    console.print(f"{taken.path} ({count} files, {screen.size(taken.nbytes)})", soft_wrap=True)

@@ -11,6 +11,7 @@ from atoll import __version__
 from atoll.cli import (
     demo,
     doctor,
+    drain,
     generate,
     hub,
     join,
@@ -32,12 +33,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("demo")(demo.demo)
-app.command("hub")(hub.hub)
+app.add_typer(hub.app, name="hub")
 app.command("join")(join.join)
 app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("stop")(stop.stop)
+app.command("drain")(drain.drain)
 app.command("resume")(resume.resume)
 app.command("generate")(generate.generate)
 app.command("report")(report.report)

@@ -26,6 +26,9 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument(
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
     )
+    parser.add_argument(
+        "--from", dest="backup", type=Path, default=None, help="backup to begin from, once"
+    )
     given = parser.parse_args(arguments)
     return HubOptions(
         data=given.data,
@@ -35,6 +38,7 @@ def parse(arguments: list[str]) -> HubOptions:
         advertise=given.advertise,
         ticket_uses=given.ticket_uses,
         reducers=not given.no_reducers,
+        restore_from=given.backup,
     )
 
 

@@ -51,6 +51,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at("/api/hub", everyone, get=rest_hub.show_hub),
         at("/api/events", operator, node, get=rest_hub.show_events),
         at("/api/nodes", operator, node, get=rest_hub.show_nodes),
+        at("/api/nodes/{node}/drain", people, post=rest_hub.drain),
         at("/api/tickets", operator, post=rest_hub.make_ticket),
         at("/api/speed", everyone, get=rest_files.send_bytes, post=rest_files.take_bytes),
         at("/api/stream", operator, get=Streams().answer),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from atoll.hub import checkpoints as checkpoints_module
 from atoll.hub import round_book as round_book_module
 from atoll.hub import tickets as tickets_module
 from atoll.hub.api import Context, guard, routes
+from atoll.hub.backup import note_place
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
@@ -26,6 +28,7 @@ from atoll.hub.placement import KILL_GRACE_S, Placement
 from atoll.hub.recovering import Recovering
 from atoll.hub.reducers import Reducers, torch_is_here
 from atoll.hub.refusals import Refusals
+from atoll.hub.restore import restore
 from atoll.hub.round_book import RoundBook
 from atoll.hub.rounds import Rounds
 from atoll.hub.router import Router
@@ -72,6 +75,8 @@ class HubOptions:
     """Time between asking a process of a stopping job to end and killing it."""
     restart_grace_s: float = 60.0
     """How long members may take to come back after a restart of the hub."""
+    restore_from: Path | None = None
+    """A backup, or a folder of backups, from which the folders are made if they are empty."""
 
 
 class Hub:
@@ -175,10 +180,18 @@ class Hub:
             version=__version__,
             started=self.clock.wall(),
             ticket=self.ticket,
+            tell=self.sessions.notify,
         )
+        await asyncio.to_thread(self._note_place)
         self._web = guard(Starlette(routes=routes(context)), context)
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
+
+    def _note_place(self) -> None:
+        """Write down what `atoll hub backup` needs; it can be told by hand as well."""
+        address = self.ticket.removeprefix("atoll://").rpartition("/")[0]
+        with contextlib.suppress(OSError):
+            note_place(self.options.data, jobs=self.options.jobs, address=address)
 
     async def close(self) -> None:
         """End reducers and tasks, then close the stores; members are left to come back."""
@@ -262,8 +275,12 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
     Raises:
         HubError: the data folder is damaged, or another hub uses it.
         StorageFull: its disk is full.
+        CheckpointCorrupt: the backup to start from is damaged.
     """
     clock = clock or RealClock()
+    if options.restore_from is not None:
+        backup, data, jobs = options.restore_from, options.data, options.jobs
+        await asyncio.to_thread(restore, backup, data=data, jobs=jobs, clock=clock)
     schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, tickets_module.SCHEMA)
     stores = await open_stores(options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas)
     return Hub(options, stores, url=url, clock=clock)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.clock import Clock
 from atoll.hub.stores import Stores
+from atoll.wire.messages import Message
 
 
 class Live(Protocol):
@@ -41,6 +43,11 @@ class Live(Protocol):
         ...
 
 
+def _nobody(address: str, notice: Message) -> bool:
+    """Stand in where no sessions are: nobody is reached."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Everything that request handlers share."""
@@ -53,3 +60,5 @@ class Context:
     """Seconds since 1970."""
     ticket: str
     """Whole text, `atoll://HOST:PORT/SECRET`."""
+    tell: Callable[[str, Message], bool] = _nobody
+    """Sends a notice to a session; False when nobody is there."""

@@ -9,12 +9,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from atoll.errors import HubError, unknown
 from atoll.hub.context import Context
-from atoll.hub.endpoint import Json, body_as, identity_of
+from atoll.hub.endpoint import Json, Refused, body_as, identity_of
 from atoll.hub.guard import source_of
 from atoll.hub.prometheus import CONTENT_TYPE, render
 from atoll.hub.rest_jobs import view_of
-from atoll.wire.messages import NodeInfo
+from atoll.wire.messages import Drain, NodeInfo
 
 
 class Joining(msgspec.Struct, frozen=True):
@@ -40,6 +41,32 @@ async def join(request: Request, context: Context) -> Response:
 async def show_nodes(_request: Request, context: Context) -> Response:
     """GET /api/nodes: every known machine."""
     return Json(context.live.nodes())
+
+
+class Draining(msgspec.Struct, frozen=True):
+    """Body of a wish about a node."""
+
+    draining: bool = True
+    """False: it takes work again."""
+    reason: str = ""
+
+
+async def drain(request: Request, context: Context) -> Response:
+    """POST /api/nodes/NODE/drain: have a machine give its work back and take none."""
+    body = await body_as(request, Draining)
+    node = request.path_params["node"]
+    known = [view["node"] for view in context.live.nodes()]
+    if node not in known:
+        raise Refused(404, unknown("node", node, known))
+    connected = next(v for v in context.live.nodes() if v["node"] == node)["state"] != "lost"
+    if not connected or not context.tell(node, Drain(body.draining, body.reason[:200])):
+        raise HubError(
+            "this node is not connected",
+            given=node,
+            expected="a node that `atoll status` shows as online",
+            remedy="it runs nothing that could be drained; try again when it is back",
+        )
+    return Json({"node": node, "draining": body.draining})
 
 
 async def show_hub(request: Request, context: Context) -> Response:

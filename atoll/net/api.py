@@ -184,6 +184,11 @@ class HubClient:
         """Go on with a job from its last checkpoint; return the id under which it runs."""
         return str(self._rest.json("POST", _path(job, "resume"), json={})["job"])
 
+    def drain(self, node: str, *, draining: bool = True, reason: str = "") -> None:
+        """Have a machine give its work back and take none, or take work again."""
+        path = f"/api/nodes/{quote(node, safe='')}/drain"
+        self._rest.call("POST", path, json={"draining": draining, "reason": reason})
+
     # ------------------------------------------------------------------------------ files
 
     def put_file(
