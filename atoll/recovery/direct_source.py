@@ -1,0 +1,145 @@
+"""A donor over its own port: large ranges, received into one buffer that is used again."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Sequence
+
+from atoll.clock import RealClock
+from atoll.errors import WireError
+from atoll.recovery.source import (
+    LEAST_BYTES_S,
+    SILENT_S,
+    SLOW_S,
+    SourceFailed,
+    SourceLied,
+    SourceMoved,
+    Take,
+    WayBroken,
+    refused,
+)
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.state import (
+    CHUNK,
+    GONE,
+    MAX_RANGE,
+    OK,
+    WAIT,
+    StateAnswer,
+    StateAsk,
+    decode_answer,
+    path_of,
+)
+
+DIAL_S = 1.5
+"""Time for a connection: one lost packet and its repetition."""
+
+MAX_ANSWER_BYTES = 64 * 2**10
+_BODY, _ANSWERED = 200, {203, 409}
+
+
+class DirectSource:
+    """One connection to one donor, opened again once if it breaks between two asks."""
+
+    def __init__(self, dial: str, *, key: str) -> None:
+        """Connect.
+
+        Args:
+            dial: host:port, as the hub told it.
+            key: What the donor told through the hub.
+
+        Raises:
+            WayBroken: nobody answers there.
+        """
+        host, _, port = dial.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65_535:
+            raise WayBroken("this is not an address", given=dial[:100], expected="HOST:PORT")
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._connection = http.client.HTTPConnection(
+            host.strip("[]"), int(port), timeout=DIAL_S, blocksize=CHUNK_BYTES
+        )
+        self._closed = False
+        self._buffer = memoryview(bytearray(MAX_RANGE * CHUNK_BYTES))
+        self._clock = RealClock()
+        self._connect()
+
+    def _connect(self) -> None:
+        try:
+            self._connection.connect()
+            connected: socket.socket = self._connection.sock
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.settimeout(SILENT_S)
+        except OSError as error:
+            raise WayBroken("it cannot be dialled", given=str(error)) from error
+
+    def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+        """Return the answer to one ask; see :class:`Source`."""
+        expected = ask.count * CHUNK_BYTES
+        try:
+            status, size = self._request(ask, expected)
+            if status == _BODY:
+                self._receive(self._response, self._buffer[:size])
+                answer = StateAnswer(ask.number, OK, ask.round, image=ask.image, index=ask.first)
+                return answer, self._buffer[:size]
+            return decode_answer(self._response.read(size)), self._buffer[:0]
+        except TimeoutError as error:
+            raise SourceFailed("it is silent", given=f"nothing for {SILENT_S:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise WayBroken("the connection broke", given=repr(error)[:200]) from error
+        except WireError as error:
+            raise SourceLied(error.message()) from error
+
+    def fetch(self, round_: int, image: str, indices: Sequence[int], take: Take) -> None:
+        """Hand over chunks; see :class:`Source`. `indices` follow each other."""
+        for first in range(0, len(indices), MAX_RANGE):
+            run = indices[first : first + MAX_RANGE]
+            answer, body = self.ask(StateAsk(0, CHUNK, round_, image, run[0], len(run)))
+            if answer.status in (GONE, WAIT):
+                raise SourceMoved(answer.round)
+            if answer.status != OK:
+                raise refused(answer)
+            for place, index in enumerate(run):
+                take(index, body[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES])
+
+    def close(self) -> None:
+        """Cut the connection; whoever waits for it wakes."""
+        self._closed = True
+        connected = self._connection.sock
+        if connected is not None:
+            try:
+                connected.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+    def release(self) -> None:
+        """Let go of the connection; called by the thread that used it."""
+        self._connection.close()
+
+    def _request(self, ask: StateAsk, most: int) -> tuple[int, int]:
+        """Send an ask; return status and length of what comes back."""
+        if self._closed:
+            raise ConnectionAbortedError("closed here")
+        if self._connection.sock is None:
+            self._connect()
+        self._connection.request("GET", path_of(ask), headers=self._headers)
+        self._response = self._connection.getresponse()
+        status, size = self._response.status, self._response.length
+        if status not in _ANSWERED and status != _BODY:
+            raise WayBroken("its port does not let us in", given=f"status {status}")
+        most = most if status == _BODY else MAX_ANSWER_BYTES
+        if size is None or size > most:
+            raise SourceLied("it sends more than was asked for", given=f"{size} of {most} bytes")
+        return status, size
+
+    def _receive(self, response: http.client.HTTPResponse, target: memoryview) -> None:
+        """Fill a buffer chunk by chunk, so that a source that drips is noticed."""
+        began, done = self._clock.monotonic(), 0
+        while done < len(target):
+            received = response.readinto(target[done : done + CHUNK_BYTES])
+            if not received:
+                raise ConnectionResetError("it ended in the middle")
+            done += received
+            took_s = self._clock.monotonic() - began
+            if took_s > SLOW_S and done < LEAST_BYTES_S * took_s:
+                raise SourceFailed("it is too slow", given=f"{done} bytes in {took_s:.1f} s")

@@ -1,0 +1,157 @@
+"""A donor through the hub: a few chunks are asked for ahead, and again if frames were lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from atoll.clock import RealClock
+from atoll.errors import AtollError, DeadlineExceeded, WireError
+from atoll.net.inbox import Reconnected, Relayed
+from atoll.net.sync_link import SyncLink
+from atoll.recovery.source import SourceFailed, SourceLied, SourceMoved, Take, refused
+from atoll.wire.messages import Undeliverable
+from atoll.wire.state import (
+    ANSWERS,
+    CHUNK,
+    GONE,
+    OK,
+    WAIT,
+    StateAnswer,
+    StateAsk,
+    pack_ask,
+    unpack_answer,
+)
+
+WINDOW = 8
+"""Chunks asked for ahead: 2 MiB, which fills 160 Mbit/s at a round trip of 100 ms."""
+
+AGAIN_S = 3.0
+"""Silence after which the missing chunks are asked for again."""
+
+SILENT_S = 12.0
+"""Silence after which a source is given up; while the hub is away it does not count."""
+
+AWAY_S = 3.0
+"""So long a donor may be unknown to the hub: after a restart it connects again by itself."""
+
+_SEND_S = 10.0
+_POLL_S = 0.1
+
+
+class RelaySource:
+    """One donor, asked over the asker's session with the hub."""
+
+    def __init__(self, link: SyncLink, *, address: str) -> None:
+        """Listen to what `address`, a session of the same job, answers."""
+        self._link, self._address = link, address
+        self._clock = RealClock()
+        self._numbers = itertools.count(1)
+        self._closed = False
+        self._heard = self._clock.monotonic()
+        self._gone_since: float | None = None
+        self._ask_again = False
+        self._inbox = link.subscribe(
+            sources={address}, notices=(Undeliverable,), reconnects=True, prefix=ANSWERS
+        )
+
+    def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+        """Return the answer to one ask; see :class:`Source`."""
+        ask = StateAsk(next(self._numbers), ask.kind, ask.round, ask.image, ask.first, 1)
+        self._send([ask])
+        asked = self._heard = self._clock.monotonic()
+        while True:
+            found = self._receive()
+            if found is not None and found[0].number == ask.number:
+                return found
+            if self._again(asked):
+                asked = self._clock.monotonic()
+                self._send([ask])
+
+    def fetch(self, round_: int, image: str, indices: Sequence[int], take: Take) -> None:
+        """Hand over chunks in whatever order they come; see :class:`Source`."""
+        todo, under_way = deque(indices), set[int]()
+        asked = self._heard = self._clock.monotonic()
+        while todo or under_way:
+            ahead = [todo.popleft() for _ in range(min(len(todo), WINDOW - len(under_way)))]
+            if ahead:
+                self._send(StateAsk(0, CHUNK, round_, image, index) for index in ahead)
+                under_way.update(ahead)
+            found = self._receive()
+            if found is not None:
+                index = self._index_of(found[0], round_, image, under_way)
+                if index >= 0:
+                    take(index, found[1])
+                    under_way.discard(index)
+            elif self._again(asked):
+                asked = self._clock.monotonic()
+                todo.extendleft(sorted(under_way, reverse=True))
+                under_way.clear()
+
+    def close(self) -> None:
+        """End every wait."""
+        self._closed = True
+        self._inbox.close()
+
+    def _index_of(self, answer: StateAnswer, round_: int, image: str, under_way: set[int]) -> int:
+        """Return which chunk an answer is; -1: none that is waited for."""
+        if answer.number != 0:
+            return -1  # late, of an ask that was answered
+        if answer.status in (GONE, WAIT):
+            raise SourceMoved(answer.round)
+        if answer.status != OK:
+            raise refused(answer)
+        wanted = (answer.round, answer.image) == (round_, image) and answer.index in under_way
+        return answer.index if wanted else -1
+
+    def _send(self, asks: Iterable[StateAsk]) -> None:
+        """Send asks; one that is lost is sent again after the silence that follows."""
+        parts = [pack_ask(ask) for ask in asks]
+        deadline = self._clock.monotonic() + _SEND_S
+        try:
+            self._link.relay_later(self._address, iter(parts), deadline=deadline)
+        except AtollError as error:
+            raise SourceFailed("the session with the hub ended", given=str(error)) from error
+
+    def _receive(self) -> tuple[StateAnswer, memoryview] | None:
+        """Return the next answer, or None after a moment; keeps account of silence."""
+        try:
+            item = self._inbox.receive(deadline=self._clock.monotonic() + _POLL_S)
+        except DeadlineExceeded:
+            item = None
+        except AtollError as error:
+            raise SourceFailed("the session with the hub ended", given=str(error)) from error
+        now = self._clock.monotonic()
+        if isinstance(item, Relayed):
+            self._heard, self._gone_since = now, None
+            try:
+                return unpack_answer(item.payload)
+            except WireError as error:
+                raise SourceLied(error.message()) from error
+        if isinstance(item, Reconnected):
+            self._ask_again = True
+        elif isinstance(item, Undeliverable) and item.to == self._address:
+            self._gone_since = self._gone_since or now
+        if not self._link.connected:
+            self._heard = now
+        self._give_up(now)
+        return None
+
+    def _give_up(self, now: float) -> None:
+        """Raise if there is no hope."""
+        if self._closed:
+            raise SourceFailed("it is not needed any more")
+        if self._gone_since is not None and now - self._gone_since > AWAY_S:
+            raise SourceFailed("it is gone", given="nobody is at its address at the hub")
+        if now - self._heard > SILENT_S:
+            raise SourceFailed("it is silent", given=f"nothing for {SILENT_S:g} s")
+
+    def _again(self, asked: float) -> bool:
+        """Return whether to ask again now."""
+        now = self._clock.monotonic()
+        again_s = AGAIN_S if self._gone_since is None else AWAY_S / 4
+        if self._ask_again or now - max(asked, self._heard) > again_s:
+            self._ask_again = False
+            return True
+        return False

@@ -1,0 +1,84 @@
+"""What a member runs so that others can take its committed state, while it trains on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from types import TracebackType
+from typing import Self
+
+from atoll.net.sync_link import SyncLink
+from atoll.recovery.desk import Desk
+from atoll.recovery.door import Door
+from atoll.recovery.shelf import Shelf, StateOf, Still
+
+log = logging.getLogger(__name__)
+
+
+class StateServer:
+    """Gives the committed state to members of the job, directly and through the hub.
+
+    Training is held up only while an image is copied, see :mod:`atoll.recovery.shelf`. A direct
+    asker brings a key that this member tells through the hub to members of its job only, or the
+    job's token.
+    """
+
+    def __init__(self, *, job: str, token: str, address: str, link: SyncLink | None) -> None:
+        """Listen; until `offer` every ask is answered "not yet".
+
+        Args:
+            job: The job's id.
+            token: Own token of the job.
+            address: This machine's address as it is used towards the hub; empty: be reached
+                through the hub only.
+            link: The member's session with the hub; None: be reached directly only.
+        """
+        key = secrets.token_urlsafe(24)
+        self._shelf = Shelf(job=job, key=key)
+        self._door: Door | None = None
+        self.dial: list[str] = []
+        """host:port where it listens; empty: nowhere."""
+        if address:
+            try:
+                self._door = Door(self._shelf.answer, address=address, keys=(key, token))
+                host = f"[{address}]" if ":" in address else address
+                self.dial = [f"{host}:{self._door.port}"]
+            except OSError as error:
+                log.warning("the state is given through the hub only: %s: %s", address, error)
+        self._desk = Desk(self._shelf.answer, link=link) if link is not None else None
+
+    def offer(self, state: StateOf, *, still: Still) -> None:
+        """Give this state to whoever asks, from now on.
+
+        Args:
+            state: Looked at inside `still` only, whenever somebody asks.
+            still: `Gate.still` of the task.
+        """
+        self._shelf.offer(state, still=still)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds whose images are in memory now."""
+        return self._shelf.rounds
+
+    def close(self) -> None:
+        """Stop listening and drop all images. Calling it again does nothing."""
+        self._shelf.close()
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

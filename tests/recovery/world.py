@@ -1,0 +1,253 @@
+"""A real hub with a job, donors in this process and in others, and a member that lacks the state."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.checkpoint.part import Part
+from atoll.clock import RealClock
+from atoll.gate import Gate
+from atoll.ids import session_id, slot_of
+from atoll.net.sync_link import SyncLink, connect
+from atoll.recovery import Recovered, recover
+from atoll.recovery.desk import Desk
+from atoll.recovery.door import Answerer, Door
+from atoll.recovery.server import StateServer
+from atoll.recovery.shelf import Shelf
+from atoll.wire.messages import Event, Recover, Source, Sources
+from tests.group.hub_world import NodeInName
+from tests.group.proxy import Proxy
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL = "127.0.0.1"
+
+
+class Model:
+    """A state that members can have: `shared` depends on the round, `inner` on the member too."""
+
+    def __init__(self, member: str, *, round_: int = 3, numel: int = 400_000, seed: int = 0) -> None:
+        self.member, self.numel, self.seed = member, numel, seed
+        self.round = round_
+        self.base = f"base-{round_}"
+        self.looks = 0
+
+    def move_to(self, round_: int) -> None:
+        self.round, self.base = round_, f"base-{round_}"
+
+    def parts(self) -> tuple[Part, Part]:
+        self.looks += 1
+        return self.shared(), self.inner()
+
+    def shared(self) -> Part:
+        return Part("shared", self._tensors(self.seed * 1000 + self.round), {"tree": "{}"})
+
+    def inner(self) -> Part:
+        return Part("inner", self._tensors(slot_of(self.member) * 77 + self.round), {"tree": "{}"})
+
+    def _tensors(self, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            "a": torch.randn(self.numel, generator=generator),
+            "b": torch.randn(33, 7, generator=generator, dtype=torch.float64),
+        }
+
+
+def assert_same(found: Part | None, expected: Part) -> None:
+    assert found is not None
+    assert found.metadata == expected.metadata
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        assert torch.equal(found.tensors[name], tensor), name
+
+
+class SpoiltDonor:
+    """A `StateServer` whose answers go through a function first."""
+
+    def __init__(
+        self, job: str, spoil: Callable[[Answerer], Answerer], *, link: SyncLink, direct: bool
+    ) -> None:
+        self.shelf = Shelf(job=job, key="k")
+        answer = spoil(self.shelf.answer)
+        self.desk = Desk(answer, link=link)
+        self.door = Door(answer, address=LOCAL, keys=("k",)) if direct else None
+        self.dial = [f"{LOCAL}:{self.door.port}"] if self.door is not None else []
+        self.offer = self.shelf.offer
+
+    def close(self) -> None:
+        self.shelf.close()
+        self.desk.close()
+        if self.door is not None:
+            self.door.close()
+
+
+class World:
+    """One job. `recover` fetches as its last member."""
+
+    def __init__(self, node: NodeInName, *, nodes: int) -> None:
+        self.hub, self.nodes = node.hub, nodes
+        self.job = node.submit(nodes=nodes, route="relay")
+        while len(node.tokens.get(self.job, {})) < nodes + 1:
+            node.take_commands()
+        self.tokens = node.tokens[self.job]
+        self.me = f"w{nodes - 1}"
+        self.events: list[Event] = []
+        self.asked: list[list[str]] = []
+        self.links: dict[str, SyncLink] = {}
+        self.donors: dict[str, Any] = {}
+        self.dials: dict[str, list[str]] = {}
+        self.models: dict[str, Model] = {}
+        self.gates: dict[str, Gate] = {}
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.proxies: list[Proxy] = []
+        self.round = 3
+        self.gone: set[str] = set()
+        self.progress: list[int] = []
+
+    def link(self, member: str, *, proxied: bool = False) -> SyncLink:
+        url = self.hub.url
+        if proxied:
+            self.proxies.append(Proxy(self.hub.port))
+            url = self.proxies[-1].url
+        link = connect(url, session=session_id(self.job, member), token=self.tokens[member])
+        self.links[member] = link
+        return link
+
+    def donor(
+        self,
+        member: str,
+        *,
+        direct: bool = True,
+        spoil: Callable[[Answerer], Answerer] | None = None,
+        proxied: bool = False,
+        job: str = "",
+        **model: int,
+    ) -> Model:
+        """Start a donor in this process."""
+        link, job = self.link(member, proxied=proxied), job or self.job
+        server: Any
+        if spoil is not None:
+            server = SpoiltDonor(job, spoil, link=link, direct=direct)
+        else:
+            server = StateServer(
+                job=job, token=self.tokens[member], address=LOCAL if direct else "", link=link
+            )
+        state = self.models[member] = Model(member, **{"round_": self.round, **model})
+        gate = self.gates[member] = Gate()
+        server.offer(state, still=gate.still)
+        self.donors[member], self.dials[member] = server, server.dial
+        return state
+
+    def process(self, member: str, *, direct: bool = True, **model: int) -> Model:
+        """Start a donor that is a process of its own."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.recovery.donor"],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.processes[member] = process
+        options = {"round_": self.round, **model}
+        assert process.stdin is not None
+        assert process.stdout is not None
+        json.dump(
+            {
+                "url": self.hub.url, "job": self.job, "member": member,
+                "token": self.tokens[member], "direct": direct, "model": options,
+            },
+            process.stdin,
+        )  # fmt: skip
+        process.stdin.write("\n")
+        process.stdin.flush()
+        self.dials[member] = json.loads(process.stdout.readline())
+        self.models[member] = Model(member, **options)
+        return self.models[member]
+
+    def kill(self, member: str, signal_: int = signal.SIGKILL) -> None:
+        os.kill(self.processes[member].pid, signal_)
+        if signal_ == signal.SIGKILL:
+            self.processes[member].wait(10)
+            self.gone.add(member)
+
+    def ask(self, body: Recover) -> Sources:
+        """Answer as the hub does."""
+        self.asked.append(body.failed)
+        left = [member for member in self.dials if member not in self.gone]
+        peers = [member for member in left if member not in body.failed] or left
+        return Sources(self.round, [Source(m, self.dials[m]) for m in peers], checkpoint_round=2)
+
+    def recover(
+        self,
+        *,
+        at: Sequence[tuple[float, Callable[[], object]]] = (),
+        timeout_s: float = 30.0,
+        proxied: bool = False,
+        **options: Any,
+    ) -> Recovered:
+        """Fetch as the last member.
+
+        Args:
+            at: Things to do once a share of all bytes is here.
+            timeout_s: Longest time for it.
+            proxied: Whether the own link goes through a proxy.
+            options: More for `recover`.
+        """
+        link = self.links.get(self.me) or self.link(self.me, proxied=proxied)
+        todo = sorted(at, key=lambda item: item[0])
+        lock = threading.Lock()
+
+        def progress(done: int, total: int) -> None:
+            with lock:
+                self.progress.append(done)
+                due = [todo.pop(0)[1] for _ in range(sum(done >= share * total for share, _ in todo))]
+            for action in due:
+                action()
+
+        return recover(
+            link, job=self.job, token=self.tokens[self.me], ask=self.ask, me=self.me,
+            on_event=self.events.append, deadline=RealClock().monotonic() + timeout_s,
+            progress=progress, **options,
+        )  # fmt: skip
+
+    def told(self, kind: str) -> dict[str, str]:
+        """Return source -> reason of the events of a kind."""
+        return {e.fields["source"]: e.fields["reason"] for e in self.events if e.kind == kind}
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait(10)
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+        for server in self.donors.values():
+            server.close()
+        for link in self.links.values():
+            link.close()
+        for proxy in self.proxies:
+            proxy.close()
+
+
+def wait_until(happened: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@contextmanager
+def threads_end() -> Any:
+    """Check that no thread of a recovery outlives the block."""
+    yield
+    names = ("state-of-",)
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])
