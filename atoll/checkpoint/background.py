@@ -87,7 +87,6 @@ class BackgroundSaver:
         remove_leftovers(scratch)
         self._memories = [SharedMemory(scratch=scratch) for _ in range(IMAGES)]
         self._moment = moment
-        self._number = 0
         self._versions = versions()
         self._last: tuple[str, Saved] | None = None
         self._growing = threading.Lock()
@@ -144,9 +143,8 @@ class BackgroundSaver:
         except (StorageFull, OSError, MemoryError) as error:
             return self._skip(round_, member, f"there is no room for its image: {error}")
         self._moment("image made")
-        self._number += 1
         order = Order(
-            number=self._number,
+            number=0,
             round=round_,
             step=step,
             stamp=stamp,

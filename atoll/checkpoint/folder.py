@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.checkpoint.files import (
+    TEMPORARY_PREFIX,
     Buffer,
     Moment,
     Written,
@@ -116,8 +117,10 @@ class Folder:
         with storage_errors(folder):
             if (folder / MANIFEST_NAME).exists():
                 if all(read_stamp(folder / file.name) == stamp for file in files):
-                    shutil.rmtree(_aside(folder), ignore_errors=True)
-                    return True  # resumed from this very checkpoint and stopped again at once
+                    # Resumed from this very checkpoint and stopped again at once, or killed
+                    # between the manifest and the end.
+                    self._tidy(round_)
+                    return True
                 self._set_aside(folder)
             folder.mkdir(parents=True, exist_ok=True)
             flush_folder(folder.parent)
@@ -126,8 +129,7 @@ class Folder:
             folder, written, stamp=stamp, round_=round_, step=step, members=members
         ):
             return False
-        shutil.rmtree(_aside(folder), ignore_errors=True)
-        self._prune(round_)
+        self._tidy(round_)
         return True
 
     def abandon(self, *, after: int) -> list[int]:
@@ -194,13 +196,17 @@ class Folder:
         write_file(folder / MANIFEST_NAME, [encode_manifest(manifest)], moment=self._moment)
         return True
 
-    def _prune(self, newest: int) -> None:
-        """Delete what is older than `newest`, except the complete ones that are kept."""
+    def _tidy(self, newest: int) -> None:
+        """Delete what `newest` replaces and what is older, except the complete ones to keep."""
+        shutil.rmtree(_aside(self.path / checkpoint_folder(newest)), ignore_errors=True)
         complete = {r: m.score for r, m in self.complete().items() if r <= newest}
         kept = self._keep.rounds(complete)
         for round_ in self._rounds():
             if round_ < newest and round_ not in kept:
                 self._delete(round_)
+            elif round_ < newest:  # nobody writes there any more: what a killed writer left goes
+                for path in (self.path / checkpoint_folder(round_)).glob(f"{TEMPORARY_PREFIX}*"):
+                    path.unlink(missing_ok=True)
 
     def _delete(self, round_: int) -> None:
         folder = self.path / checkpoint_folder(round_)

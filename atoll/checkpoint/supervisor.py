@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from atoll.checkpoint.files import Moment
 from atoll.checkpoint.orders import (
@@ -40,8 +43,10 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 5
 """In a row, without a checkpoint written; then the newest one is given up."""
 
-LIVES_S = 0.1
-"""First pause before the writer is started again."""
+FIRST_PAUSE_S = 0.05
+"""First pause before the writer is started again; each further one is twice as long."""
+
+LONGEST_PAUSE_S = 30.0
 
 Publish = Callable[[CheckpointPart], bool]
 
@@ -75,6 +80,7 @@ class Supervisor:
         """Start thread and writer; see `BackgroundSaver` for the arguments."""
         self._setup, self._inherited, self._command = setup, list(inherited), command
         self._publish, self._on_event, self._moment = publish, on_event, moment
+        self._numbers = itertools.count(1)
         self._news: queue.Queue[tuple[int, Order | Report | None]] = queue.Queue()
         self._changed = threading.Condition()
         self._tasks: dict[int, _Task] = {}
@@ -115,8 +121,9 @@ class Supervisor:
         return None
 
     def take(self, order: Order, *, slot: int) -> None:
-        """Have an image written, which stays as it is until then."""
+        """Have an image written, which stays as it is until then; the order gets a number."""
         with self._changed:
+            order = msgspec.structs.replace(order, number=next(self._numbers))
             self._tasks[order.number] = _Task(order, slot)
             self.lost = False
         self._news.put((self._life, order))
@@ -195,6 +202,17 @@ class Supervisor:
             self._writer.send(order)
             self._moment("order sent")
 
+    def _repeat(self, number: int, *, resent: bool = False) -> None:
+        """Give an order again, under a new number: reports about the old one count no more.
+
+        Otherwise the end of one would free the image while the other still reads it.
+        """
+        with self._changed:
+            task = self._tasks.pop(number)
+            order = msgspec.structs.replace(task.order, number=next(self._numbers))
+            self._tasks[order.number] = _Task(order, task.slot, resent)
+        self._send(order)
+
     def _hear(self, report: Report | None) -> None:
         """Do what a report asks for."""
         if report is None:
@@ -238,24 +256,22 @@ class Supervisor:
         newest = max(self._tasks, default=0)
         for number in [n for n in self._tasks if n != newest]:
             self._finish(number)
-        if self._restarts > MAX_RESTARTS:
+        if self._restarts > MAX_RESTARTS and newest:
             error = CheckpointError(
                 "the writer of checkpoints died again and again",
                 given=f"{self._restarts} times in a row",
-                remedy="look at this member's log; training goes on without checkpoints",
+                remedy="look at this member's log; training goes on without this checkpoint",
             )
             self._finish(newest, error=error)
-            self._restarts = 0
         round_ = self._tasks[newest].order.round if newest in self._tasks else -1
-        self.tell(
-            "checkpoint-writer-restarted",
-            f"the writer of checkpoints ended and is started again ({self._restarts})",
-            round_=round_,
-        )
-        if not self._closing.wait(LIVES_S * 2 ** min(self._restarts, 6) if self._restarts else 5.0):
+        if self._restarts <= MAX_RESTARTS:
+            text = f"the writer of checkpoints ended and is started again ({self._restarts})"
+            self.tell("checkpoint-writer-restarted", text, round_=round_)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._restarts - 1, 16), LONGEST_PAUSE_S)
+        if not self._closing.wait(pause_s):
             self._start()
             if newest in self._tasks:
-                self._send(self._tasks[newest].order)
+                self._repeat(newest)
 
     def _tell_copy(self, report: Copied | CopyFailed) -> None:
         """Tell of a copy; the same trouble is told once."""
@@ -288,8 +304,7 @@ class Supervisor:
             if task.resent:
                 self._finish(delivered.number, error=error)
             else:
-                task.resent = True
-                self._send(order)
+                self._repeat(delivered.number, resent=True)
         except AtollError as error:
             self._finish(delivered.number, error=error)
         self._moment(f"{delivered.name} announced")

@@ -16,10 +16,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from atoll.checkpoint.child import Reporter, settle_down
-from atoll.checkpoint.copies import Copier, Copies
 from atoll.checkpoint.files import Moment, unobserved
 from atoll.checkpoint.folder import Folder, PartFile
 from atoll.checkpoint.orders import (
@@ -34,9 +33,11 @@ from atoll.checkpoint.orders import (
     Written,
     read_command,
 )
-from atoll.checkpoint.upload import Upload
 from atoll.errors import AtollError, CheckpointError, HubUnreachable
 from atoll.wire.keeping import Keep
+
+if TYPE_CHECKING:
+    from atoll.checkpoint.copies import Copier
 
 
 class Superseded(Exception):
@@ -68,6 +69,8 @@ class Writer:
         self._give_up_at = 0.0
         self._copier: Copier | None = None
         if isinstance(self._target, FolderTarget) and self._target.to:
+            from atoll.checkpoint.copies import Copier, Copies
+
             target = self._target
             copies = Copies(Path(target.folder), target.to, job=target.job, moment=moment)
             self._copier = Copier(copies, report=reporter)
@@ -123,6 +126,8 @@ class Writer:
 
     def _upload(self, target: HubTarget, order: Order, views: dict[str, memoryview]) -> bool:
         """Send the parts; whether the checkpoint is complete, the hub tells to the trainer."""
+        from atoll.checkpoint.upload import Upload  # HTTP takes as long to load as all the rest
+
         self._give_up_at = time.monotonic() + target.retry_s
         upload = Upload(
             target.url, token=target.token, job=target.job, pause=self._pause, moment=self._moment
@@ -176,21 +181,25 @@ def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -
 @contextlib.contextmanager
 def _mapped(regions: list[Region]) -> Iterator[dict[str, memoryview]]:
     """Give the bytes of each part, read only, while they are needed."""
-    with contextlib.ExitStack() as stack:
-        views = {}
+    mappings = []
+    try:
         for region in regions:
             descriptor = region.descriptor
             if descriptor < 0:
                 descriptor = os.open(region.path, os.O_RDONLY)
-                stack.callback(os.close, descriptor)
-            mapping = mmap.mmap(descriptor, region.offset + region.nbytes, access=mmap.ACCESS_READ)
-            stack.callback(mapping.close)
-            view = memoryview(mapping)
-            part = view[region.offset :]
-            stack.callback(view.release)
-            stack.callback(part.release)
-            views[region.name] = part
-        yield views
+            length = region.offset + region.nbytes
+            mappings.append(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ))
+            if region.descriptor < 0:
+                os.close(descriptor)
+        yield {
+            region.name: memoryview(mapping)[region.offset :]
+            for region, mapping in zip(regions, mappings, strict=True)
+        }
+    finally:
+        for mapping in mappings:
+            # After an error its traceback still holds views; the memory goes with them.
+            with contextlib.suppress(BufferError):
+                mapping.close()
 
 
 if __name__ == "__main__":

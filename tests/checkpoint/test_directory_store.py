@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from atoll.checkpoint import SHARED, DirectoryStore, Part, member_part
-from atoll.checkpoint.part import STATE
 from atoll.checkpoint.folder import check_part
+from atoll.checkpoint.part import STATE
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.manifest import MANIFEST_NAME
 from tests.checkpoint.test_files import small_disk
