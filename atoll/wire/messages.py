@@ -370,6 +370,8 @@ class RoundJoin(Message, frozen=True):
     """Optimizer steps of this member since the last round."""
     busy_s: float = 0.0
     """Seconds they took."""
+    lease: Lease | None = None
+    """Where this member's data stands now; counts if the round is committed with it."""
 
 
 class RoundPlan(Message, frozen=True):
