@@ -12,6 +12,7 @@
     │   └── PortTaken
     ├── GroupError             members could not agree
     │   ├── PeerLost
+    │   ├── PeerRefused
     │   ├── EpochChanged
     │   ├── LeftBehind
     │   ├── GroupLeft
@@ -128,6 +129,10 @@ class GroupError(AtollError):
 
 class PeerLost(GroupError):
     """A member or the reducer went away before its part was complete."""
+
+
+class PeerRefused(GroupError):
+    """What another member or the reducer sent is of no use; it is named."""
 
 
 class EpochChanged(GroupError):

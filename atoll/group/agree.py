@@ -12,7 +12,15 @@ from torch import Tensor
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
-from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, PeerLost
+from atoll.errors import (
+    AtollError,
+    DeadlineExceeded,
+    EpochChanged,
+    GroupError,
+    LeftBehind,
+    PeerLost,
+    PeerRefused,
+)
 from atoll.group.group import Group, Reduced, Resting, Work
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 
@@ -24,7 +32,7 @@ ATTEMPTS = 8
 """Never give up before so many attempts with the same members."""
 LONGEST_PAUSE_S = 2.0
 
-_AGAIN = (PeerLost, EpochChanged, DeadlineExceeded)
+_AGAIN = (PeerLost, PeerRefused, EpochChanged, DeadlineExceeded)
 """Errors after which the same values are worth another attempt."""
 
 
@@ -101,7 +109,12 @@ def agree(
         reduced, trouble = _reduce(group, xs, codec, weight=weight, key=key, resting=resting)
         attempts.begin("commit")
         reason = str(trouble) if trouble is not None else ""
-        verdict = _commit(group, plan, reduced, reason=reason, lease=lease, resting=resting)
+        try:
+            verdict = _commit(group, plan, reduced, reason=reason, lease=lease, resting=resting)
+        except LeftBehind:
+            if trouble is None or isinstance(trouble, _AGAIN):
+                raise
+            raise trouble from None  # to recover would not help: the next round ends the same way
         attempts.begin("")
         if trouble is not None and not isinstance(trouble, _AGAIN):
             raise trouble

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from atoll.clock import RealClock
 from atoll.codec.codec import Codec, Packet
-from atoll.errors import DeadlineExceeded, GroupError
+from atoll.errors import DeadlineExceeded, GroupError, PeerRefused
 from atoll.group.partition import partition
-from atoll.reducer.mean import Share, is_finite, mean_of, result_digest
+from atoll.reducer.mean import Share, is_finite, is_weight, mean_of, result_digest
 from atoll.wire.frames import Buffer
 
 _HEAD = struct.Struct("!d")
@@ -84,9 +84,9 @@ def weighted_mean(
         key: Names the codec's residual state.
 
     Raises:
-        GroupError: the sum does not fit fp32.
+        PeerRefused: what somebody sent is of no use to the others.
     """
-    usable = _survives(vector, codec.base) and math.isfinite(weight) and weight >= 0
+    usable = is_weight(weight) and _survives(vector, codec.base)
     if codec.base.spec == "fp32" and codec.base is codec:
         return _all_reduce(wires, vector, weight=weight, usable=usable)
     return _all_to_all(wires, vector, codec=codec, weight=weight, usable=usable, key=key)
@@ -141,6 +141,9 @@ def _survives(vector: Tensor, codec: Codec) -> bool:
 
 def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...], float]:
     """Return who contributed and their total weight; unusable members have weight NaN."""
+    for member, weight in zip(members, weights, strict=True):
+        if not math.isnan(weight) and not is_weight(weight):
+            raise PeerRefused("a weight is not usable", given=f"{weight} from {member}")
     contributors = tuple(
         m for m, weight in zip(members, weights, strict=True) if not math.isnan(weight)
     )
@@ -149,6 +152,14 @@ def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...
 
 def _nothing(size: int, contributors: tuple[str, ...], moved: int) -> Exchanged:
     return Exchanged(torch.zeros(size), contributors, 0.0, "", moved, moved)
+
+
+def _refused(contributors: Sequence[str]) -> PeerRefused:
+    return PeerRefused(
+        "the mean of the members' values is not finite",
+        given=f"values of {', '.join(contributors)}, each finite by its own account",
+        expected="another route, on which each is looked at",
+    )
 
 
 def _all_reduce(wires: Wires, vector: Tensor, *, weight: float, usable: bool) -> Exchanged:
@@ -172,10 +183,7 @@ def _all_reduce(wires: Wires, vector: Tensor, *, weight: float, usable: bool) ->
         return _nothing(size, contributors, moved)
     mean = wire[:size].div_(total)
     if not is_finite(mean):
-        raise GroupError(
-            "the sum of the members' values is larger than fp32 can hold",
-            remedy="lower the learning rate, or switch clipping on",
-        )
+        raise _refused(contributors)
     digest = result_digest(bytes_of(mean), contributors)
     return Exchanged(mean, contributors, total, digest, moved, moved)
 
@@ -200,11 +208,15 @@ def _all_to_all(
     usable_shares = [share for share in shares if not math.isnan(share.weight)]
     mean = mean_of(usable_shares, codec=base)
     if mean.left_out:
-        raise next(iter(mean.left_out.values()))
+        # The owners of other chunks cannot know; the reducer finds whom to leave out everywhere.
+        error = next(iter(mean.left_out.values()))
+        raise PeerRefused("a member's values are of no use", given=str(error)) from error
     gathered = _gather(wires, mean.packet, [base.nbytes(size) for size in sizes])
     out = torch.empty(vector.numel())
     for part, size, piece in zip(gathered, sizes, torch.split(out, sizes), strict=True):
         base.decode(Packet(part, mean.packet.codec, (size,)), out=piece)
+    if not is_finite(out):
+        raise _refused(contributors)
     others = sum(len(part) for part in gathered) - len(gathered[wires.rank])
     shared = len(gathered[wires.rank]) * (n - 1)
     return Exchanged(

@@ -221,7 +221,7 @@ class HubGroup:
                 ended.set()
 
         threading.Thread(target=body, name=f"reduce-{self.me}", daemon=True).start()
-        if any(self._is_lost(plan, member) for member in self._needed(plan)):
+        if any(self._is_lost(plan, member) for member in self._routes.needed(plan)):
             work.fail(PeerLost("a member was lost before the exchange began"))
         return work
 
@@ -306,10 +306,6 @@ class HubGroup:
             self._asked_with = self.members
         return self._reachable
 
-    def _needed(self, plan: RoundPlan) -> Sequence[str]:
-        """Return the members without whom this member's reduce cannot end."""
-        return plan.members if plan.route == "direct" else ()
-
     def _is_lost(self, plan: RoundPlan, member: str) -> bool:
         with self._lock:
             return (plan.epoch, member) in self._lost
@@ -323,7 +319,7 @@ class HubGroup:
             work, plan = self._work, self._plan
         if plan is None or work is None or plan.epoch != notice.epoch:
             return
-        if notice.member in self._needed(plan):
+        if notice.member in self._routes.needed(plan):
             work.fail(PeerLost("the hub lost a member", given=notice.member))
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ its contribution arrived; both sides then send only what is missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -16,10 +16,17 @@ import msgspec
 
 from atoll.clock import RealClock
 from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
-from atoll.errors import AtollError, DeadlineExceeded, PeerLost, WireError, from_dict
+from atoll.errors import (
+    AtollError,
+    DeadlineExceeded,
+    PeerLost,
+    PeerRefused,
+    WireError,
+    from_dict,
+)
 from atoll.net.inbox import Inbox, Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
+from atoll.reducer.mean import is_weight
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import HEADER_BYTES, Buffer
 from atoll.wire.limits import CHUNK_BYTES
@@ -76,6 +83,7 @@ class RelayExchange:
         *,
         weight: float,
         deadline: float,
+        contributors: Sequence[str] = (),
         reducer_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to send `packet` to `plan.reducer`.
@@ -86,6 +94,7 @@ class RelayExchange:
             packet: The encoded contribution.
             weight: Its weight.
             deadline: Monotonic time at which to give up.
+            contributors: Whose values are in it, for a member that speaks for its site.
             reducer_lost: Whether the hub said so before this object listened.
         """
         self._link, self._plan, self._packet = link, plan, packet
@@ -95,7 +104,7 @@ class RelayExchange:
         self._head = ChunkHead(
             kind="contribute", epoch=plan.epoch, round=plan.round, index=0, count=self._count,
             total_bytes=len(self._data), codec=packet.codec, sizes=list(packet.sizes),
-            weight=weight,
+            weight=weight, contributors=list(contributors),
         )  # fmt: skip
         self._result: _Result | None = None
         self._under_way: list[Future[int]] = []
@@ -111,6 +120,7 @@ class RelayExchange:
             PeerLost: the hub lost the reducer.
             EpochChanged: the reducer does not know this epoch.
             DeadlineExceeded: the result was not complete in time.
+            PeerRefused: the result does not fit the plan, or what was sent.
             GroupError: the reducer refused the contribution.
         """
         wanted = self._link.subscribe(
@@ -217,10 +227,12 @@ class RelayExchange:
             overhead = frame_overhead(self._link.session, item.source)
             self._received_bytes += overhead + len(item.payload)
             try:
-                return self._take(*unpack_chunk(item.payload))
+                head, piece = unpack_chunk(item.payload)
             except WireError as error:
                 # A piece cut short counts as lost: asking again brings it.
                 log.warning("a piece from the reducer is not usable: %s", error)
+                return False
+            return self._take(head, piece)
         return False
 
     def _take(self, head: ChunkHead, piece: memoryview) -> bool:
@@ -248,26 +260,50 @@ class RelayExchange:
             self._send_resume(ask=False)
 
     def _store(self, head: ChunkHead, piece: memoryview) -> bool:
-        """Store a piece of the result; the first one is checked against what was sent."""
+        """Store a piece of the result; the first one is checked against plan and contribution."""
         if self._result is None:
-            expected = make_codec(head.codec).nbytes(sum(self._head.sizes))
-            if head.sizes != self._head.sizes or head.total_bytes != expected:
-                raise WireError(
-                    "the result of a round does not fit what was sent",
-                    given=f"{len(head.sizes)} tensors, {head.total_bytes} bytes",
-                    expected=f"{len(self._head.sizes)} tensors, {expected} bytes",
-                )
-            self._result = _Result(head, bytearray(expected))
+            self._check(head)
+            self._result = _Result(head, bytearray(head.total_bytes))
         result = self._result
-        facts = ("codec", "total_bytes", "count", "contributors", "weight")
+        facts = ("codec", "sizes", "total_bytes", "count", "contributors", "weight")
         if any(getattr(head, name) != getattr(result.head, name) for name in facts):
-            raise WireError("pieces of one result contradict each other", given=str(head))
+            raise PeerRefused("pieces of one result contradict each other", given=str(head))
         if head.index in result.have:
             return False
         start = head.index * CHUNK_BYTES
         result.data[start : start + len(piece)] = piece
         result.have.add(head.index)
         return True
+
+    def _check(self, head: ChunkHead) -> None:
+        """Refuse a result that cannot be the mean of this plan's contributions."""
+        sent, plan = self._head, self._plan
+        if (head.codec, head.sizes, head.total_bytes) != (sent.codec, sent.sizes, sent.total_bytes):
+            what, given = "does not fit what was sent", f"{head.codec}, {head.total_bytes} bytes"
+            expected = f"{sent.codec}, {sent.total_bytes} bytes for {len(sent.sizes)} tensors"
+        elif head.round != plan.round:
+            what, given, expected = "is of another round", str(head.round), str(plan.round)
+        else:
+            check_result(plan, head.contributors, head.weight)
+            return
+        raise PeerRefused(f"the result of a round {what}", given=given, expected=expected)
+
+
+def check_result(plan: RoundPlan, contributors: Sequence[str], weight: float) -> None:
+    """Refuse a result that no contributions of a plan can have.
+
+    Raises:
+        PeerRefused: it names others than the plan's members, nobody, or no usable weight.
+    """
+    named = [member for member in plan.members if member in set(contributors)]
+    if not named or named != list(contributors):
+        raise PeerRefused(
+            "the result of a round does not fit the plan",
+            given=f"contributors {', '.join(contributors)}",
+            expected=f"some of {', '.join(plan.members)}, in this order",
+        )
+    if not (weight > 0 and is_weight(weight / len(named))):
+        raise PeerRefused("the result of a round has no usable weight", given=weight)
 
 
 def _refusal(piece: memoryview) -> AtollError:

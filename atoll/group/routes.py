@@ -1,21 +1,21 @@
-"""One member's ways to meet the others: directly, or through the hub and the reducer."""
+"""One member's ways to meet the others: directly, through the hub and the reducer, or both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from atoll.clock import RealClock
-from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
+from atoll.codec.codec import Codec, Packet
 from atoll.errors import GroupError, WireError
 from atoll.group.collectives import Exchanged
 from atoll.group.direct import DirectRoute
-from atoll.group.relay import REDUCER, RelayExchange
+from atoll.group.hierarchy import decoded, meet_by_sites, site_of
+from atoll.group.relay import REDUCER, RelayedMean, RelayExchange
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.mean import result_digest
 from atoll.wire.messages import RoundPlan
 
 
@@ -54,7 +54,7 @@ class Routes:
             address: Own numeric address, as other members dial it; empty: relay only.
             is_lost: Whether the hub said that it lost a member (or the reducer) of a plan.
         """
-        self._link, self._is_lost = link, is_lost
+        self._link, self._me, self._is_lost = link, me, is_lost
         self._direct = DirectRoute(address=address, job=job, me=me) if address else None
 
     @property
@@ -80,7 +80,11 @@ class Routes:
             return self._by_dialling(errand)
         if route == "relay":
             return self._by_relay(errand)
-        raise WireError("unknown route", given=route, expected="alone, direct or relay")
+        if route == "hierarchical":
+            return self._by_sites(errand)
+        raise WireError(
+            "unknown route", given=route, expected="alone, direct, relay or hierarchical"
+        )
 
     def _by_dialling(self, errand: Errand) -> Exchanged:
         if self._direct is None:
@@ -92,17 +96,32 @@ class Routes:
 
     def _by_relay(self, errand: Errand) -> Exchanged:
         plan, packet = errand.plan, errand.codec.encode(errand.vector, key=errand.key)
-        exchange = RelayExchange(
-            self._link, plan, packet, weight=errand.weight,
+        mean = self._upstairs(plan, packet, errand.weight, ())
+        elements = len(errand.vector)
+        return decoded(mean, elements, sent=mean.sent_bytes, received=mean.received_bytes)
+
+    def _by_sites(self, errand: Errand) -> Exchanged:
+        return meet_by_sites(
+            errand.plan, errand.vector, me=self._me, direct=self._direct,
+            upstairs=partial(self._upstairs, errand.plan), serial=errand.serial,
+            codec=errand.codec, weight=errand.weight, key=errand.key,
+        )  # fmt: skip
+
+    def _upstairs(
+        self, plan: RoundPlan, packet: Packet, weight: float, contributors: Sequence[str]
+    ) -> RelayedMean:
+        """Send a packet to the reducer and return the mean."""
+        return RelayExchange(
+            self._link, plan, packet, weight=weight, contributors=contributors,
             deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
-        )  # fmt: skip
-        mean = exchange.run()
-        return Exchanged(
-            make_codec(mean.packet.codec).decode(mean.packet), mean.contributors, mean.weight,
-            result_digest(mean.packet.data, mean.contributors),
-            mean.sent_bytes, mean.received_bytes,
-        )  # fmt: skip
+        ).run()  # fmt: skip
+
+    def needed(self, plan: RoundPlan) -> Sequence[str]:
+        """Return the members without whom this member's part in a plan cannot end."""
+        if plan.route == "hierarchical":
+            return (*site_of(plan, self._me)[0], REDUCER)
+        return plan.members if plan.route == "direct" else ()
 
     def drop(self) -> None:
         """Give up what is under way; the next direct meeting connects anew."""

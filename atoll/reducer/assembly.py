@@ -6,13 +6,13 @@ only members of the plan may send. Pieces may come in any order and more than on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.codec.codec import Packet
 from atoll.codec.table import make_codec
 from atoll.errors import WireError
-from atoll.reducer.mean import Share
+from atoll.reducer.mean import Share, bad_weight, is_weight
 from atoll.wire.chunks import ChunkHead, count_pieces
 from atoll.wire.limits import CHUNK_BYTES
 
@@ -37,6 +37,8 @@ class Contribution:
     sizes: tuple[int, ...]
     weight: float
     total_bytes: int
+    contributors: tuple[str, ...]
+    """Whose values are in it."""
     data: bytearray
     have: set[int] = field(default_factory=set)
 
@@ -51,12 +53,15 @@ class Contribution:
         Raises:
             WireError: the piece belongs to another packet than the first one did.
         """
-        facts = (head.codec, tuple(head.sizes), head.weight, head.total_bytes, head.count)
+        facts = (
+            head.codec, tuple(head.sizes), head.weight, head.total_bytes, head.count,
+            tuple(head.contributors) or self.contributors,
+        )  # fmt: skip
         own = (
             self.codec, self.sizes, self.weight, self.total_bytes, count_pieces(self.total_bytes),
+            self.contributors,
         )  # fmt: skip
-        # repr: a weight of NaN equals itself here, so that it is refused once, with its reason.
-        if repr(facts) != repr(own):
+        if facts != own:
             raise WireError(
                 "pieces of one packet contradict each other", given=str(facts), expected=str(own)
             )
@@ -73,17 +78,20 @@ class Assembly:
         self,
         members: Sequence[str],
         *,
+        sites: Mapping[str, Sequence[str]] | None = None,
         max_bytes: int = MAX_CONTRIBUTION_BYTES,
         size_of: Callable[[str, int], int] = expected_bytes,
     ) -> None:
         """Expect one contribution from each member.
 
         Args:
-            members: Members of the plan, in the order of the sum.
+            members: Who sends, in the order of the sum.
+            sites: Sender -> the members that it speaks for; without one: only itself.
             max_bytes: Largest contribution taken from one member.
             size_of: Encoded size from codec spec and number of elements.
         """
         self.members = tuple(members)
+        self._sites = {m: tuple((sites or {}).get(m, (m,))) for m in members}
         self._waited_for = set(members)
         self._max_bytes = max_bytes
         self._size_of = size_of
@@ -93,8 +101,9 @@ class Assembly:
         """Store one piece and return whether the member's contribution is complete.
 
         Raises:
-            WireError: the sender is not in the plan, or the packet is not as large as its codec
-                and sizes say, or its pieces contradict each other.
+            WireError: the sender is not in the plan, or speaks for others, or the packet is not as
+                large as its codec and sizes say, or its pieces contradict each other.
+            GroupError: its weight cannot be used.
         """
         if member not in self.members:
             raise WireError(
@@ -123,10 +132,30 @@ class Assembly:
                 f"the contribution of {member} is too large",
                 given=f"{expected} bytes", expected=f"at most {self._max_bytes} bytes",
             )  # fmt: skip
+        if not is_weight(head.weight):
+            raise bad_weight(Share(member, Packet(b"", head.codec, ()), head.weight))
         return Contribution(
             codec=head.codec, sizes=tuple(head.sizes), weight=head.weight,
-            total_bytes=expected, data=bytearray(expected),
+            total_bytes=expected, contributors=self._names(member, head),
+            data=bytearray(expected),
         )  # fmt: skip
+
+    def _names(self, member: str, head: ChunkHead) -> tuple[str, ...]:
+        """Return whose values are in a contribution."""
+        site, names = self._sites[member], tuple(head.contributors)
+        if len(site) == 1:
+            names = names or site
+        if len(set(names)) != len(names) or not set(names) <= set(site):
+            raise WireError(
+                f"{member} speaks for members that are not of its site",
+                given=", ".join(names), expected=f"only {', '.join(site)}",
+            )  # fmt: skip
+        if head.weight > 0 and not names:
+            raise WireError(
+                f"{member} does not say whose values it sends",
+                given=f"weight {head.weight:g}", expected=f"some of {', '.join(site)}",
+            )  # fmt: skip
+        return names
 
     def drop(self, member: str) -> None:
         """Wait for a lost member no more; what it sent completely stays in."""
@@ -158,7 +187,7 @@ class Assembly:
     def shares(self) -> list[Share]:
         """Return the complete contributions in member order."""
         return [
-            Share(member, Packet(part.data, part.codec, part.sizes), part.weight)
+            Share(member, Packet(part.data, part.codec, part.sizes), part.weight, part.contributors)
             for member in self.members
             if (part := self._parts.get(member)) is not None and part.complete
         ]

@@ -19,6 +19,9 @@ from atoll.codec.codec import Codec, Packet
 from atoll.errors import AtollError, GroupError, LossNotFinite, WireError
 from atoll.wire.frames import Buffer
 
+MAX_WEIGHT = 1e15
+"""Largest weight of a contribution. Weights count tokens; larger ones could only do harm."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -27,6 +30,13 @@ class Share:
     member: str
     packet: Packet
     weight: float
+    contributors: tuple[str, ...] | None = None
+    """Whose values are in it, when a member speaks for its site; None: its own."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose values are in it."""
+        return (self.member,) if self.contributors is None else self.contributors
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class Mean:
     contributors: tuple[str, ...]
     weight: float
     left_out: dict[str, AtollError] = field(default_factory=dict)
-    """Members whose values were not finite, with the reason."""
+    """Members whose values were not finite, or too large for the sum, with the reason."""
 
 
 def odd_ones(shares: Sequence[Share]) -> dict[str, AtollError]:
@@ -70,7 +80,8 @@ def _describe(sizes: Sequence[int]) -> str:
 def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
     """Return the weighted mean of contributions that fit each other.
 
-    Contributions with NaN or infinite values are left out, and named.
+    Contributions with NaN or infinite values, or so large that no sum can hold them, are left out
+    and named.
 
     Args:
         shares: Contributions in member order; all of one codec and size.
@@ -79,25 +90,18 @@ def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
     Raises:
         GroupError: no contribution is usable, or the weights add up to 0.
     """
-    left_out = {s.member: _bad_weight(s) for s in shares if not _is_weight(s.weight)}
+    left_out = {s.member: bad_weight(s) for s in shares if not is_weight(s.weight)}
     usable = [share for share in shares if share.member not in left_out]
     total = _total(usable, left_out)
     vector = _weighted_sum(usable, codec)
     if not is_finite(vector):
-        guilty = {
-            share.member: _not_finite(share) for share in usable if not _decodes(share, codec)
-        }
-        if not guilty:
-            raise GroupError(
-                "the sum of the members' values is larger than fp32 can hold",
-                remedy="lower the learning rate, or switch clipping on",
-            )
-        left_out |= guilty
-        usable = [share for share in usable if share.member not in guilty]
+        left_out |= _guilty(usable, codec)
+        usable = [share for share in usable if share.member not in left_out]
         total = _total(usable, left_out)
         vector = _weighted_sum(usable, codec)
     packet = replace(codec.base.encode(vector, key="mean"), sizes=tuple(shares[0].packet.sizes))
-    return Mean(packet, tuple(share.member for share in usable), total, left_out)
+    names = tuple(name for share in usable for name in share.names)
+    return Mean(packet, names, total, left_out)
 
 
 def _total(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
@@ -141,14 +145,36 @@ def is_finite(vector: Tensor) -> bool:
     return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
-def _is_weight(weight: float) -> bool:
-    return math.isfinite(weight) and weight >= 0
+def is_weight(weight: float) -> bool:
+    """Return whether a weight can be used: finite, not negative, and far from overflowing a sum."""
+    return math.isfinite(weight) and 0 <= weight <= MAX_WEIGHT
 
 
-def _bad_weight(share: Share) -> AtollError:
+def bad_weight(share: Share) -> AtollError:
+    """Return the error for a weight that cannot be used."""
     return GroupError(
-        "a weight is not usable", given=f"{share.weight} from {share.member}", expected=">= 0"
-    )
+        "a weight is not usable",
+        given=f"{share.weight} from {share.member}", expected=f"0 to {MAX_WEIGHT:.0e}",
+    )  # fmt: skip
+
+
+def _guilty(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
+    """Return whose values keep a weighted sum from being finite, with the reason."""
+    weighty = [share for share in shares if share.weight > 0]
+    factors, _ = mean_factors([share.weight for share in weighty])
+    found: dict[str, AtollError] = {}
+    for share, factor in zip(weighty, factors, strict=True):
+        largest = _largest(share, codec)
+        if not math.isfinite(largest):
+            found[share.member] = _not_finite(share)
+        elif largest * factor > torch.finfo(torch.float32).max / len(weighty):
+            found[share.member] = GroupError(
+                "a contribution is larger than fp32 can hold the sum of",
+                given=f"{largest:.3g} with weight {share.weight:g} from {share.member}",
+                expected="smaller values; it was left out of the mean",
+                remedy="lower the learning rate, or switch clipping on",
+            )
+    return found
 
 
 def _not_finite(share: Share) -> AtollError:
@@ -159,12 +185,17 @@ def _not_finite(share: Share) -> AtollError:
     )  # fmt: skip
 
 
-def _decodes(share: Share, codec: Codec) -> bool:
-    """Return whether a contribution decodes to finite values."""
+def _largest(share: Share, codec: Codec) -> float:
+    """Return the largest absolute value of a contribution; infinite if one is not finite."""
     try:
-        return is_finite(codec.base.decode(share.packet))
+        vector = codec.base.decode(share.packet)
     except WireError:
-        return False
+        return math.inf
+    if vector.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(vector)
+    largest = max(abs(low.item()), abs(high.item()))
+    return largest if is_finite(vector) else math.inf
 
 
 def result_digest(data: Buffer | Iterable[Buffer], contributors: Sequence[str]) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.table import make_codec
-from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, WireError
+from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, WireError
 from atoll.ids import session_id
 from atoll.net.inbox import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
@@ -34,6 +35,8 @@ AWAY_S = 60.0
 """Seconds without the hub after which a reducer ends; the hub starts another."""
 
 _POLL_S = 0.5
+_CLOSED_KEPT = 64
+"""Epochs that are remembered after their verdict: late pieces of them are no surprise."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,10 @@ class Reducer:
         self._epochs: dict[int, _Epoch] = {}
         self._lock = threading.Lock()
         self._told: dict[str, int] = {}
+        """Member -> the last epoch in which it was told that nobody waits for its pieces."""
+        self._garbled: dict[str, int] = {}
+        """Member -> the newest epoch when people were last told of its garbled pieces."""
+        self._closed: deque[int] = deque(maxlen=_CLOSED_KEPT)
         self._workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
 
@@ -129,7 +136,7 @@ class Reducer:
                 try:
                     self._take(member, *unpack_chunk(item.payload))
                 except WireError as error:
-                    log.warning("a piece from %s is not usable: %s", member, error)
+                    self._unusable(member, error)
 
     def _open(self, plan: RoundPlan) -> None:
         """Expect contributions to an epoch; the same plan again changes nothing."""
@@ -139,7 +146,7 @@ class Reducer:
         self._forget(lambda number: number < plan.epoch)
         epoch = _Epoch(
             plan=plan,
-            assembly=Assembly(plan.members, max_bytes=self._max_bytes),
+            assembly=_assembly(plan, self._max_bytes),
             deadline=self._clock.monotonic() + plan.timeout_s,
         )
         with self._lock:
@@ -148,6 +155,7 @@ class Reducer:
     def _forget(self, which: Callable[[int], bool]) -> None:
         with self._lock:
             for number in [number for number in self._epochs if which(number)]:
+                self._closed.append(number)
                 for stream in self._epochs.pop(number).streams.values():
                     stream.cancel()
 
@@ -162,7 +170,7 @@ class Reducer:
     def _take(self, member: str, head: ChunkHead, piece: memoryview) -> None:
         """Take one chunk of a member."""
         epoch = self._epochs.get(head.epoch)
-        if epoch is None or member not in epoch.plan.members:
+        if epoch is None or member not in epoch.assembly.members:
             self._refuse_stranger(member, head)
         elif head.kind == "resume":
             self._resume(epoch, member, head)
@@ -171,6 +179,11 @@ class Reducer:
 
     def _contribute(self, epoch: _Epoch, member: str, head: ChunkHead, piece: memoryview) -> None:
         try:
+            if head.round != epoch.plan.round:
+                raise WireError(
+                    f"the contribution of {member} belongs to another round",
+                    given=f"round {head.round}", expected=f"round {epoch.plan.round}",
+                )  # fmt: skip
             complete = epoch.assembly.add(member, head, piece)
         except AtollError as error:
             self._refuse(epoch, member, error)
@@ -189,6 +202,16 @@ class Reducer:
             given=f"{member} in epoch {head.epoch}", expected=f"open epochs: {known}",
         )  # fmt: skip
         self._send_refusal(member, head.epoch, head.round, error)
+        if head.epoch not in self._closed:
+            self._tell("contribution-refused", member, error)
+
+    def _unusable(self, member: str, error: WireError) -> None:
+        """Drop a piece that is no piece; people hear of it once per member and epoch."""
+        log.warning("a piece from %s is not usable: %s", member, error)
+        newest = max(self._epochs, default=-1)
+        if self._garbled.get(member) != newest:
+            self._garbled[member] = newest
+            self._tell("contribution-refused", member, error)
 
     def _refuse(self, epoch: _Epoch, member: str, error: AtollError) -> None:
         """Wait for a member no more, tell it why, and tell the hub for people to see."""
@@ -217,7 +240,11 @@ class Reducer:
             for member, error in odd_ones(shares).items():
                 self._refuse(epoch, member, error)
             shares = [share for share in shares if share.member not in epoch.refused]
-            epoch.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+            if not shares:
+                raise GroupError("there is nothing to average", given="all were refused")
+            epoch.mean = _in_slot_order(
+                mean_of(shares, codec=make_codec(shares[0].packet.codec)), epoch.plan
+            )
             for member, error in epoch.mean.left_out.items():
                 log.warning("left %s out of epoch %s: %s", member, epoch.plan.epoch, error)
                 self._tell("contribution-left-out", member, error)
@@ -226,7 +253,7 @@ class Reducer:
         except Exception as error:  # members must hear of it, whatever it is
             log.exception("the sum of epoch %s failed", epoch.plan.epoch)
             epoch.error = WireError("the reducer failed", given=repr(error))
-        for member in epoch.plan.members:
+        for member in epoch.assembly.members:
             if member not in epoch.lost and member not in epoch.refused:
                 self._deliver(epoch, member, have=())
 
@@ -274,7 +301,7 @@ class Reducer:
     def _ask_everybody(self) -> None:
         """After a reconnect: frames in flight were lost in both directions."""
         for epoch in list(self._epochs.values()):
-            for member in epoch.plan.members:
+            for member in epoch.assembly.members:
                 if member in epoch.lost or member in epoch.refused:
                     continue
                 # Once the sum runs only the member's answer matters: it brings the result again.
@@ -290,6 +317,18 @@ class Reducer:
 
     def _send(self, member: str, parts: tuple[Buffer, Buffer], *, deadline: float) -> None:
         self._link.relay_later(session_id(self._job, member), iter([parts]), deadline=deadline)
+
+
+def _assembly(plan: RoundPlan, max_bytes: int) -> Assembly:
+    """Return what waits for the contributions to a plan: of all members, or of one per site."""
+    sites = {site[0]: tuple(site) for site in plan.sites if site and plan.route == "hierarchical"}
+    return Assembly(list(sites) or plan.members, sites=sites, max_bytes=max_bytes)
+
+
+def _in_slot_order(mean: Mean, plan: RoundPlan) -> Mean:
+    """Return a mean whose contributors are in the order of the plan, whoever spoke for them."""
+    named = set(mean.contributors)
+    return replace(mean, contributors=tuple(m for m in plan.members if m in named))
 
 
 def result_parts(plan: RoundPlan, mean: Mean, *, skip: set[int]) -> Iterator[tuple[Buffer, Buffer]]:
