@@ -257,8 +257,8 @@ class Hub:
             count += 1
             try:
                 self.sessions.sweep()
+                await self.rounds.tick()
                 if count % TICKS_PER_SECOND == 0:
-                    await self.rounds.tick()
                     await self.placement.tick()
                     await self.stores.queue.expire()
                 if not reckoned and self.clock.monotonic() >= reckon_at:

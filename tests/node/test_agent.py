@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +16,8 @@ from atoll.config import JobSpec, JobTable, dump_spec
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
+from atoll.wire.messages import Launch, Stop, pack_command
+from tests.node.processes import Node, lines_of, submit, until, wait_for
 
 
 @pytest.fixture
@@ -32,30 +32,6 @@ def client(hub: HubServer) -> Iterator[HubClient]:
         yield made
 
 
-class Node:
-    """`python -m atoll.node` as a child of the test."""
-
-    def __init__(self, ticket: str, home: Path, *options: str) -> None:
-        self.popen = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "atoll.node", "--no-measure"),
-                *("--ticket", ticket, "--home", str(home), *options),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ready(self) -> str:
-        assert self.popen.stdout is not None
-        return str(json.loads(self.popen.stdout.readline())["node"])
-
-    def leave(self, number: int = signal.SIGTERM) -> int:
-        self.popen.send_signal(number)
-        self.popen.communicate(timeout=15)
-        return self.popen.returncode
-
-
 @pytest.fixture
 def start(hub: HubServer, tmp_path: Path) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
@@ -66,31 +42,7 @@ def start(hub: HubServer, tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
     yield begin
     for node in nodes:
-        if node.popen.poll() is None:
-            node.popen.kill()
-        node.popen.communicate()
-
-
-def until(condition: Callable[[], Any], *, timeout_s: float = 20.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
-
-
-def submit(client: HubClient, script: str, *, nodes: int = 1) -> str:
-    spec = JobSpec(job=JobTable(name="job", script="s.py", nodes=nodes))
-    return client.submit(dump_spec(spec), files={"s.py": script})
-
-
-def wait_for(client: HubClient, job: str, state: str) -> dict[str, Any]:
-    view: dict[str, Any] = until(lambda: (v := client.job(job))["state"] == state and v)
-    return view
-
-
-def lines_of(client: HubClient, job: str) -> list[str]:
-    return [line["text"] for line in client.logs(job)["lines"]]
+        node.end()
 
 
 def test_agent_runs_a_script_and_ships_every_line_once_in_order(
@@ -197,3 +149,134 @@ def test_hub_that_is_not_there_is_named(start: Callable[..., Node]) -> None:
     _, errors = node.popen.communicate(timeout=40)
     assert node.popen.returncode == 1
     assert "127.0.0.1" in errors
+
+
+# ------------------------------------------------------------- commands that come again, late
+
+SLEEPER = "import os, time\nprint('pid', os.getpid(), {}, flush=True)\ntime.sleep(60)\n"
+
+
+class Commands:
+    """Puts commands into a node's queue as the hub would, for a job that needs no placing."""
+
+    def __init__(self, hub: HubServer, client: HubClient, job: str) -> None:
+        self._hub, self._client, self._job = hub, client, job
+        self._count = 0
+
+    def put(self, command: Launch | Stop) -> None:
+        assert self._hub.hub is not None
+        self._count += 1
+        queue, payload = self._hub.hub.stores.queue, pack_command(command)
+        self._hub.call(queue.put("node/n", key=f"test/{self._count}", payload=payload))
+
+    def launch(self, attempt: int, *, token: str) -> None:
+        spec = dump_spec(JobSpec(job=JobTable(name="job", script="s.py")))
+        script = SLEEPER.format(attempt)
+        self.put(Launch(self._job, "w7", 7, token, spec, files={"s.py": script}, attempt=attempt))
+
+    def stop(self, attempt: int) -> None:
+        self.put(Stop(self._job, "w7", grace_s=0.1, attempt=attempt))
+
+    def running(self) -> dict[int, psutil.Process]:
+        """Return the process of each attempt that has printed its line and lives."""
+        words = [line.split() for line in lines_of(self._client, self._job)]
+        found = {int(w[2]): int(w[1]) for w in words if w[:1] == ["pid"]}
+        return {attempt: psutil.Process(pid) for attempt, pid in found.items() if alive(pid)}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def commands(hub: HubServer, client: HubClient, start: Callable[..., Node]) -> Commands:
+    start("n").ready()
+    waiting = submit(client, "pass", nodes=99)
+    return Commands(hub, client, waiting)
+
+
+def test_launch_that_comes_again_starts_nothing(commands: Commands) -> None:
+    commands.launch(1, token="one")
+    first = until(lambda: commands.running().get(1))
+    commands.launch(1, token="one")
+    commands.launch(2, token="two")
+    until(lambda: commands.running().get(2))
+    assert not first.is_running()
+    commands.launch(1, token="one")
+    commands.stop(1)
+    commands.launch(3, token="three")
+    until(lambda: commands.running().get(3))
+    assert list(commands.running()) == [3]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGSTOP is a signal of POSIX")
+def test_frozen_process_is_killed_before_a_newer_attempt_starts(commands: Commands) -> None:
+    commands.launch(1, token="one")
+    frozen = until(lambda: commands.running().get(1))
+    frozen.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    commands.launch(2, token="two")
+    until(lambda: commands.running().get(2))
+    assert not frozen.is_running()
+    assert time.monotonic() - begun < 10
+
+
+def test_stop_for_an_older_attempt_leaves_the_newer_one_alone(commands: Commands) -> None:
+    commands.launch(2, token="two")
+    second = until(lambda: commands.running().get(2))
+    commands.stop(1)
+    commands.launch(9, token="two")  # said before: only to see that the queue has been worked off
+    commands.stop(2)
+    until(lambda: not second.is_running())
+
+
+# ----------------------------------------------------------------------- a hub that is away
+
+
+def test_what_happens_while_the_hub_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
+    options = HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs")
+    gone = tmp_path / "hub-is-gone"
+    script = (
+        "import os, time\nprint('up', flush=True)\n"
+        f"while not os.path.exists({str(gone)!r}): time.sleep(0.05)\n"
+        "for i in range(5000): print('line', i)\n"
+    )
+    with HubServer(options) as hub, HubClient(hub.url, hub.operator_token) as client:
+        node = Node(hub.ticket, tmp_path / "n", "--name", "n")
+        node.ready()
+        job = submit(client, script)
+        until(lambda: lines_of(client, job))
+        worker = psutil.Process(node.popen.pid).children()[0]
+    try:
+        gone.touch()
+        until(lambda: not worker.is_running())
+        again = HubOptions(data=options.data, jobs=options.jobs, port=hub.port)
+        with HubServer(again) as hub, HubClient(hub.url, hub.operator_token) as client:
+            wait_for(client, job, "done")
+            lines, after = [], 0
+            while batch := client.logs(job, after=after)["lines"]:
+                lines += [line["text"] for line in batch]
+                after = batch[-1]["id"]
+            assert lines == ["up", *(f"line {i}" for i in range(5000))]
+            assert node.leave() == 0
+    finally:
+        node.end()
+
+
+def test_node_that_the_hub_has_forgotten_joins_again(tmp_path: Path) -> None:
+    async def forget(hub: HubServer) -> None:
+        assert hub.hub is not None
+        await hub.hub.stores.auth.revoke_node("n")
+        hub.hub.sessions.end("n")
+
+    with HubServer(HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs")) as hub:
+        node = Node(hub.ticket, tmp_path / "n", "--name", "n")
+        try:
+            assert node.ready() == "n"
+            hub.call(forget(hub))
+            assert node.ready() == "n", "it used the ticket again"
+        finally:
+            node.end()

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -137,6 +139,25 @@ def test_child_left_behind_by_a_crash_is_killed(tmp_path: Path) -> None:
         return int(lines[0])
 
     assert not _alive(run(scenario()))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_process_that_a_crashed_agent_left_is_killed_but_no_other_of_its_number(
+    tmp_path: Path, same: bool
+) -> None:
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        folder = tmp_path / "job-1" / "w1"
+        folder.mkdir(parents=True)
+        started = psutil.Process(left.pid).create_time() - (0.0 if same else 9.0)
+        note = json.dumps({"pid": left.pid, "started": started})
+        (folder / launch.PROCESS_FILE).write_text(note)
+        os.kill(left.pid, signal.SIGSTOP)
+        assert run(to_end("pass", tmp_path, [])).code == 0
+        assert _alive(left.pid) is not same
+    finally:
+        left.kill()
+        left.wait()
 
 
 def _alive(pid: int) -> bool:

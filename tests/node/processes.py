@@ -1,0 +1,68 @@
+"""An agent in its own process, and what tests ask of the hub about it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.config import JobSpec, JobTable, dump_spec
+from atoll.net.api import HubClient
+
+
+class Node:
+    """`python -m atoll.node` as a child of the test."""
+
+    def __init__(self, ticket: str, home: Path, *options: str) -> None:
+        self.popen = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "atoll.node", "--no-measure"),
+                *("--ticket", ticket, "--home", str(home), *options),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ready(self) -> str:
+        assert self.popen.stdout is not None
+        return str(json.loads(self.popen.stdout.readline())["node"])
+
+    def leave(self, number: int = signal.SIGTERM) -> int:
+        self.popen.send_signal(number)
+        self.popen.communicate(timeout=15)
+        return self.popen.returncode
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.communicate()
+
+
+def until(condition: Callable[[], Any], *, timeout_s: float = 20.0) -> Any:
+    """Wait until a condition holds and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def submit(client: HubClient, script: str, *, nodes: int = 1) -> str:
+    """Submit a job with a script; return its id."""
+    spec = JobSpec(job=JobTable(name="job", script="s.py", nodes=nodes))
+    return client.submit(dump_spec(spec), files={"s.py": script})
+
+
+def wait_for(client: HubClient, job: str, state: str) -> dict[str, Any]:
+    view: dict[str, Any] = until(lambda: (v := client.job(job))["state"] == state and v)
+    return view
+
+
+def lines_of(client: HubClient, job: str) -> list[str]:
+    return [line["text"] for line in client.logs(job)["lines"]]
