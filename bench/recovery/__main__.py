@@ -7,12 +7,12 @@ with `kill -9` between two rounds and in the middle of one, come back, and one i
 on. The last line of stdout is JSON; `torchft` holds the same figures of the other side.
 
     stall_over_normal_s     how much longer the round after a kill between two rounds took
-    stall_within_round_s    the same when the member died in the middle of a round
+    stall_within_round_s    the same when it died in the middle of a round, at three moments
     frozen_stall_s          the same for a member that was stopped (SIGSTOP), not ended
     thawed_back_s           from its SIGCONT until it took part in a committed round again
     joiner_imports_s        from the start of a process to the end of its imports
-    joiner_useful_s         from there to the end of its first step from the common state
-    joiner_counted_s        from there to the first committed round after such a step
+    joiner_useful_s         from there to its first gradient from the common state
+    joiner_counted_s        from there to the first committed round with such a step in it
     join_stall_s            how much longer a round took in which the joiner came in
     wasted_steps            steps that a joiner did before it had the common state
     identical               after every round all members had the same parameters
@@ -44,7 +44,7 @@ CHECKPOINT_TIMEOUT_S = 600.0
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Play the scenario on every side; return the JSON object."""
     quick = bool(arguments.quick)
-    effort = {"kills": 1 if quick else 3, "within": 0 if quick else 2, "freezes": 1 if quick else 2}
+    effort = {"kills": 1 if quick else 3, "within": 0 if quick else 3, "freezes": 1 if quick else 2}
     every = 10 if quick else 20
     found: dict[str, Any] = {}
     for name, timeouts in SETTINGS.items():

@@ -60,7 +60,7 @@ class Found:
     """How much longer than normal the longest round was in which somebody came in."""
     imports_s: list[float] = field(default_factory=list)
     useful_s: list[float] = field(default_factory=list)
-    """From the end of a joiner's imports to the end of its first step from the common state."""
+    """From the end of a joiner's imports to its first gradient from the common state."""
     counted_s: list[float] = field(default_factory=list)
     """From the end of its imports to the first committed round after such a step."""
     wasted: list[int] = field(default_factory=list)
@@ -76,6 +76,7 @@ class Found:
             "stall_over_normal_s": _median(self.stalls_s),
             "worst_stall_s": round(max(self.stalls_s), 3) if self.stalls_s else None,
             "stall_within_round_s": _median(self.within_s),
+            "worst_within_s": round(max(self.within_s), 3) if self.within_s else None,
             "frozen_stall_s": _median(self.frozen_s),
             "thawed_back_s": _median(self.thawed_s),
             "joiner_imports_s": _median(self.imports_s),
@@ -97,7 +98,7 @@ def play(side: Side, *, kills: int, within: int, freezes: int) -> Found:
     Args:
         side: The system.
         kills: How often a member is killed between two rounds.
-        within: How often in the middle of a round.
+        within: How often in the middle of a round, at different moments of it.
         freezes: How often a member is stopped for a while.
     """
     found = Found()
@@ -105,8 +106,11 @@ def play(side: Side, *, kills: int, within: int, freezes: int) -> Found:
         side.start()
         everybody = [_back(side, member, rounds=WARM_ROUNDS, after=0.0) for member in MEMBERS]
         found.normal_round_s = everybody[0].normal_gap(until_=time.monotonic())
-        for number in range(kills + within):
-            _kill(side, MEMBERS[-1 - number % 2], found, in_round=number >= kills)
+        for number in range(kills):
+            _kill(side, MEMBERS[-1 - number % 2], found, in_round=0.0)
+        for number in range(within):
+            share = (number + 1) / (within + 1)
+            _kill(side, MEMBERS[-1 - number % 2], found, in_round=share)
         for _ in range(freezes):
             _freeze(side, MEMBERS[1], found)
     except Trouble as trouble:
@@ -116,7 +120,7 @@ def play(side: Side, *, kills: int, within: int, freezes: int) -> Found:
     return found
 
 
-def _kill(side: Side, victim: str, found: Found, *, in_round: bool) -> None:
+def _kill(side: Side, victim: str, found: Found, *, in_round: float) -> None:
     """Kill a member; then see it come back."""
     traced, others = _line_up(side, victim, in_round=in_round)
     before = [one.pid for one in side.watch.all()]
@@ -134,7 +138,7 @@ def _kill(side: Side, victim: str, found: Found, *, in_round: bool) -> None:
 
 def _freeze(side: Side, victim: str, found: Found) -> None:
     """Freeze a member between two rounds; thaw it when the others have gone on."""
-    traced, others = _line_up(side, victim, in_round=False)
+    traced, others = _line_up(side, victim, in_round=0.0)
     moment = time.monotonic()
     side.freeze(traced)
     try:
@@ -146,8 +150,14 @@ def _freeze(side: Side, victim: str, found: Found) -> None:
     found.thawed_s.append(next(n["at"] for n in back.commits() if n["at"] > thawed) - thawed)
 
 
-def _line_up(side: Side, victim: str, *, in_round: bool) -> tuple[Traced, list[Traced]]:
-    """Wait for some normal rounds of all three, and then for the moment of the fault."""
+def _line_up(side: Side, victim: str, *, in_round: float) -> tuple[Traced, list[Traced]]:
+    """Wait for some normal rounds of all three, and then for the moment of the fault.
+
+    Args:
+        side: The system.
+        victim: Whom it will hit.
+        in_round: After which share of a round; 0: between two rounds.
+    """
     now = time.monotonic()
     everybody = {member: _back(side, member, rounds=3, after=now) for member in MEMBERS}
     traced = everybody.pop(victim)
@@ -158,7 +168,7 @@ def _line_up(side: Side, victim: str, *, in_round: bool) -> tuple[Traced, list[T
         commits = traced.commits()
         gap = traced.normal_gap(until_=time.monotonic(), last=3)
         round_s = statistics.median(float(note["seconds"]) for note in commits[-3:])
-        wait_s = gap - round_s / 2 if in_round else BETWEEN * (gap - round_s)
+        wait_s = gap - round_s * (1 - in_round) if in_round else BETWEEN * (gap - round_s)
         return len(commits) > last and time.monotonic() - commits[-1]["at"] >= wait_s
 
     until(due, f"{victim} is ready for a fault", timeout_s=START_S)
@@ -196,7 +206,8 @@ def _joined(joiner: Traced, others: Sequence[Traced], found: Found) -> None:
     useful = [note for note in joiner.steps() if note["at"] - note["seconds"] > recovered]
     found.imports_s.append(imports - joiner.moment("started"))
     found.wasted.append(len(joiner.steps()) - len(useful))
-    found.useful_s.append(useful[0]["at"] - imports)
+    # A step that ends with a round ends late; its own part is over when that begins.
+    found.useful_s.append(useful[0]["at"] - useful[0]["seconds"] - imports)
     counted = next(n["at"] for n in joiner.commits() if n["at"] >= useful[0]["at"])
     found.counted_s.append(counted - imports)
     gaps = []

@@ -10,16 +10,27 @@ import sys
 from pathlib import Path
 
 import atoll
-from bench.recovery.training import OUTER_LR, OUTER_MOMENTUM, Notes, digest, make_model, train
+from bench.recovery.training import (
+    OUTER_LR,
+    OUTER_MOMENTUM,
+    Notes,
+    digest,
+    load_lazy_parts,
+    make_model,
+    train,
+)
 
 
 def main(words: list[str]) -> None:
     """Be one member until the job is stopped."""
     folder, step_s, every = words
     notes = Notes(Path(folder), os.environ.get("ATOLL_MEMBER", "w0"))
+    load_lazy_parts()
     notes.add("imports")
     with atoll.join() as run:
+        notes.add("joined")
         model, optimizer = make_model(run.slot + 1)
+        notes.add("built")
         outer = atoll.DiLoCo(every=int(every), outer_lr=OUTER_LR, outer_momentum=OUTER_MOMENTUM)
         wrapped = run.wrap(model, optimizer, outer=outer, codec="fp32")
         notes.add("recovered", round=wrapped.task.round, digest=digest(model))

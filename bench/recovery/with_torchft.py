@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from bench.recovery.training import OUTER_LR, OUTER_MOMENTUM, Notes, make_model, train
+from bench.recovery.training import (
+    OUTER_LR,
+    OUTER_MOMENTUM,
+    Notes,
+    load_lazy_parts,
+    make_model,
+    train,
+)
 
 
 def main(words: list[str]) -> None:
@@ -24,6 +31,7 @@ def main(words: list[str]) -> None:
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
 
+    load_lazy_parts()
     notes.add("imports")
     number = int(member[1:])
     model, optimizer = make_model(number + 1)
