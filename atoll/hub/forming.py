@@ -1,29 +1,17 @@
-"""Who a round waits for, who may be in it, and what happens when the record is behind its members.
-
-Pure questions about the state of a job's rounds, asked by `decisions.py`.
-"""
+"""Who may be in a round, and what happens when the record is behind its members."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from atoll.errors import LeftBehind
 from atoll.ids import slot_of
 from atoll.wire.messages import RoundJoin
 
-Standing = Literal["expected", "launched", "recovering", "live", "away", "gone"]
-"""expected: starts with the job, rounds wait for it. launched: a newcomer that has not asked for
-the state yet, nobody waits. recovering: takes the state over, rounds wait a bounded time. live:
-trains or waits in a join. away: its process is there, but it is not waited for until it speaks
-again (it was silent, late or fell behind). gone: its process has ended, or it is leaving."""
-
 LEAVING, RECOVERING = "this member is leaving", "this member takes over the state"
 """Why a wait in a join ended though nothing was wrong."""
-
-AWAITED: frozenset[Standing] = frozenset({"expected", "live"})
 
 
 @dataclass(frozen=True)
@@ -33,24 +21,27 @@ class Ahead:
     round: int
     base: str
     members: tuple[str, ...]
-    others: tuple[str, ...]
-    """Those ahead that stand elsewhere."""
 
 
 def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> Ahead | None:
-    """Return where most of the members stand that joined a later round; in a tie, the latest."""
+    """Return the state that the members which joined later rounds agree on.
+
+    Most have it, or it is the one after that of most: the verdict that only some of them heard
+    before the hub was lost. A claim of more than that proves nothing.
+    """
     later = {m: (j.round, j.base) for m, j in joins.items() if j.round > committed_round}
     if not later:
         return None
     counts = Counter(later.values())
-    place = max(counts, key=lambda where: (counts[where], where[0], where[1]))
+
+    def rank(place: tuple[int, str]) -> tuple[int, int, str]:
+        return counts[place], *place
+
+    usual = max(counts, key=rank)
+    next_ones = [place for place in counts if place[0] == usual[0] + 1]
+    place = max(next_ones, key=rank) if next_ones else usual
     members = sorted((m for m in later if later[m] == place), key=slot_of)
-    return Ahead(*place, tuple(members), tuple(m for m in later if later[m] != place))
-
-
-def present(standing: Mapping[str, Standing], joins: Iterable[str]) -> set[str]:
-    """Return the members that are at work or wait for the next round."""
-    return {m for m, s in standing.items() if s in AWAITED} | set(joins)
+    return Ahead(*place, tuple(members))
 
 
 def shortage(count: int, least: int) -> str:

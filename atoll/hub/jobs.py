@@ -140,6 +140,7 @@ class Jobs:
             job = msgspec.json.decode(record, type=Job)
             job.spec = spec
             self._jobs[job.job] = job
+        self._names = set(self._jobs)
 
     async def create(self, spec_text: str, *, files: dict[str, str]) -> Job:
         """Store a new job, waiting, with its folder and its `job.toml`.
@@ -161,7 +162,7 @@ class Jobs:
             steps=spec.train.steps,
             seed=spec.job.seed,
         )
-        self._jobs[job.job] = job  # takes the name before anything is awaited
+        self._names.add(job.job)  # before anything is awaited
         try:
             await asyncio.to_thread(self._make_folder, job, files)
             await self._database.write(
@@ -171,8 +172,9 @@ class Jobs:
                 )
             )
         except BaseException:
-            del self._jobs[job.job]
+            self._names.discard(job.job)
             raise
+        self._jobs[job.job] = job
         await self._events.add(job.job, "submitted", f"submitted for {job.nodes_wanted} nodes")
         return job
 
@@ -313,7 +315,7 @@ class Jobs:
         stamp = calendar.strftime("%Y%m%d-%H%M%S", calendar.localtime(now))
         base = f"{name[:40]}-{stamp}"
         candidate, number = base, 2
-        while candidate in self._jobs or (self._jobs_dir / candidate).exists():
+        while candidate in self._names or (self._jobs_dir / candidate).exists():
             candidate, number = f"{base}-{number}", number + 1
         return candidate
 

@@ -19,7 +19,7 @@ MIN_GRACE_S = 2.0
 MAX_PERIOD_SHARE_S = 30.0
 """Bound of the part of a grace that grows with the period."""
 MIN_HOLD_S, MAX_HOLD_S = 10.0, 60.0
-BROKEN_S, MAX_BROKEN_S = 1.0, 5.0
+BROKEN_S, MAX_BROKEN_S = 0.5, 5.0
 """Bounds of the time in which a broken connection may come back unnoticed."""
 
 
@@ -44,7 +44,7 @@ def mean(old: float | None, new: float, *, weight: float = EMA) -> float:
 def learn_spread(measures: Measures, spread_s: float) -> None:
     """Take a measured spread of joins into the mean; a pause within a round is no spread."""
     if measures.period_s is not None:
-        spread_s = min(spread_s, measures.period_s)
+        spread_s = min(spread_s, 2 * measures.period_s)
     measures.spread_s = mean(measures.spread_s, spread_s)
 
 

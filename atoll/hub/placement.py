@@ -12,7 +12,7 @@ from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.jobs import LIVE_STATES, Job, Member
 from atoll.hub.membership import Membership
 from atoll.hub.reducers import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
-from atoll.hub.relaunch import Relaunches, given_up, missing
+from atoll.hub.relaunch import Relaunches, failures_after, given_up, missing
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
@@ -119,6 +119,9 @@ class Placement:
         self._pauses: dict[str, float] = {}
         """Jobs whose reducer is being replaced on a node, and the last pause before it."""
         self._replacing: set[str] = set()
+        self._reducer_on: dict[str, str] = {}
+        """The node of each job's reducer, as far as this life of the hub placed it."""
+        self._reckoned = False
         self._relaunches = Relaunches(clock=clock)
 
     async def restart(self) -> None:
@@ -129,6 +132,9 @@ class Placement:
                 if job.stopping:
                     self._stop_at[job.job] = self._clock.monotonic() + job.grace_s
                 await self._need_reducer(job)
+                for member in list(job.members.values()):
+                    if member.state == "assigned":  # its command may not have been written
+                        await self._launch(job, member)
         await self.schedule()
 
     # ---------------------------------------------------------------- what people ask for
@@ -241,7 +247,7 @@ class Placement:
         record = await self._jobs.assign(job.job, member=name, slot=slot, node=node)
         self._sessions.end(session_id(job.job, name))
         if before is not None:
-            await self._jobs.update_member(job.job, name, failures=before.failures + 1)
+            await self._jobs.update_member(job.job, name, failures=failures_after(before))
             self._relaunches.launched(job.job, record)
         self._rounds.expect(job.job, name)
         await self._launch(job, record)
@@ -281,7 +287,9 @@ class Placement:
         nodes = [node for node in self._membership.nodes.values() if node.connected]
         if not nodes:
             return
+        nodes = [node for node in nodes if not node.draining] or nodes
         best = max(nodes, key=lambda node: (node.info.matmul_gflops, node.info.cores, node.node))
+        self._reducer_on[job.job] = best.node
         command = await self._command(job, "reducer", 0, 1)
         await self._stores.queue.put(
             f"node/{best.node}",
@@ -307,9 +315,10 @@ class Placement:
 
     async def reckon(self) -> None:
         """Replace the reducers that did not come back some time after a restart of the hub."""
+        self._reckoned = True
         for job in self._jobs.list():
-            if job.state == "running" and self._reducers is None:
-                await self._need_reducer(job)
+            if job.state == "running":
+                await self._see_to_reducer(job)
 
     # ------------------------------------------------------------------ the end of a job
 
@@ -337,6 +346,7 @@ class Placement:
         await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
         self._relaunches.forget(job)
+        self._reducer_on.pop(job, None)
         self._sessions.end(session_id(job, "reducer"))
         self._pauses.pop(job, None)
         self._stop_at.pop(job, None)
@@ -358,8 +368,20 @@ class Placement:
             del self._give_up_at[job]
             for member in self._membership.live(job):
                 await self._membership.give_up(job, member)
-        if any(job.state == "running" for job in self._jobs.list()):
+        running = [record for record in self._jobs.list() if record.state == "running"]
+        for record in running:
+            await self._see_to_reducer(record)
+        if running:
             await self.schedule()
+
+    async def _see_to_reducer(self, job: Job) -> None:
+        """Place a reducer anew whose node is gone, or that found no node."""
+        if self._reducers is not None or job.job in self._replacing:
+            return
+        placed = self._membership.nodes.get(self._reducer_on.get(job.job, ""))
+        orphaned = placed is not None and not placed.connected
+        if orphaned or (placed is None and self._reckoned):
+            await self._need_reducer(job)
 
     async def _end_process(self, job: Job, member: str) -> None:
         """Tell a member's node to end its process."""

@@ -16,7 +16,6 @@ from atoll.hub.decisions import JobRounds
 from atoll.hub.events import Events
 from atoll.hub.forming import RECOVERING
 from atoll.hub.jobs import Jobs
-from atoll.hub.pace import newcomer_pace, paces
 from atoll.hub.room import Room
 from atoll.hub.rounds import Rounds
 from atoll.wire.messages import Recover, Source, Sources, Standing
@@ -58,7 +57,7 @@ class Recovering:
             async with asyncio.timeout(VERDICT_WAIT_S):
                 await room.decided.wait()
         async with room.lock:
-            holders = room.machine.holders(member, body.failed)
+            holders = room.machine.roll.holders(member, body.failed)
             checkpoint = -1
             if not holders:
                 checkpoint = await self._set_back(room, member)
@@ -88,21 +87,16 @@ class Recovering:
     def _sources(
         self, machine: JobRounds, member: str, holders: list[str], checkpoint: int
     ) -> Sources:
-        record, now = self._jobs.get(machine.job), self._clock.monotonic()
-        everyone = {m for m, s in machine.standing.items() if s in ("live", "recovering")}
-        shares = paces(machine.measures.step_s, everyone | {member}) if machine.paced else {}
-        pace = shares.get(member, 1.0)
-        if holders:
-            begun, period_s = machine.committed_at, machine.measures.period_s
-            elapsed_s = now - begun if begun is not None else 0.0
-            period_s = period_s if begun is not None else None
-            pace = newcomer_pace(pace, period_s=period_s, elapsed_s=elapsed_s)
+        record, progress = self._jobs.get(machine.job), machine.progress
+        now, trainers = self._clock.monotonic(), machine.roll.trainers()
+        pace = progress.newcomer_pace(member, trainers, now=now, whole=not holders)
+        leases = progress.leases
         return Sources(
             round=machine.committed_round,
             peers=[Source(m, record.members[m].serves) for m in holders if m in record.members],
             checkpoint_round=checkpoint,
             pace=pace,
-            lease=machine.leases.lease(member) if machine.leases.cursors else None,
+            lease=leases.lease(member) if leases.cursors else None,
         )
 
     async def _set_back(self, room: Room, member: str) -> int:
@@ -116,11 +110,11 @@ class Recovering:
             return checkpoint
         before = machine.committed_round
         cursors = await self._rounds.book.cursors_at(room.job, round_)
-        start = min(machine.start_round, round_)
         await self._checkpoints.begin(room.job, resume_round=checkpoint)
-        await self._rounds.book.set_round(room.job, round_, cursors, start_round=start)
         machine.rewind(round_, cursors)
-        machine.start_round = start
+        await self._rounds.book.set_round(
+            room.job, round_, cursors, start_round=machine.start_round
+        )
         text = (
             f"no member has the state of round {before} any more:"
             f" the run goes back to round {round_}"

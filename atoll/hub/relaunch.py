@@ -8,6 +8,8 @@ from atoll.ids import member_id
 
 RETURN_S = 3.0
 """How long a lost process may come back by itself while its node is there."""
+LEFT_PAUSE_S = 1.0
+"""A member that left on purpose may do so because its machine goes away, which is told soon."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 MAX_FAILURES = 8
 """Launches in a row without a committed round after which a member is given up."""
@@ -19,9 +21,14 @@ def missing(job: Job) -> list[int]:
     return [slot for slot, m in members.items() if m is None or m.state not in LIVE_STATES]
 
 
+def failures_after(member: Member) -> int:
+    """Return how many launches in a row have failed with this one; to leave is no failure."""
+    return member.failures + (member.state != "left")
+
+
 def given_up(member: Member) -> bool:
     """Return whether a member that does not live is not launched again."""
-    return member.failures + 1 >= MAX_FAILURES and member.state not in LIVE_STATES
+    return failures_after(member) >= MAX_FAILURES and member.state not in LIVE_STATES
 
 
 def pause_s(failures: int) -> float:
@@ -49,7 +56,7 @@ class Relaunches:
         """
         now = self._clock.monotonic()
         since = self._since.setdefault((job, member.member, member.attempt), now)
-        wait_s = pause_s(member.failures)
+        wait_s = max(pause_s(member.failures), LEFT_PAUSE_S if member.state == "left" else 0.0)
         if member.state == "lost" and member.exit_code is None and node_is_there:
             wait_s = max(wait_s, RETURN_S)
         return now >= since + wait_s

@@ -16,6 +16,8 @@ from atoll.hub.events import Events
 from atoll.hub.jobs import LIVE_STATES, Job, Member
 from atoll.hub.leases import Leases
 from atoll.hub.measures import broken_s
+from atoll.hub.progress import Progress
+from atoll.hub.roll import AWAITED
 from atoll.hub.room import KEPT_VERDICTS, Room
 from atoll.hub.round_book import RoundBook
 from atoll.ids import session_id
@@ -92,7 +94,6 @@ class Rounds:
             nodes_wanted=job.nodes_wanted,
             min_nodes=job.min_nodes,
             preference=spec.job.route,
-            paced=spec.train.pace == "measured",
             committed_round=job.committed_round,
             start_round=job.start_round,
             epoch=rows[0][0].epoch if rows else 0,
@@ -102,8 +103,11 @@ class Rounds:
             stopping=job.stopping,
             reducer_ready=self._wire.get(session_id(name, "reducer")) is not None,
             paused=job.paused,
-            measures=job.measures,
-            leases=Leases(job.nodes_wanted, dict(job.leases)),
+            progress=Progress(
+                job.measures,
+                Leases(job.nodes_wanted, dict(job.leases)),
+                paced=spec.train.pace == "measured",
+            ),
         )
         room = Room(machine, now, bytes_before=self._relayed(name))
         room.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
@@ -112,29 +116,34 @@ class Rounds:
             machine.dials[member.member] = member.dial
             if member.state in LIVE_STATES:
                 machine.expect(member.member)
+                if member.leaving:
+                    machine.roll.leaving.add(member.member)
                 if member.incarnation and not fresh:
-                    machine.standing[member.member] = "live"
+                    machine.roll.standing[member.member] = "live"
+        if fresh and job.leases:
+            machine.progress.leases.renew(machine.roll.standing)
         if not fresh:
             await self._recall(room, rows)
         self._rooms[name] = room
 
     async def _recall(self, room: Room, rows: list[tuple[RoundPlan, Verdict | None]]) -> None:
         """Take over from the record who stands where, and the attempt that was open."""
-        machine = room.machine
-        for plan, verdict in rows:
-            if verdict is not None and verdict.committed:
-                if verdict.round + 1 == machine.committed_round:
-                    machine.recorded = set(plan.members) & set(verdict.contributors)
-                    held = {m: lease.slot for m, lease in verdict.leases.items()}
-                    machine.leases.held = held
-                break
+        machine, roll = room.machine, room.machine.roll
+        committed = [(p, v) for p, v in rows if v is not None and v.committed]
+        if committed and committed[0][1].round + 1 == machine.committed_round:
+            plan, verdict = committed[0]
+            roll.recorded = set(plan.members) & set(verdict.contributors)
+            held = {m: lease.slot for m, lease in verdict.leases.items()}
+            machine.progress.leases.held = held
+        else:
+            roll.recorded = {m for m, standing in roll.standing.items() if standing == "live"}
         if rows and rows[0][1] is None:
             plan = rows[0][0]
             if plan.round < machine.committed_round:  # decided, but neither stored nor told
                 machine.committed_round = plan.round
                 cursors = await self.book.cursors_at(machine.job, plan.round)
                 await self.book.set_round(machine.job, plan.round, cursors)
-                machine.leases.set_back(cursors)
+                machine.progress.set_back(cursors)
             machine.reopen(plan, self._clock.monotonic())
             room.decided.clear()
 
@@ -225,15 +234,15 @@ class Rounds:
         room = self._rooms.get(job)
         if room is None:
             return None
-        return {m for m, s in room.machine.standing.items() if s in ("expected", "live")}
+        return {m for m, s in room.machine.roll.standing.items() if s in AWAITED}
 
     async def register(self, job: Job, member: Member) -> Registered:
         """A member entered its job; return where the group stands."""
         room = self.room(job.job)
         async with room.lock:  # what is being decided just now is durable, or not known yet
-            machine = room.machine
+            machine, leases = room.machine, room.machine.progress.leases
             machine.register(member.member, dial=member.dial)
-            own = machine.leases.lease(member.member) if machine.leases.cursors else None
+            own = leases.lease(member.member) if leases.cursors else None
             return Registered(
                 slot=member.slot,
                 num_slots=job.nodes_wanted,
@@ -313,7 +322,9 @@ class Rounds:
         session = self._wire.get(session_id(room.job, member))
         if session is None:
             return now - room.opened_at > RETURN_S
-        if not session.connected and now - session.gone_since > broken_s(room.machine.measures):
+        if not session.connected and now - session.gone_since > broken_s(
+            room.machine.progress.measures
+        ):
             return True
         return bool(now - session.last_heard > SILENT_S)
 
@@ -346,7 +357,7 @@ class Rounds:
         room.decided.set()
 
     async def _adopted(self, room: Room, effect: Adopted) -> None:
-        await self.book.set_round(room.job, effect.round, room.machine.leases.cursors)
+        await self.book.set_round(room.job, effect.round, room.machine.progress.leases.cursors)
 
     async def _refused(self, room: Room, effect: Refused) -> None:
         room.refuse(effect.member, effect.error)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.ids import slot_of
-from atoll.wire.messages import RoundJoin
+from atoll.ids import session_id, slot_of
+from atoll.wire.messages import RoundJoin, RoundPlan
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,32 @@ def choose_route(
     if any(stores) and len(sites) > 1:
         return Route("hierarchical", sites=sites, stores=stores)
     return Route("relay")
+
+
+def make_plan(
+    route: Route,
+    *,
+    job: str,
+    round_: int,
+    epoch: int,
+    members: list[str],
+    timeout_s: float,
+    stopping: bool,
+) -> RoundPlan:
+    """Return the plan of an attempt on a route."""
+    return RoundPlan(
+        job=job,
+        round=round_,
+        epoch=epoch,
+        members=members,
+        route=route.name,
+        reducer=session_id(job, "reducer") if route.needs_reducer else "",
+        store=route.store,
+        timeout_s=timeout_s,
+        stopping=stopping,
+        sites=route.sites,
+        stores=route.stores,
+    )
 
 
 def _dial(dials: Mapping[str, Sequence[str]], member: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from atoll.ids import slot_of
 from atoll.wire.messages import RoundPlan, RoundVote, Verdict
 
 DIFFERENT = "members hold different results"
+ODD = "its result differs from that of the others"
 
 
 def majority_base(bases: Mapping[str, str]) -> str:
@@ -29,6 +30,23 @@ def odd_ones(votes: Mapping[str, RoundVote]) -> list[str]:
         return []
     result, count = Counter(results.values()).most_common(1)[0]
     return [m for m in results if results[m] != result] if 2 * count > len(results) else []
+
+
+def outvoted(votes: Mapping[str, RoundVote], unwell: Container[str]) -> dict[str, str]:
+    """Return who is left out of the verdict though it voted, and why.
+
+    Nobody may hold up the others twice: whoever voted against the last attempt of the round, too,
+    does not count beside others that hold a result, nor does one whose result is odd.
+
+    Args:
+        votes: Votes that count so far.
+        unwell: Who voted against the last attempt of this round.
+    """
+    out: dict[str, str] = {}
+    if any(vote.ok for vote in votes.values()):
+        again = [m for m, vote in votes.items() if not vote.ok and m in unwell]
+        out = {m: votes[m].reason or "not ok twice" for m in again}
+    return out | dict.fromkeys(odd_ones(votes), ODD)
 
 
 def judge(plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str]) -> Verdict:

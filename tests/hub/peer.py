@@ -155,6 +155,7 @@ SPEC = """
 [job]
 name = "{name}"
 nodes = {nodes}
+min_nodes = {least}
 route = "{route}"
 """
 
@@ -167,10 +168,12 @@ def node(hub: HubServer, name: str, *, slots: int = 2, incarnation: str = "i1") 
     return Peer(hub, address, token=token, incarnation=incarnation, info=info)
 
 
-def submit(hub: HubServer, *, nodes: int, route: str = "relay", name: str = "j") -> str:
+def submit(
+    hub: HubServer, *, nodes: int, least: int = 0, route: str = "relay", name: str = "j"
+) -> str:
     """Submit a job; return its id."""
     assert hub.hub is not None
-    text = SPEC.format(name=name, nodes=nodes, route=route)
+    text = SPEC.format(name=name, nodes=nodes, least=least, route=route)
     job = hub.call(hub.hub.stores.jobs.create(text, files={})).job
     hub.call(hub.hub.live.submit(job))
     return job

@@ -29,7 +29,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from tests.hub.peer import Peer, member
-from tests.hub.test_membership import Running, job_of, launches, registered, until
+from tests.hub.test_membership import Running, commands, job_of, launches, registered, until
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_resumed_job_starts_from_the_newest_complete_checkpoint(running: Running
     deliver(running, 1, 1, "w1.safetensors")
     commit(running, 1, running.members)
     deliver(running, 0, 2, "shared.safetensors")
-    for peer in running.members:
-        peer.request(Finished(False, error={"kind": "HubUnreachable", "what": "gone"}))
+    running.members[0].request(Finished(False, error={"kind": "LossNotFinite", "what": "nan"}))
     until(lambda: job_of(running.hub, running.job).state == "failed")
+    assert len(commands(running.agent, 1)) == 1
     assert running.hub.hub is not None
     assert running.hub.call(running.hub.hub.live.resume(running.job)) == running.job
     again = launches(running.agent, 3)

@@ -59,7 +59,7 @@ def test_a_record_can_be_written_within_the_transaction_of_a_verdict(tmp_path: P
     async def first(stores: Stores) -> None:
         job = await stores.jobs.create(SPEC, files={})
         job.committed_round = 7
-        await stores.database.write(lambda connection: stores.jobs.store(connection, job.job))
+        await stores.database.write(stores.jobs.storing(job.job))
 
     async def second(stores: Stores) -> None:
         assert stores.jobs.list()[0].committed_round == 7

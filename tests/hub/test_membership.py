@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,13 @@ from atoll.wire.messages import (
     Failure,
     Finished,
     Launch,
+    Leaving,
     MemberLost,
     ProcessState,
     QueueAck,
     QueueClaim,
     QueueItems,
+    Recover,
     Register,
     Registered,
     Roster,
@@ -26,6 +29,7 @@ from atoll.wire.messages import (
     RoundJoin,
     RoundPlan,
     RoundVote,
+    Standing,
     Stop,
     Verdict,
     unpack_command,
@@ -61,6 +65,16 @@ def job_of(hub: HubServer, job: str) -> Job:
     return hub.hub.stores.jobs.get(job)
 
 
+def events_of(hub: HubServer, job: str) -> list[dict[str, Any]]:
+    assert hub.hub is not None
+    return hub.call(hub.hub.stores.events.read(job))
+
+
+def told(hub: HubServer, job: str, kind: str) -> list[str]:
+    """Return the texts of all events of a kind."""
+    return [event["text"] for event in events_of(hub, job) if event["kind"] == kind]
+
+
 def until(condition: Callable[[], bool], what: str = "") -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
@@ -93,6 +107,10 @@ def registered(peer: Peer, **kwargs: list[str]) -> Registered:
     return answer
 
 
+def refusals(group: Running) -> str:
+    return "; ".join(told(group.hub, group.job, "refused"))
+
+
 class Running:
     """A job of two members that have registered, on one node, with a reducer."""
 
@@ -106,7 +124,8 @@ class Running:
         for peer in self.members:
             registered(peer)
         if nodes > 1:
-            self.reducer = member(hub, launched["reducer"])
+            self.reducer_launch = launched["reducer"]
+            self.reducer = member(hub, self.reducer_launch)
 
     def plan(self, round_: int = 0) -> RoundPlan:
         ids = [peer.ask(RoundJoin(round_, "base")) for peer in self.members]
@@ -206,9 +225,10 @@ def test_process_reported_dead_is_lost_at_once(running: Running) -> None:
     verdict = running.members[0].answer(id)
     assert isinstance(verdict, Verdict)
     assert verdict.committed
-    record = job_of(running.hub, running.job)
-    assert record.state == "running"
-    assert (record.members["w1"].state, record.members["w1"].exit_code) == ("failed", -9)
+    assert job_of(running.hub, running.job).state == "running"
+    until(lambda: job_of(running.hub, running.job).members["w1"].attempt == 2)
+    kinds = [event["kind"] for event in events_of(running.hub, running.job)]
+    assert "member-failed" in kinds
 
 
 def test_node_cannot_report_on_the_process_of_another(running: Running) -> None:
@@ -219,12 +239,17 @@ def test_node_cannot_report_on_the_process_of_another(running: Running) -> None:
 
 
 def test_session_that_is_no_member_takes_part_in_nothing(running: Running) -> None:
-    token = running.launches[0].token
+    assert running.hub.hub is not None
+    token = running.hub.call(running.hub.hub.stores.auth.issue_job_token(running.job))
     with Peer(running.hub, f"{running.job}/intruder", token=token) as intruder:
-        for body in (Register(), RoundJoin(0, "base"), RoundVote(0, 1, True)):
+        for body in (
+            Register(), RoundJoin(0, "base"), RoundVote(0, 1, True), Recover(),
+            Standing(0, "base"), Leaving(),
+        ):  # fmt: skip
             answer = intruder.request(body)
             assert isinstance(answer, Failure)
             assert answer.error["kind"] == "AuthError"
+            assert f"{type(body).__name__} of intruder is refused" in refusals(running)
     assert running.plan().members == ["w0", "w1"]
 
 
@@ -235,8 +260,9 @@ def test_restarted_agent_has_lost_what_was_starting(hub: HubServer) -> None:
         launch = launches(agent, 1)["w0"]
         agent.request(ProcessState(job, "w0", "starting"))
         assert launch.job == job
-        with Peer(hub, agent.session, incarnation="i2", info=NODE):
-            until(lambda: job_of(hub, job).state == "failed")
+        with Peer(hub, agent.session, incarnation="i2", info=NODE) as again:
+            until(lambda: job_of(hub, job).members["w0"].attempt == 2)
+            assert launches(again, 1)["w0"].attempt == 2
 
 
 def test_reducer_lost_is_told_to_the_members_of_an_open_plan(running: Running) -> None:
@@ -250,8 +276,7 @@ def test_reducer_that_comes_back_is_told_the_open_plan_and_the_lost(running: Run
     plan = running.plan()
     running.members[1].cut()
     running.members[0].notice(MemberLost)
-    token = running.launches[0].token
-    with Peer(running.hub, f"{running.job}/reducer", token=token, incarnation="new") as reducer:
+    with member(running.hub, running.reducer_launch, incarnation="new") as reducer:
         assert reducer.notice(RoundPlan) == plan
         assert reducer.notice(MemberLost).member == "w1"
 
@@ -269,11 +294,12 @@ def test_job_is_done_when_one_finished_and_the_other_was_lost(running: Running) 
     until(lambda: job_of(running.hub, running.job).state == "done")
 
 
-def test_job_fails_when_everyone_is_lost(running: Running) -> None:
-    for peer in running.members:
-        peer.cut()
-    until(lambda: job_of(running.hub, running.job).state == "failed")
-    assert "every member was lost" in job_of(running.hub, running.job).reason
+def test_job_goes_on_with_new_processes_when_everyone_was_lost(running: Running) -> None:
+    for name in ("w0", "w1"):
+        report = ProcessState(running.job, name, "exited", exit_code=-9, attempt=1)
+        assert isinstance(running.agent.request(report), Done)
+    assert set(launches(running.agent, 2)) == {"w0", "w1"}
+    assert job_of(running.hub, running.job).state == "running"
 
 
 def test_error_of_the_job_fails_it_and_stops_the_others(running: Running) -> None:
@@ -302,10 +328,12 @@ def test_node_that_leaves_takes_its_unconnected_members_along(hub: HubServer) ->
     job = submit(hub, nodes=1)
     launches(agent, 1)
     agent.cut()
-    until(lambda: job_of(hub, job).state == "failed")
+    until(lambda: job_of(hub, job).members["w0"].state == "lost")
     assert hub.hub is not None
     (view,) = hub.hub.live.nodes()
     assert view["state"] == "lost"
+    with node(hub, "other") as other:
+        assert launches(other, 1)["w0"].attempt == 2
 
 
 def test_live_views_tell_nodes_and_members(running: Running) -> None:
@@ -354,10 +382,12 @@ def test_round_in_flight_survives_a_restart_of_the_hub(tmp_path: Path) -> None:
             peer.close()
 
 
-def test_members_that_do_not_come_back_after_a_restart_are_lost(tmp_path: Path) -> None:
+def test_members_that_do_not_come_back_after_a_restart_are_replaced(tmp_path: Path) -> None:
     with HubServer(options(tmp_path)) as hub:
         group = Running(hub)
         for peer in (*group.members, group.reducer, group.agent):
             peer.cut()
     with HubServer(options(tmp_path, restart_grace_s=0.5)) as again:
-        until(lambda: job_of(again, group.job).state == "failed")
+        until(lambda: job_of(again, group.job).members["w1"].state == "lost")
+        with node(again, "other") as other:
+            assert {"w0", "w1"} <= set(launches(other, 3))

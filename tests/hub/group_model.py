@@ -1,0 +1,297 @@
+"""Members that do as the protocol says, whatever happens to them, around a `JobRounds`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.errors import GroupError, LeftBehind
+from atoll.hub.decisions import JobRounds
+from atoll.hub.effects import Adopted, Decided, Effect, Lost, Planned, Refused
+from atoll.hub.leases import Leases
+from atoll.hub.progress import Progress
+from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
+
+STEP_S = 2.0
+
+
+@dataclass
+class Process:
+    """One member's process."""
+
+    round: int = 0
+    state: str = "start"
+    """What it stands on: grows with every committed result."""
+    frozen: bool = False
+    doing: str = "training"
+    """training, joining, reducing, voting or recovering."""
+    plan: RoundPlan | None = None
+    vote: RoundVote | None = None
+    lease: Lease | None = None
+
+
+@dataclass
+class Group:
+    """A job of `count` members with the model of its hub."""
+
+    count: int
+    least: int = 0
+    machine: JobRounds = field(init=False)
+    now: float = 0.0
+    processes: dict[str, Process] = field(default_factory=dict)
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    told: dict[int, list[RoundVote]] = field(default_factory=dict)
+    checkpoint: tuple[int, str] = (0, "start")
+    history: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.machine = JobRounds(
+            "j",
+            nodes_wanted=self.count,
+            min_nodes=self.least,
+            preference="relay",
+            reducer_ready=True,
+            progress=Progress(leases=Leases(self.count)),
+        )
+        for slot in range(self.count):
+            self.machine.expect(f"w{slot}")
+            self.enter(f"w{slot}")
+
+    # ------------------------------------------------------------------- what hubs do
+
+    def take(self, effects: list[Effect]) -> None:
+        """Check and carry out what follows."""
+        for effect in effects:
+            if isinstance(effect, Planned):
+                self.planned(effect.plan)
+            elif isinstance(effect, Decided):
+                self.decided(effect)
+            elif isinstance(effect, Refused):
+                if effect.member in self.processes:
+                    self.processes[effect.member].doing = "lost-touch"
+            elif isinstance(effect, Lost):
+                assert effect.member not in self.machine.waits_for()
+            else:
+                assert not isinstance(effect, Adopted)
+
+    def planned(self, plan: RoundPlan) -> None:
+        assert plan.epoch not in self.verdicts
+        assert plan.epoch > max(self.verdicts, default=0)
+        states = {self.processes[m].state for m in plan.members if m in self.processes}
+        assert len(states) <= 1, "members of a plan stand on different states"
+        for member in plan.members:
+            process = self.processes.get(member)
+            if process is not None and process.doing == "joining":
+                process.doing, process.plan = "reducing", plan
+
+    def decided(self, effect: Decided) -> None:
+        verdict, plan = effect.verdict, effect.plan
+        assert verdict.epoch not in self.verdicts, "two verdicts for an epoch"
+        self.verdicts[verdict.epoch] = verdict
+        slots = [lease.slot for lease in verdict.leases.values()]
+        assert len(slots) == len(set(slots)), "a slot has two holders"
+        if verdict.committed:
+            self.history[verdict.round + 1] = verdict.digest
+            votes = self.told.get(verdict.epoch, [])
+            agreed = [v for v in votes if v.ok and v.digest == verdict.digest]
+            assert agreed
+            assert all(v.contributors == verdict.contributors for v in agreed)
+            assert self.machine.committed_round == verdict.round + 1
+        for member in plan.members:
+            process = self.processes.get(member)
+            if process is not None and process.doing == "voting" and process.plan == plan:
+                self.hear(process, member, verdict)
+
+    def hear(self, process: Process, member: str, verdict: Verdict) -> None:
+        """A member hears the verdict on the attempt that it voted on."""
+        vote = process.vote
+        assert vote is not None
+        process.doing = "training"
+        if verdict.committed and vote.ok and vote.digest == verdict.digest:
+            process.round, process.state = verdict.round + 1, verdict.digest
+            process.lease = verdict.leases.get(member)
+        elif verdict.committed:
+            process.doing = "lost-touch"
+
+    def restart(self) -> None:
+        """The hub dies and starts again from its record."""
+        old = self.machine
+        progress = Progress(old.progress.measures, Leases(self.count))
+        progress.leases.cursors = dict(old.progress.leases.cursors)
+        progress.leases.held = dict(old.progress.leases.held)
+        self.machine = JobRounds(
+            "j",
+            nodes_wanted=self.count,
+            min_nodes=self.least,
+            preference="relay",
+            reducer_ready=old.reducer_ready,
+            committed_round=old.committed_round,
+            epoch=old.epoch,
+            starting=old.starting,
+            unproved=True,
+            paused=old.paused,
+            progress=progress,
+        )
+        for member, process in self.processes.items():
+            self.machine.roll.standing[member] = "live"
+            if self.machine.recovers:
+                self.machine.roll.recorded.add(member)
+            if process.doing in ("joining", "reducing"):
+                process.doing = "training"  # it asks again
+        if old.plan is not None:
+            self.machine.reopen(old.plan, self.now)
+            for member in set(old.plan.members) - self.processes.keys():
+                self.take(self.machine.gone(member, self.now))
+        for member, process in self.processes.items():
+            if process.doing == "voting":
+                self.send_vote(member, process)
+
+    # ---------------------------------------------------------------- what members do
+
+    def enter(self, member: str) -> None:
+        """A process starts and registers."""
+        self.processes[member] = process = Process()
+        self.machine.register(member, dial=[])
+        if self.machine.recovers:
+            process.doing = "lost-touch"
+
+    def relaunch(self, member: str) -> None:
+        if member not in self.processes:
+            self.machine.launch(member)
+            self.enter(member)
+
+    def step(self, member: str, *, good: bool) -> None:
+        """One member does what is next for it."""
+        process = self.processes.get(member)
+        if process is None or process.frozen:
+            return
+        if process.doing == "training":
+            self.send_join(member, process)
+        elif process.doing == "reducing":
+            self.reduce(member, process, good=good)
+        elif process.doing == "lost-touch":
+            process.doing = "recovering"
+            self.take(self.machine.recover(member, self.now))
+        elif process.doing == "recovering":
+            self.take_over(member, process, good=good)
+
+    def send_join(self, member: str, process: Process) -> None:
+        process.doing = "joining"
+        try:
+            effects = self.machine.join(member, RoundJoin(process.round, process.state), self.now)
+        except LeftBehind:
+            process.doing = "lost-touch"
+            return
+        if self.machine.attends(member) and not effects:
+            process.doing, process.plan = "reducing", self.machine.plan
+        self.take(effects)
+
+    def reduce(self, member: str, process: Process, *, good: bool) -> None:
+        plan = process.plan
+        assert plan is not None
+        digest = f"{process.state}+{plan.epoch}" if good else ""
+        cursor = {"data_pass": 0, "offset": 10 * (plan.round + 1)}
+        lease = process.lease or Lease(int(member[1:]))
+        process.vote = RoundVote(
+            plan.round,
+            plan.epoch,
+            good,
+            digest,
+            list(plan.members) if good else [],
+            "" if good else "bad luck",
+            Lease(lease.slot, cursor),
+        )
+        process.doing = "voting"
+        self.send_vote(member, process)
+
+    def send_vote(self, member: str, process: Process) -> None:
+        vote = process.vote
+        assert vote is not None
+        known = self.verdicts.get(vote.epoch)
+        if known is not None:
+            self.hear(process, member, known)
+            return
+        self.told.setdefault(vote.epoch, []).append(vote)
+        try:
+            self.take(self.machine.vote(member, vote, self.now))
+        except GroupError:
+            process.doing = "training"  # it joins again
+
+    def take_over(self, member: str, process: Process, *, good: bool) -> None:
+        """Take the committed state over from a source that has it."""
+        if self.machine.plan is not None:
+            return  # the answer waits for the verdict
+        holders = self.machine.roll.holders(member, [])
+        usable = [
+            m
+            for m in holders
+            if m in self.processes and self.processes[m].round == self.machine.committed_round
+        ]
+        if not good or (holders and not usable):
+            process.doing = "lost-touch"
+            return
+        if usable:
+            donor = self.processes[usable[0]]
+            process.round, process.state = donor.round, donor.state
+        else:
+            self.rewind(process)
+        process.lease = self.machine.progress.leases.lease(member)
+        try:
+            effects = self.machine.stand(member, process.round, process.state, self.now)
+        except LeftBehind:
+            process.doing = "lost-touch"
+            return
+        process.doing = "training"
+        self.take(effects)
+
+    def rewind(self, process: Process) -> None:
+        assert not any(
+            p.round == self.machine.committed_round and m in self.machine.roll.stands
+            for m, p in self.processes.items()
+        ), "somebody had the state"
+        if self.machine.committed_round != self.checkpoint[0]:
+            self.machine.rewind(self.checkpoint[0], {})
+        process.round, process.state = self.checkpoint
+
+    # -------------------------------------------------------------------- what happens
+
+    def act(self, action: str, member: str, good: bool) -> None:
+        process = self.processes.get(member)
+        if action == "go":
+            self.step(member, good=good)
+        elif action == "wait":
+            self.wait(8.0)
+        elif action == "restart":
+            self.restart()
+        elif action == "die" and process is not None:
+            del self.processes[member]
+            self.take(self.machine.gone(member, self.now))
+        elif action == "leave" and process is not None:
+            self.take(self.machine.leave(member, self.now))
+            del self.processes[member]
+            assert member not in self.machine.waits_for()
+        elif action == "relaunch":
+            self.relaunch(member)
+        elif action == "freeze" and process is not None:
+            process.frozen = not process.frozen
+        elif action == "again" and process is not None and process.doing == "joining":
+            self.send_join(member, process)
+        elif action == "save":
+            self.save()
+
+    def save(self) -> None:
+        for process in self.processes.values():
+            if process.round == self.machine.committed_round:
+                self.checkpoint = (process.round, process.state)
+                return
+
+    def wait(self, seconds: float) -> None:
+        """Let time go by, as the hub does: silence is noticed, then graces and deadlines."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += STEP_S
+            for member in self.machine.waits_for():
+                process = self.processes.get(member)
+                if process is None or process.frozen:
+                    self.take(self.machine.silent(member, self.now))
+                    assert member not in self.machine.waits_for()
+            self.take(self.machine.settle(self.now))
