@@ -28,9 +28,15 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
     ) -> None:
         """Start before step `step`, at a saved place or at the beginning."""
         self._shards, self._slot, self._batch = shards, slot, batch
-        self._left = max(0, shared_steps - step)
-        first = 0 if self._left else (cursor.slot if cursor is not None else slot)
-        self._stream = BatchStream(shards, slot=first, batch=batch, cursor=cursor)
+        self._shared_steps = shared_steps
+        self.begin(step, cursor=cursor)
+
+    def begin(self, step: int, *, cursor: Cursor | None = None) -> None:
+        """Go on before step `step` of the schedule, at a place or at the beginning."""
+        self._left = max(0, self._shared_steps - step)
+        first = 0 if self._left else (cursor.slot if cursor is not None else self._slot)
+        start = cursor if cursor is not None and cursor.slot == first else None
+        self._stream = BatchStream(self._shards, slot=first, batch=self._batch, cursor=start)
 
     @property
     def cursor(self) -> Cursor:

@@ -254,6 +254,28 @@ def test_members_share_the_first_batches_and_then_part() -> None:
         assert torch.equal(next(again)[0], expected[1])
 
 
+def test_a_stream_goes_where_the_group_sends_it() -> None:
+    from atoll.data import Shards
+
+    shards = Shards(torch.arange(20_000) % 251, slots=3, context=8, seed=1)
+    make: Callable[..., MemberStream] = lambda slot, **more: MemberStream(  # noqa: E731
+        shards, slot=slot, batch=2, shared_steps=3, **more
+    )
+    other = make(2, step=3)
+    for _ in range(4):
+        next(other)
+    expected = other.place()
+    late = make(1)
+    assert late.place() is None  # it reads along in the first slot
+    late.begin(3, cursor=late.cursor)
+    assert late.place() == (1, {"slot": 1, "data_pass": 0, "offset": 0})
+    late.move(*expected)
+    assert late.place() == expected
+    assert torch.equal(next(late)[0], next(other)[0])
+    late.move(1, {})
+    assert late.place() == (1, {"slot": 1, "data_pass": 0, "offset": 0})
+
+
 def test_utilisation_is_what_training_cost_alone(corpus: str, tmp_path: Path) -> None:
     result = train_members(make_spec(corpus), tmp_path)[0]
     assert 0 < result["compute_s"] <= result["wall_s"]
