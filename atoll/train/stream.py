@@ -29,10 +29,13 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
         """Start before step `step`, at a saved place or at the beginning."""
         self._shards, self._slot, self._batch = shards, slot, batch
         self._shared_steps = shared_steps
-        self.begin(step, cursor=cursor)
+        self._begin(step, cursor)
 
-    def begin(self, step: int, *, cursor: Cursor | None = None) -> None:
-        """Go on before step `step` of the schedule, at a place or at the beginning."""
+    def rejoin(self, step: int) -> None:
+        """Go on before step `step` of the schedule, where the own slot stands."""
+        self._begin(step, self.cursor if self.place() is not None else None)
+
+    def _begin(self, step: int, cursor: Cursor | None) -> None:
         self._left = max(0, self._shared_steps - step)
         first = 0 if self._left else (cursor.slot if cursor is not None else self._slot)
         start = cursor if cursor is not None and cursor.slot == first else None

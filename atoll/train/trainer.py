@@ -247,7 +247,7 @@ class Trainer:
         taken = self.lifeline.take(self.task, self.outer)
         self.chain = taken.chain
         self.built.schedule.load_state_dict({"step": self.task.step})
-        self.stream.begin(self.task.step, cursor=self.stream.cursor)
+        self.stream.rejoin(self.task.step)
         if taken.lease is not None:
             self.stream.move(taken.lease.slot, taken.lease.cursor)
         self.recorder.point({"recovered_s": taken.seconds, "recovered_bytes": taken.nbytes})

@@ -267,7 +267,7 @@ def test_a_stream_goes_where_the_group_sends_it() -> None:
     expected = other.place()
     late = make(1)
     assert late.place() is None  # it reads along in the first slot
-    late.begin(3, cursor=late.cursor)
+    late.rejoin(3)
     assert late.place() == (1, {"slot": 1, "data_pass": 0, "offset": 0})
     late.move(*expected)
     assert late.place() == expected
