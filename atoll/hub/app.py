@@ -184,6 +184,7 @@ class Hub:
         )
         await asyncio.to_thread(self._note_place)
         self._web = guard(Starlette(routes=routes(context)), context)
+        await self.checkpoints.restart()
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
 
@@ -196,6 +197,7 @@ class Hub:
     async def close(self) -> None:
         """End reducers and tasks, then close the stores; members are left to come back."""
         await self.tasks.close()
+        await self.checkpoints.close()
         await self.stores.close()
 
     async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
