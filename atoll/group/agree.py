@@ -104,7 +104,9 @@ def agree(
     while True:
         attempts.begin("join")
         with resting():
-            plan = group.join(round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s)
+            plan = group.join(
+                round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease
+            )
         attempts.begin("reduce")
         reduced, trouble = _reduce(group, xs, codec, weight=weight, key=key, resting=resting)
         attempts.begin("commit")

@@ -57,6 +57,7 @@ class Alone:
         tokens: int = 0,
         steps: int = 0,
         busy_s: float = 0.0,
+        lease: Lease | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Return the plan of a round of one; see :meth:`Group.join`."""

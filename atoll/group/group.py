@@ -216,6 +216,7 @@ class Group(Protocol):
         tokens: int = 0,
         steps: int = 0,
         busy_s: float = 0.0,
+        lease: Lease | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the others and return who takes part.
@@ -226,6 +227,7 @@ class Group(Protocol):
             tokens: Tokens trained in all, for the record.
             steps: Optimizer steps of this member since the last round.
             busy_s: Seconds they took.
+            lease: Where this member's data stands now; counts if the round is committed with it.
             deadline: Monotonic time at which to give up. None: while the group is paused, because
                 too few members are there, there is no end to it.
 
@@ -267,7 +269,7 @@ class Group(Protocol):
             reduced: What the reduce gave; None votes against.
             ok: Whether this member can apply it.
             reason: Why not, for people.
-            lease: Where this member's data stands now; counts if the round is committed with it.
+            lease: As in `join`.
             resting: Surrounds the wait, but not what changes the codec after it.
 
         Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.clock import RealClock
 from atoll.codec.codec import Codec
-from atoll.errors import AtollError, GroupError, GroupLeft, LeftBehind, PeerLost
+from atoll.errors import AtollError, EpochChanged, GroupError, GroupLeft, LeftBehind, PeerLost
 from atoll.group.alone import own_values
 from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
 from atoll.group.reach import own_address, probe
@@ -168,13 +168,14 @@ class HubGroup:
         tokens: int = 0,
         steps: int = 0,
         busy_s: float = 0.0,
+        lease: Lease | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the plan of a round; see :meth:`Group.join`."""
         began = RealClock().monotonic()
         request = RoundJoin(
             round=round_, base=base, reachable=self._look_around(), tokens=tokens, steps=steps,
-            busy_s=busy_s,
+            busy_s=busy_s, lease=lease,
         )  # fmt: skip
         plan = self._talk.ask(request, RoundPlan, deadline=deadline)
         with self._lock:
@@ -311,16 +312,20 @@ class HubGroup:
             return (plan.epoch, member) in self._lost
 
     def _on_notice(self, notice: Message) -> None:
-        """Note who was lost; called on the link's thread."""
-        if not isinstance(notice, MemberLost) or notice.job != self._job:
-            return
-        with self._lock:
-            self._lost.add((notice.epoch, notice.member))
-            work, plan = self._work, self._plan
-        if plan is None or work is None or plan.epoch != notice.epoch:
-            return
-        if notice.member in self._routes.needed(plan):
-            work.fail(PeerLost("the hub lost a member", given=notice.member))
+        """Note what ends the reduce under way: a loss, an abort. On the link's thread."""
+        if isinstance(notice, MemberLost) and notice.job == self._job:
+            with self._lock:
+                self._lost.add((notice.epoch, notice.member))
+                work, plan = self._work, self._plan
+            if work is None or plan is None or plan.epoch != notice.epoch:
+                return
+            if notice.member in self._routes.needed(plan):
+                work.fail(PeerLost("the hub lost a member", given=notice.member))
+        elif isinstance(notice, Verdict) and not notice.committed:
+            with self._lock:
+                work, plan = self._work, self._plan
+            if work is not None and plan is not None and plan.epoch == notice.epoch:
+                work.fail(EpochChanged("this attempt was aborted", given=notice.reason))
 
     def close(self) -> None:
         """Drop connections to other members; the link stays its owner's.

@@ -12,7 +12,8 @@ from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import GroupError, GroupLeft, LeftBehind
 from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
-from atoll.group.memory_table import Attempt, MemoryTable, Vote
+from atoll.group.memory_attempt import Attempt, Vote
+from atoll.group.memory_table import MemoryTable
 from atoll.reducer.mean import Share, result_digest
 from atoll.wire.messages import Lease, Registered, RoundPlan, Sources, Verdict
 
@@ -75,6 +76,7 @@ class MemoryGroup:
         tokens: int = 0,
         steps: int = 0,
         busy_s: float = 0.0,
+        lease: Lease | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for all living members; see :meth:`Group.join`."""
@@ -83,7 +85,7 @@ class MemoryGroup:
         timeout_s = None
         if deadline is not None:
             timeout_s = max(0.0, deadline - RealClock().monotonic())
-        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s)
+        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s, lease)
         plan = attempt.plan
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
         return plan
@@ -142,7 +144,7 @@ class MemoryGroup:
         committed = counted = False
         try:
             with resting():
-                vote = Vote(ok, digest, reason or "no result", lease)
+                vote = Vote(ok, digest, reason or "no result")
                 verdict = self._table.vote(attempt, self.me, vote)
             committed = verdict.committed and ok and verdict.digest == digest
             counted = committed and self.me in verdict.contributors

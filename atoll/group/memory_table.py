@@ -10,11 +10,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from atoll.clock import RealClock
-from atoll.codec.table import make_codec
 from atoll.errors import (
     AtollError,
     DeadlineExceeded,
@@ -24,36 +22,12 @@ from atoll.errors import (
     LeftBehind,
     PeerLost,
 )
+from atoll.group.memory_attempt import Attempt, Join, Vote, why_aborted
 from atoll.group.memory_leases import Leases
-from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
+from atoll.reducer.mean import Mean, Share
 from atoll.wire.messages import Lease, Registered, RoundPlan, Source, Sources, Verdict
 
 Standing = Literal["live", "recovering", "gone"]
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """What one member says of an attempt."""
-
-    ok: bool
-    digest: str
-    reason: str
-    lease: Lease | None = None
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One epoch: its plan and what came in."""
-
-    plan: RoundPlan
-    left: set[str] = field(default_factory=set)
-    """Members of the plan that are not waited for any more."""
-    shares: dict[str, Share] = field(default_factory=dict)
-    refused: dict[str, AtollError] = field(default_factory=dict)
-    mean: Mean | None = None
-    error: AtollError | None = None
-    votes: dict[str, Vote] = field(default_factory=dict)
-    verdict: Verdict | None = None
 
 
 class MemoryTable:
@@ -85,11 +59,12 @@ class MemoryTable:
         self._state: dict[str, list[str]] = {}
         self._ended: dict[str, AtollError] = {}
         self._doomed: dict[str, str] = {}
-        self._joins: dict[str, tuple[int, str]] = {}
-        self._joined_at: dict[str, float] = {}
+        self._joins: dict[str, Join] = {}
         self._refused: dict[str, AtollError] = {}
         self._attempts: dict[int, Attempt] = {}
         self._leases = Leases(len(self._order))
+        self._unwell: set[str] = set()
+        """Who voted against the last attempt of this round."""
         self._epoch = 0
         self._start = self._committed = start_round
         self._stopping = False
@@ -180,7 +155,7 @@ class MemoryTable:
     def _withdraw(self, member: str, standing: Standing) -> None:
         """Take back a member's join and its place in the open plan."""
         self._standing[member] = standing
-        self._forget_join(member)
+        self._joins.pop(member, None)
         attempt = self._attempts.get(self._epoch)
         if attempt is not None and member in attempt.plan.members:
             attempt.left.add(member)
@@ -201,7 +176,7 @@ class MemoryTable:
     def _settle(self) -> None:
         """Do everything that follows from a change."""
         for attempt in self._attempts.values():
-            self._compute_if_complete(attempt)
+            attempt.compute_if_complete()
             self._decide_if_voted(attempt)
         self._form()
         self._changed.notify_all()
@@ -216,7 +191,14 @@ class MemoryTable:
 
     # ----------------------------------------------------------------------------- plans
 
-    def join(self, member: str, round_: int, base: str, timeout_s: float | None) -> Attempt:
+    def join(
+        self,
+        member: str,
+        round_: int,
+        base: str,
+        timeout_s: float | None,
+        lease: Lease | None = None,
+    ) -> Attempt:
         """Return the attempt that a member is in; without a time-out while the group is paused."""
         with self._changed:
             self._enter(member, "join")
@@ -225,13 +207,12 @@ class MemoryTable:
             if self._attends(member):
                 return self._attempts[self._epoch]
             self._refused.pop(member, None)
-            self._joins[member] = round_, base
+            self._joins[member] = Join(round_, base, lease, self._clock.monotonic())
             self._stands.add(member)
-            self._joined_at.setdefault(member, self._clock.monotonic())
             try:
                 return self._planned(member, timeout_s)
             finally:
-                self._forget_join(member)
+                self._joins.pop(member, None)
 
     def _check_round(self, round_: int) -> None:
         if round_ < self._committed:
@@ -261,9 +242,9 @@ class MemoryTable:
 
     def _next_s(self) -> float:
         """Return the seconds until somebody is awaited no longer."""
-        if not self._joined_at:
+        if not self._joins:
             return self.timeout_s
-        first, now = min(self._joined_at.values()), self._clock.monotonic()
+        first, now = min(join.at for join in self._joins.values()), self._clock.monotonic()
         ends = [first + hold for hold in (self._grace_s, self._hold_s) if hold is not None]
         return min((end - now for end in ends if end > now), default=self.timeout_s)
 
@@ -275,7 +256,7 @@ class MemoryTable:
         self._refuse_late()
         if not self._joins:
             return
-        waited_s = self._clock.monotonic() - min(self._joined_at.values())
+        waited_s = self._clock.monotonic() - min(join.at for join in self._joins.values())
         live = [m for m, standing in self._standing.items() if standing == "live"]
         lagging = [m for m in live if m not in self._joins]
         self._paused = len(live) < self._min_members
@@ -294,13 +275,13 @@ class MemoryTable:
 
     def _refuse_late(self) -> None:
         """Refuse who waits for a round that was committed meanwhile."""
-        for member, (round_, _) in list(self._joins.items()):
-            if round_ != self._committed:
-                self._refuse(member, self._behind(round_))
+        for member, join in list(self._joins.items()):
+            if join.round != self._committed:
+                self._refuse(member, self._behind(join.round))
 
     def _refuse_different(self) -> None:
         """Refuse who stands on another state than most; in a tie the first member is right."""
-        bases = {name: self._joins[name][1] for name in self._order if name in self._joins}
+        bases = {name: self._joins[name].base for name in self._order if name in self._joins}
         counts = Counter(bases.values())
         right = max(bases.values(), key=counts.__getitem__)
         for member, base in bases.items():
@@ -312,12 +293,8 @@ class MemoryTable:
         self._refused[member] = error
         self._standing[member] = "gone"
         self._stands.discard(member)
-        self._forget_join(member)
-        self._changed.notify_all()
-
-    def _forget_join(self, member: str) -> None:
         self._joins.pop(member, None)
-        self._joined_at.pop(member, None)
+        self._changed.notify_all()
 
     def _plan(self) -> None:
         members = [name for name in self._order if name in self._joins]
@@ -327,10 +304,10 @@ class MemoryTable:
             route="alone" if len(members) == 1 else "relay", timeout_s=self.timeout_s,
             stopping=self._stopping,
         )  # fmt: skip
-        self._attempts[self._epoch] = Attempt(plan)
+        leases = {m: join.lease for m, join in self._joins.items() if join.lease is not None}
+        self._attempts[self._epoch] = Attempt(plan, leases)
         self._attempts.pop(self._epoch - 8, None)
         self._joins.clear()
-        self._joined_at.clear()
         self._changed.notify_all()
 
     # -------------------------------------------------------------------- contributions
@@ -341,34 +318,20 @@ class MemoryTable:
         with self._changed:
             self._enter(member, "send")
             attempt.shares.setdefault(member, share)
-            self._compute_if_complete(attempt)
+            attempt.compute_if_complete()
             self._enter(member, "sent")
             self._wait(
-                member, lambda: attempt.mean is not None or attempt.error is not None,
+                member,
+                lambda: bool(attempt.mean or attempt.error or attempt.verdict),
                 "the reduce",
-            )  # fmt: skip
+            )
             if attempt.error is not None:
                 raise attempt.error
             if member in attempt.refused:
                 raise attempt.refused[member]
             if attempt.mean is None:
-                raise GroupError("the reduce ended without a result")
+                raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
             return attempt.mean
-
-    def _compute_if_complete(self, attempt: Attempt) -> None:
-        if attempt.mean is not None or attempt.error is not None or not attempt.shares:
-            return
-        members = attempt.plan.members
-        if any(name not in attempt.shares and name not in attempt.left for name in members):
-            return
-        shares = [attempt.shares[name] for name in members if name in attempt.shares]
-        attempt.refused = odd_ones(shares)
-        shares = [share for share in shares if share.member not in attempt.refused]
-        try:
-            attempt.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
-        except AtollError as error:
-            attempt.error = error
-        self._changed.notify_all()
 
     # -------------------------------------------------------------------------- verdicts
 
@@ -396,36 +359,36 @@ class MemoryTable:
             return attempt.verdict
 
     def _decide_if_voted(self, attempt: Attempt) -> None:
+        """Decide when all have voted, or when one vote is enough for an abort.
+
+        Nobody holds up the others twice: who votes against a round again does not count.
+        """
+        if attempt.verdict is not None:
+            return
+        against = {name for name, vote in attempt.votes.items() if not vote.ok} - attempt.left
+        if len(against) < len(attempt.plan.members) - len(attempt.left):
+            attempt.left |= against & self._unwell
         awaited = [name for name in attempt.plan.members if name not in attempt.left]
-        if attempt.verdict is None and all(name in attempt.votes for name in awaited):
-            votes = {name: attempt.votes[name] for name in awaited}
-            self._decide(attempt, votes)
+        if against - attempt.left or all(name in attempt.votes for name in awaited):
+            self._unwell = against
+            self._decide(attempt, {m: attempt.votes[m] for m in awaited if m in attempt.votes})
 
     def _decide(self, attempt: Attempt, votes: dict[str, Vote]) -> None:
-        plan, mean = attempt.plan, attempt.mean
-        against = [f"{name}: {vote.reason}" for name, vote in votes.items() if not vote.ok]
-        digests = {vote.digest for vote in votes.values()}
-        reason = "; ".join(against)
-        if not votes:
-            reason = "every member was lost before it voted"
-        elif not reason and len(digests) > 1:
-            reason = "members hold different results"
+        plan = attempt.plan
+        reason = why_aborted(votes)
         if reason:
             attempt.verdict = Verdict(plan.round, plan.epoch, committed=False, reason=reason)
             return
-        self._committed = plan.round + 1
+        self._committed, self._unwell = plan.round + 1, set()
         self._stands = {name for name in votes if self._standing[name] == "live"}
-        contributors = list(mean.contributors) if mean is not None else []
-        moved = {
-            name: vote.lease
-            for name, vote in attempt.votes.items()
-            if name in contributors and vote.lease is not None
-        }
+        contributors = list(attempt.mean.contributors) if attempt.mean is not None else []
+        moved = {m: attempt.leases[m] for m in contributors if m in attempt.leases}
         leases = self._leases.commit(moved, self._present())
         pace = {name: pace for name, pace in self.paces.items() if self._standing[name] != "gone"}
+        digest = next(iter(votes.values())).digest
         attempt.verdict = Verdict(
-            plan.round, plan.epoch, committed=True, digest=digests.pop(),
-            contributors=contributors, leases=leases, pace=pace,
+            plan.round, plan.epoch, committed=True, digest=digest, contributors=contributors,
+            leases=leases, pace=pace,
         )  # fmt: skip
 
     def _behind(self, round_: int) -> LeftBehind:

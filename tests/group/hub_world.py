@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from atoll.reducer.server import Reducer
 from atoll.wire.messages import (
     Finished,
     Launch,
+    Lease,
     NodeInfo,
     QueueAck,
     QueueClaim,
@@ -56,6 +58,12 @@ class CappedGroup(HubGroup):
     """Shortens the time that plans allow, so that a test of the deadline takes no minutes."""
 
     cap_s = 60.0
+    reaches: Collection[str] | None = None
+    """Members that it can dial, as if the others were behind NAT; None: whoever answers."""
+
+    def _look_around(self) -> list[str]:
+        found = super()._look_around()
+        return found if self.reaches is None else [m for m in found if m in self.reaches]
 
     def join(
         self,
@@ -65,11 +73,13 @@ class CappedGroup(HubGroup):
         tokens: int = 0,
         steps: int = 0,
         busy_s: float = 0.0,
+        lease: Lease | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         plan = super().join(
-            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, deadline=deadline
-        )
+            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
+            deadline=deadline,
+        )  # fmt: skip
         self._plan = plan = msgspec.structs.replace(plan, timeout_s=min(plan.timeout_s, self.cap_s))
         return plan
 
@@ -118,8 +128,10 @@ class HubWorld:
         timeout_s: float = 60.0,
         proxied: Collection[str] = (),
         away_s: float = 60.0,
+        sites: Sequence[Collection[str]] = (),
     ) -> None:
         self.hub, self.route = node.hub, route
+        self.sites = sites
         self.away_s = away_s
         self.proxies = {member: Proxy(node.hub.port) for member in proxied}
         self.stop = threading.Event()
@@ -150,6 +162,8 @@ class HubWorld:
             route=self.route, patience_s=30.0,
         )  # fmt: skip
         group.cap_s = timeout_s
+        if self.sites:
+            group.reaches = next((site for site in self.sites if member in site), ())
         group.register()
         return group
 
@@ -160,7 +174,8 @@ class HubWorld:
             try:
                 return function(group)
             except AtollError as error:
-                self.links.pop(group.me).close(Finished(ok=False, error=error.to_dict()))
+                with contextlib.suppress(AtollError):  # its place may be taken at once
+                    self.links.pop(group.me).close(Finished(ok=False, error=error.to_dict()))
                 raise
 
         work = [Work.start(lambda g=g: member(g), name=g.me) for g in self.groups]  # type: ignore[misc]

@@ -17,7 +17,7 @@ from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.direct import DirectRoute
 from atoll.group.group import Group, Reduced, Work, flatten, unflatten
 from atoll.group.memory import MemoryGroup, MemoryGroups
-from atoll.wire.messages import RoundPlan
+from atoll.wire.messages import Lease, RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
 
 T = TypeVar("T")
@@ -37,11 +37,13 @@ class DirectMember(MemoryGroup):
         tokens: int = 0,
         steps: int = 0,
         busy_s: float = 0.0,
+        lease: Lease | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         plan = super().join(
-            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, deadline=deadline
-        )
+            round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
+            deadline=deadline,
+        )  # fmt: skip
         return msgspec.structs.replace(plan, route="direct") if len(plan.members) > 1 else plan
 
     def reduce(

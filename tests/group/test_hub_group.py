@@ -69,6 +69,13 @@ class TestDirectOverHub(GroupSuite):
         return lambda n, **options: world(n, route="direct", **options)
 
 
+class TestHierarchical(GroupSuite):
+    @pytest.fixture
+    def build(self, world: Callable[..., HubWorld]) -> Build:
+        sites = [("w0", "w2", "w4"), ("w1", "w3")]
+        return lambda n, **options: world(n, route="auto", sites=sites, **options)
+
+
 def big(group: Group) -> Agreed:
     return one_round(group, values(group.me, (SIZE,)))
 

@@ -1,0 +1,73 @@
+"""One attempt of a round in memory: what came in, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from atoll.codec.table import make_codec
+from atoll.errors import AtollError
+from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
+from atoll.wire.messages import Lease, RoundPlan, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What one member wants to take part in."""
+
+    round: int
+    base: str
+    lease: Lease | None
+    at: float
+    """Monotonic time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What one member says of an attempt."""
+
+    ok: bool
+    digest: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One epoch: its plan and what came in."""
+
+    plan: RoundPlan
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """Where the members' data stood when they joined."""
+    left: set[str] = field(default_factory=set)
+    """Members of the plan that are not waited for any more."""
+    shares: dict[str, Share] = field(default_factory=dict)
+    refused: dict[str, AtollError] = field(default_factory=dict)
+    mean: Mean | None = None
+    error: AtollError | None = None
+    votes: dict[str, Vote] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+    def compute_if_complete(self) -> None:
+        """Average once no contribution is missing of those that are waited for."""
+        if self.mean is not None or self.error is not None or not self.shares:
+            return
+        members = self.plan.members
+        if any(name not in self.shares and name not in self.left for name in members):
+            return
+        shares = [self.shares[name] for name in members if name in self.shares]
+        self.refused = odd_ones(shares)
+        shares = [share for share in shares if share.member not in self.refused]
+        try:
+            self.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+        except AtollError as error:
+            self.error = error
+
+
+def why_aborted(votes: Mapping[str, Vote]) -> str:
+    """Return why an attempt with these votes cannot be committed; empty if it can."""
+    if not votes:
+        return "every member was lost before it voted"
+    against = [f"{name}: {vote.reason}" for name, vote in votes.items() if not vote.ok]
+    if not against and len({vote.digest for vote in votes.values()}) > 1:
+        return "members hold different results"
+    return "; ".join(against)
