@@ -157,7 +157,7 @@ def calm(folder: Path, effort: Effort, *, tokens: float, route: str) -> Outcome:
     with running(folder / "calm", effort.workers) as (cluster, proxies):
         for proxy in proxies.values():
             proxy.delay_s = 0.0
-        job = submit(cluster, Plan("calm", steps, effort.workers, route, EVERY), text)
+        job = submit(cluster, Plan("calm", steps, effort.workers, route, EVERY, "equal"), text)
         outcome = wait(cluster, job, timeout_s=START_S + effort.finish_s + effort.chaos_s)
         if outcome.state != "done":
             tell(cluster, job)

@@ -33,6 +33,7 @@ batch = {batch}
 lr = 4e-3
 warmup = 20
 eval_tokens = 4096
+pace = "{pace}"
 [strategy]
 preset = "diloco"
 codec = "fp32"
@@ -52,6 +53,8 @@ class Plan:
     workers: int
     route: str
     every: int
+    pace: str = "measured"
+    """`equal` where the number of tokens has to follow from that of steps."""
 
 
 @dataclass
@@ -90,7 +93,7 @@ def submit(cluster: Cluster, plan: Plan, text: Path) -> str:
     """Submit a job and return its id."""
     spec = SPEC.format(
         name=plan.name, workers=plan.workers, route=plan.route, context=CONTEXT, text=text,
-        steps=plan.steps, batch=BATCH, every=plan.every,
+        steps=plan.steps, batch=BATCH, every=plan.every, pace=plan.pace,
     )  # fmt: skip
     return cluster.client.submit(spec)
 
