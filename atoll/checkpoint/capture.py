@@ -103,12 +103,20 @@ def save(
     return store.put(round_, parts, step=task.step, member=task.member, members=members)
 
 
-def resume(store: Store, round_: int, task: Task) -> Restored:
+def resume(store: Store, round_: int, task: Task, *, strategy: str = "") -> Restored:
     """Put a checkpoint back into a task; return what belongs to others.
 
-    A member that the checkpoint does not know takes optimizer and schedule of its first member. A
+    A member that the checkpoint does not know takes optimizer and schedule of its first member. So
+    does everybody when the run goes on under another outer strategy: one in which all members take
+    the same step needs equal optimizers, and replicas that stood apart on purpose become one. A
     checkpoint without any member's part, as imported weights are, sets the model and nothing else
     of the inner training.
+
+    Args:
+        store: Where from.
+        round_: Which checkpoint.
+        task: What is trained; changed in place.
+        strategy: Name of the outer strategy that runs now; empty: the one it was written under.
 
     Raises:
         CheckpointMissing: there is no complete checkpoint of that round.
@@ -116,17 +124,28 @@ def resume(store: Store, round_: int, task: Task) -> Restored:
         CheckpointError: it is of another model or optimizer.
     """
     members = store.manifest(round_).members
+    shared = _take(store, round_, SHARED)
     if not members:
-        return restore_shared(task, store.get(round_, names={SHARED})[SHARED])
-    borrowed = task.member not in members
-    donor = min(members, key=slot_of) if borrowed else task.member
-    parts = store.get(round_, names={SHARED, member_part(donor)})
-    for name in (SHARED, member_part(donor)):
-        if name not in parts:
-            raise CheckpointCorrupt(
-                f"the checkpoint of round {round_} has no part {name}", given=sorted(parts)
-            )
-    return restore(task, parts[SHARED], parts[member_part(donor)], borrowed=borrowed)
+        return restore_shared(task, shared)
+    first = min(members, key=slot_of)
+    before = str(_tree_of(shared).get("strategy", ""))
+    changed = bool(strategy and before and strategy != before)
+    if task.member not in members:
+        return restore(task, shared, _take(store, round_, member_part(first)), borrowed=True)
+    own = _take(store, round_, member_part(task.member))
+    if not changed:
+        return restore(task, shared, own)
+    donor = own if first == task.member else _take(store, round_, member_part(first))
+    return restore(task, shared, own, donor=donor)
+
+
+def _take(store: Store, round_: int, name: str) -> Part:
+    found = store.get(round_, names={name})
+    if name not in found:
+        raise CheckpointCorrupt(
+            f"the checkpoint of round {round_} has no part {name}", given=sorted(found)
+        )
+    return found[name]
 
 
 def collect(
@@ -212,7 +231,9 @@ def _of_all(common: Mapping[str, Any]) -> Restored:
     )
 
 
-def restore(task: Task, shared: Part, own: Part, *, borrowed: bool = False) -> Restored:
+def restore(
+    task: Task, shared: Part, own: Part, *, borrowed: bool = False, donor: Part | None = None
+) -> Restored:
     """Put two parts back into a task; return what belongs to others.
 
     Args:
@@ -220,23 +241,26 @@ def restore(task: Task, shared: Part, own: Part, *, borrowed: bool = False) -> R
         shared: The shared part.
         own: The member's own part, or another's.
         borrowed: It is another's: only optimizer and schedule are taken from it.
+        donor: Whose optimizer, and the shared part's model, all members take; None: each its own.
 
     Raises:
         CheckpointCorrupt: the parts are not of one checkpoint.
         CheckpointError: they are of another model or optimizer.
     """
-    if shared.metadata.get(STATE) != own.metadata.get(STATE):
-        raise CheckpointCorrupt(
-            f"parts {shared.name} and {own.name} are not of one checkpoint",
-            given=f"state {own.metadata.get(STATE)}",
-            expected=f"state {shared.metadata.get(STATE)}",
-        )
+    for part in (own, donor or own):
+        if shared.metadata.get(STATE) != part.metadata.get(STATE):
+            raise CheckpointCorrupt(
+                f"parts {shared.name} and {part.name} are not of one checkpoint",
+                given=f"state {part.metadata.get(STATE)}",
+                expected=f"state {shared.metadata.get(STATE)}",
+            )
     common, mine = _tree_of(shared), _tree_of(own)
     holder, extra = (shared, common["model"])
-    if _model_tensors(own) and not borrowed:
+    if _model_tensors(own) and not borrowed and donor is None:
         holder, extra = own, mine["model"]
     _load_model(task, plain_names(_model_tensors(holder)), extra=extra)
-    _load(task.optimizer, mine["optimizer"], kind="optimizer")
+    optimizer = _tree_of(donor)["optimizer"] if donor is not None else mine["optimizer"]
+    _load(task.optimizer, optimizer, kind="optimizer")
     if task.scheduler is not None and mine["scheduler"] is not None:
         _load(task.scheduler, mine["scheduler"], kind="scheduler")
     task.step, task.round = int(mine["step"]), int(mine["round"])

@@ -46,7 +46,8 @@ def adopt(outer: TakesState, restored: Restored, *, strategy: str) -> str:
     if restored.strategy and strategy and restored.strategy != strategy:
         return (
             f"the checkpoint was written under {restored.strategy}, the run goes on under "
-            f"{strategy}: the outer state ({names}) is left out"
+            f"{strategy}: the outer state ({names}) is left out, and all members take the "
+            "optimizer of the first"
         )
     try:
         outer.load_state_dict(restored.outer)

@@ -12,6 +12,7 @@ from atoll.checkpoint import SHARED, DirectoryStore, Part, member_part
 from atoll.checkpoint.folder import check_part
 from atoll.checkpoint.part import STATE
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
+from atoll.wire.keeping import Keep
 from atoll.wire.manifest import MANIFEST_NAME
 from tests.checkpoint.test_files import small_disk
 
@@ -209,3 +210,41 @@ def test_full_disk_leaves_the_older_checkpoint_valid(tmp_path: Path) -> None:
         assert len(store.get(1, names=PARTS)) == 3
         fill(store, 3)
         assert store.latest() == 3
+
+
+def test_later_rounds_are_given_up_when_a_run_goes_on_from_an_older_one(
+    store: DirectoryStore,
+) -> None:
+    for round_ in (2, 4, 6):
+        fill(store, round_, state=str(round_))
+    store.put(8, parts_of("w0"), step=80, member="w0", members=MEMBERS)
+    assert store.abandon(after=3) == [4, 6, 8]
+    assert store.latest() == 2
+    fill(store, 4, state="another future")
+    assert store.latest() == 4
+    assert store.abandon(after=4) == []
+
+
+def test_litter_of_killed_writers_goes_when_a_later_round_is_saved(store: DirectoryStore) -> None:
+    fill(store, 1)
+    (folder_of(store, 1) / ".new-half").write_bytes(b"x")
+    fill(store, 2)
+    (folder_of(store, 2) / ".new-half").write_bytes(b"x")
+    fill(store, 3)
+    for round_ in (1, 2):
+        assert sorted(p.name for p in folder_of(store, round_).iterdir()) == sorted(
+            (*PARTS, MANIFEST_NAME)
+        )
+
+
+def test_the_best_are_kept_by_the_score_of_the_first_member(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "job", keep=Keep(newest=1, best=1))
+    for round_, score in ((1, 2.0), (2, 1.0), (3, 3.0)):
+        for member in MEMBERS:
+            store.put(
+                round_, parts_of(member, state=str(round_)), step=round_, member=member,
+                members=MEMBERS, score=score if member == "w0" else 0.0,
+            )  # fmt: skip
+    kept = sorted(path.name for path in (store.folder / "checkpoints").iterdir())
+    assert kept == ["round-000002", "round-000003"]
+    assert store.manifest(2).score == 1.0
