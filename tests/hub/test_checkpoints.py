@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.hub.app import HubOptions
-from atoll.hub.checkpoints import newest_complete, prune
+from atoll.hub.checkpoints import abandon, newest_complete, prune
 from atoll.hub.server import HubServer
 from atoll.wire.keeping import Keep
 from atoll.wire.manifest import (
@@ -162,14 +164,89 @@ def test_resumed_job_starts_from_the_newest_complete_checkpoint(running: Running
         assert (answer.committed_round, answer.resume_round) == (1, 1)
 
 
-def make(folder: Path, round_: int, *, manifest: bool = True, parts: bool = True) -> None:
+def stamped(name: str, stamp: str, *, score: str = "", filling: int = 0) -> bytes:
+    """Return a part that carries a stamp, and maybe a score."""
+    texts = {"stamp": stamp} | ({"score": score} if score else {})
+    tensor = {"dtype": "U8", "shape": [filling], "data_offsets": [0, filling]}
+    header = json.dumps({"__metadata__": texts, "v": tensor}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(filling)
+
+
+def deliver_stamped(
+    running: Running, slot: int, round_: int, name: str, stamp: str, *, score: str = ""
+) -> bool:
+    part = put(running, round_, name, stamped(name, stamp, score=score))
+    answer = running.members[slot].request(part)
+    assert isinstance(answer, CheckpointState)
+    return answer.published
+
+
+def kinds(running: Running) -> list[str]:
+    assert running.hub.hub is not None
+    events = running.hub.call(running.hub.hub.stores.events.read(running.job))
+    return [str(event["kind"]) for event in events]
+
+
+def test_parts_of_an_abandoned_attempt_never_get_into_a_manifest(running: Running) -> None:
+    commit(running, 0, running.members)
+    assert not deliver_stamped(running, 1, 1, "w1.safetensors", "old")
+    assert not deliver_stamped(running, 0, 1, "shared.safetensors", "new")
+    assert not deliver_stamped(running, 0, 1, "w0.safetensors", "new")
+    assert kinds(running).count("checkpoint-part-refused") == 1
+    assert newest_complete(folder_of(running)) == -1
+    assert deliver_stamped(running, 1, 1, "w1.safetensors", "new")
+    assert newest_complete(folder_of(running)) == 1
+
+
+def test_member_cannot_announce_the_part_of_another(running: Running) -> None:
+    part = put(running, 1, "w0.safetensors", b"forged")
+    answer = running.members[1].request(part)
+    assert isinstance(answer, Failure)
+    assert answer.error["kind"] == "CheckpointCorrupt"
+    assert "not its own" in answer.error["what"]
+
+
+def test_score_of_the_shared_part_gets_into_the_manifest(running: Running) -> None:
+    commit(running, 0, running.members)
+    deliver_stamped(running, 0, 1, "shared.safetensors", "s", score="2.5")
+    deliver_stamped(running, 0, 1, "w0.safetensors", "s", score="0.1")
+    assert deliver_stamped(running, 1, 1, "w1.safetensors", "s")
+    path = folder_of(running) / checkpoint_folder(1) / MANIFEST_NAME
+    assert decode_manifest(path.read_bytes()).score == 2.5
+
+
+def test_what_is_later_than_the_checkpoint_to_go_on_from_is_given_up(running: Running) -> None:
+    for round_ in range(3):
+        commit(running, round_, running.members)
+        deliver(running, 0, round_ + 1, "shared.safetensors", "w0.safetensors")
+        if round_ < 2:
+            assert deliver(running, 1, round_ + 1, "w1.safetensors")
+    assert newest_complete(folder_of(running)) == 2
+    assert running.hub.hub is not None
+    running.hub.call(running.hub.hub.checkpoints.begin(running.job, resume_round=1))
+    kept = sorted(path.name for path in (folder_of(running) / "checkpoints").iterdir())
+    assert kept == ["round-000001"]
+    assert "checkpoints-abandoned" in kinds(running)
+    assert not deliver(running, 1, 3, "w1.safetensors")  # nothing of round 3 is remembered
+
+
+def make(
+    folder: Path,
+    round_: int,
+    *,
+    manifest: bool = True,
+    parts: bool = True,
+    score: float | None = None,
+) -> None:
     path = folder / checkpoint_folder(round_)
     path.mkdir(parents=True)
     if parts:
         (path / "shared.safetensors").write_bytes(b"12345")
     if manifest:
         part = ManifestPart(name="shared.safetensors", member="w0", sha256="0" * 64, nbytes=5)
-        written = Manifest(job="j", round=round_, step=1, members=["w0"], parts=[part], created=0.0)
+        written = Manifest(
+            job="j", round=round_, step=1, members=["w0"], parts=[part], created=0.0, score=score
+        )  # fmt: skip
         (path / MANIFEST_NAME).write_bytes(encode_manifest(written))
 
 
@@ -193,3 +270,19 @@ def test_pruning_never_deletes_the_newest_complete_one(tmp_path: Path) -> None:
     assert newest_complete(tmp_path) == 3
     assert (tmp_path / checkpoint_folder(4)).exists()
     assert prune(tmp_path, keep=Keep(newest=1)) == []
+
+
+def test_the_best_and_every_nth_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    for round_, score in enumerate((3.0, 1.0, 2.0, None, 2.0, 4.0), start=1):
+        make(tmp_path, round_, score=score)
+    assert prune(tmp_path, keep=Keep(newest=1, every=4, best=2)) == [1, 3]
+    assert newest_complete(tmp_path) == 6
+
+
+def test_later_checkpoints_are_deleted_and_older_ones_stay(tmp_path: Path) -> None:
+    for round_ in (1, 2, 3):
+        make(tmp_path, round_, manifest=round_ != 2)
+    assert abandon(tmp_path, after=1) == [2, 3]
+    assert abandon(tmp_path, after=1) == []
+    assert newest_complete(tmp_path) == 1
+    assert abandon(tmp_path, after=-1) == [1]
