@@ -1,0 +1,276 @@
+"""Members in memory that come, go, lag, pause and recover."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from atoll.codec.table import make_codec
+from atoll.errors import DeadlineExceeded, GroupLeft, LeftBehind, PeerLost
+from atoll.group.agree import Agreed, agree
+from atoll.group.group import Group, Work
+from atoll.group.memory import MemoryGroups
+from atoll.wire.messages import Lease, Registered
+
+
+def meet(group: Group, *, lease: Lease | None = None, value: float = 1.0) -> Agreed:
+    return agree(
+        group, [torch.full((3,), value)], codec=make_codec("fp32"), weight=1.0, base="b",
+        round_=group.committed_round, lease=lease,
+    )  # fmt: skip
+
+
+def later(function: Callable[[], Agreed]) -> Work[Agreed]:
+    return Work.start(function, name="later")
+
+
+def joined(groups: MemoryGroups, member: str) -> None:
+    """Wait until a member waits in a join."""
+    deadline = time.monotonic() + 10
+    while member not in groups._joins:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.002)
+
+
+def test_newcomer_recovers_from_those_who_stand_and_takes_part() -> None:
+    groups = MemoryGroups(3, timeout_s=5.0)
+    groups[1].register(state=["10.0.0.1:5"])
+    groups.together(meet)
+    new = groups.add()
+    assert new.register() == Registered(
+        slot=3, num_slots=4, committed_round=1, stopping=False, recover=True
+    )
+    sources = new.recover()
+    assert [source.member for source in sources.peers] == ["w0", "w1", "w2"]
+    assert sources.peers[1].state == ["10.0.0.1:5"]
+    assert new.committed_round == sources.round == 1
+    assert [s.member for s in new.recover(failed=["w0", "w2"]).peers] == ["w1"]
+    assert len(new.recover(failed=["w0", "w1", "w2"]).peers) == 3
+    new.standing(1, base="b", sources=["w1"])
+    assert groups.together(meet)[3].reduced.contributors == ("w0", "w1", "w2", "w3")
+
+
+def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
+    groups = MemoryGroups(2, timeout_s=5.0, hold_s=0.3)
+    groups.together(meet)
+    new = groups.add()
+    new.recover()
+    work = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
+    joined(groups, "w1")
+    new.standing(1, base="b")
+    assert meet(new).plan.members == ["w0", "w1", "w2"]
+    assert all(each.wait(5).attempts == 1 for each in work)
+    new.recover()
+    began = time.monotonic()
+    work = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
+    assert [each.wait(5).plan.members for each in work] == [["w0", "w1"]] * 2
+    assert 0.3 <= time.monotonic() - began < 2.0
+    with pytest.raises(LeftBehind):
+        new.join(2, base="b")
+
+
+def test_state_that_nobody_holds_any_more_is_that_of_the_checkpoint() -> None:
+    groups = MemoryGroups(2, timeout_s=5.0)
+    groups.checkpoint_round = 1
+    for _ in range(3):
+        groups.together(meet)
+    for member in ("w0", "w1"):
+        groups.kill(member)
+    first, second = groups.add("w0"), groups.add("w1")
+    for group in (first, second):
+        sources = group.recover()
+        assert (sources.round, sources.peers, sources.checkpoint_round) == (1, [], 1)
+    for group in (first, second):
+        group.standing(1, base="b")
+    assert {a.plan.round for a in groups.together(meet)} == {1}
+
+
+def test_member_that_lags_is_left_out_and_comes_back_by_recovering() -> None:
+    groups = MemoryGroups(3, timeout_s=5.0, grace_s=0.2)
+    quick = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
+    assert [each.wait(5).plan.members for each in quick] == [["w0", "w1"]] * 2
+    with pytest.raises(LeftBehind):
+        meet(groups[2])
+    assert groups[2].recover().round == 1
+    groups[2].standing(1, base="b")
+    assert groups.together(meet)[2].plan.members == ["w0", "w1", "w2"]
+
+
+def test_frozen_member_holds_nobody_up_and_finds_out_when_it_wakes() -> None:
+    groups = MemoryGroups(3, timeout_s=5.0)
+    frozen = threading.Event()
+
+    def member(group: Group) -> Agreed:
+        if group.me == "w2":
+            group.join(0, base="b")
+            groups.lose("w2")
+            assert frozen.wait(10)
+        return meet(group)
+
+    work = [Work.start(lambda g=g: member(g), name=g.me) for g in groups]  # type: ignore[misc]
+    assert work[0].wait(5).reduced.contributors == ("w0", "w1")
+    frozen.set()
+    with pytest.raises(LeftBehind):
+        work[2].wait(5)
+
+
+def test_paused_group_says_so_waits_without_an_end_and_goes_on_by_itself() -> None:
+    groups = MemoryGroups(2, timeout_s=0.2, min_members=2)
+    groups.kill("w1")
+    work = later(lambda: meet(groups[0]))
+    deadline = time.monotonic() + 5
+    while not groups.paused:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+    with pytest.raises(DeadlineExceeded):
+        work.wait(0.6)
+    new = groups.add("w1")
+    assert meet(new).plan.members == ["w0", "w1"]
+    assert work.wait(5).plan.members == ["w0", "w1"]
+    assert not groups.paused
+
+
+def test_waiting_member_can_leave_a_paused_group() -> None:
+    groups = MemoryGroups(1, timeout_s=0.2, min_members=2)
+    work = later(lambda: meet(groups[0]))
+    joined(groups, "w0")
+    groups[0].leave("preempted")
+    assert groups[0].leaving
+    with pytest.raises(GroupLeft, match="preempted"):
+        work.wait(5)
+    with pytest.raises(GroupLeft):
+        groups[0].join(0, base="b")
+
+
+def test_leaving_lets_the_round_under_way_end() -> None:
+    groups = MemoryGroups(2, timeout_s=5.0)
+
+    def member(group: Group) -> Agreed:
+        plan = group.join(0, base="b")
+        reduced = group.reduce([torch.ones(2)], codec=make_codec("fp32"), weight=1.0).wait()
+        if group.me == "w1":
+            work = Work.start(lambda: group.leave("preempted"), name="leave")
+            while not group.leaving:
+                threading.Event().wait(0.002)
+        verdict = group.commit(reduced)
+        if group.me == "w1":
+            work.wait(5)
+        return Agreed(reduced, plan, verdict, {}, 1, 0, 0)
+
+    assert all(agreed.verdict.committed for agreed in groups.together(member))
+    assert meet(groups[0]).plan.members == ["w0"]
+
+
+def test_leaving_abandons_a_round_that_does_not_end() -> None:
+    groups = MemoryGroups(2, timeout_s=20.0)
+    groups_joined = threading.Barrier(2)
+
+    def absent() -> None:
+        groups[1].join(0, base="b")
+        groups_joined.wait(5)
+
+    stuck = Work.start(absent, name="absent")
+    plan = groups[0].join(0, base="b")
+    groups_joined.wait(5)
+    stuck.wait(5)
+    work = groups[0].reduce([torch.ones(2)], codec=make_codec("fp32"), weight=1.0)
+    began = time.monotonic()
+    groups[0].leave("preempted", timeout_s=0.5)
+    with pytest.raises(GroupLeft):
+        work.wait(5)
+    with pytest.raises(GroupLeft):
+        groups[0].commit(None, ok=False)
+    assert time.monotonic() - began < 3
+    assert plan.members == ["w0", "w1"]
+
+
+@pytest.mark.parametrize("phase", ["recover", "standing"])
+def test_newcomer_killed_while_it_recovers_holds_nobody_up(phase: str) -> None:
+    groups = MemoryGroups(2, timeout_s=5.0)
+    groups.together(meet)
+    new = groups.add()
+    groups.kill("w2", at=phase)
+    if phase == "standing":
+        new.recover()
+    with pytest.raises(PeerLost):
+        new.recover() if phase == "recover" else new.standing(1, base="b")
+    work = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
+    assert all(each.wait(5).plan.members == ["w0", "w1"] for each in work)
+
+
+def test_vote_against_a_round_frees_the_others_at_once() -> None:
+    groups = MemoryGroups(3, timeout_s=20.0)
+
+    def member(group: Group) -> Agreed:
+        if group.me == "w1":
+            group.join(0, base="b")
+            assert not group.commit(None, ok=False, reason="no room").committed
+        return meet(group)
+
+    began = time.monotonic()
+    assert [agreed.attempts for agreed in groups.together(member)] == [2, 1, 2]
+    assert time.monotonic() - began < 10
+
+
+def test_nobody_holds_up_the_others_twice() -> None:
+    groups = MemoryGroups(3, timeout_s=20.0)
+
+    def member(group: Group) -> Agreed:
+        for _ in range(2):
+            if group.me == "w1":
+                group.join(0, base="b")
+                group.commit(None, ok=False, reason="never well")
+        return meet(group)
+
+    first, sick, last = groups.run(member)
+    assert isinstance(first, Agreed)
+    assert isinstance(last, Agreed)
+    assert first.reduced.contributors == ("w0", "w2")
+    assert isinstance(sick, LeftBehind)
+
+
+def cursor(offset: int) -> dict[str, int]:
+    return {"data_pass": 0, "offset": offset}
+
+
+def test_leases_follow_who_contributed_and_no_slot_is_dealt_twice() -> None:
+    groups = MemoryGroups(3, timeout_s=5.0, grace_s=0.2)
+
+    def first(group: Group) -> Agreed:
+        return meet(group, lease=Lease(int(group.me[1:]), cursor(10 + int(group.me[1:]))))
+
+    dealt = groups.together(first)[0].verdict.leases
+    assert dealt == {f"w{i}": Lease(i, cursor(10 + i)) for i in range(3)}
+    groups.kill("w1")
+
+    def second(group: Group, behind: int) -> Agreed:
+        lease = dealt[group.me]
+        return meet(group, lease=Lease(lease.slot, cursor(behind)))
+
+    both = (groups[0], 20), (groups[2], 22)
+    work = [later(lambda g=g, o=o: second(g, o)) for g, o in both]  # type: ignore[misc]
+    agreed = [each.wait(5) for each in work]
+    leases = agreed[0].verdict.leases
+    assert set(leases) == {"w0", "w2"}
+    assert {lease.slot for lease in leases.values()} == {0, 1}, "the slot that lags goes first"
+    assert leases["w0"] == Lease(0, cursor(20))
+    assert agreed[1].lease == Lease(1, cursor(11))
+    new = groups.add("w1")
+    assert new.recover().lease == Lease(2, cursor(22))
+
+
+def test_pace_of_a_test_is_told_with_the_verdict() -> None:
+    groups = MemoryGroups(2, timeout_s=5.0)
+    groups.paces = {"w1": 0.5}
+    assert [agreed.pace for agreed in groups.together(meet)] == [1.0, 0.5]
+
+
+def test_start_round_is_where_members_begin() -> None:
+    groups = MemoryGroups(2, start_round=7)
+    assert [group.committed_round for group in groups] == [7, 7]
+    assert not groups[0].register().recover
+    assert groups.together(meet)[0].plan.round == 7

@@ -1,0 +1,200 @@
+"""A member over the hub that leaves, recovers or is kept waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.codec.table import make_codec
+from atoll.errors import GroupLeft, HubError
+from atoll.group.agree import Agreed
+from atoll.group.group import Group, Work
+from atoll.group.hub import HubGroup
+from atoll.hub.server import HubServer
+from atoll.net.api import HubClient
+from atoll.wire.messages import Lease
+from tests.contracts.group_suite import one_round, together, values
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(hub: HubServer) -> Iterator[NodeInName]:
+    node = NodeInName(hub)
+    yield node
+    node.link.close()
+
+
+@pytest.fixture
+def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
+    worlds: list[HubWorld] = []
+
+    def make(n: int, *, route: str = "relay", **options: Any) -> HubWorld:
+        worlds.append(HubWorld(node, n, route=route, **options))
+        return worlds[-1]
+
+    yield make
+    for each in worlds:
+        each.close()
+
+
+def kinds(hub: HubServer, job: str) -> list[str]:
+    with HubClient(hub.url, hub.operator_token) as client:
+        return [event["kind"] for event in client.events(job)["events"]]
+
+
+def meet(group: Group) -> Agreed:
+    return one_round(group, values(group.me, (500,)))
+
+
+@pytest.mark.parametrize("route", ["relay", "direct"])
+def test_member_that_waits_for_the_others_leaves_at_once_and_they_go_on(
+    world: Callable[..., HubWorld], route: str
+) -> None:
+    here = world(3, route=route)
+    together(here, meet)
+    leaver = here.groups[2]
+    waiting = Work.start(lambda: meet(leaver), name="waits")
+    while not leaver._talk._open:
+        threading.Event().wait(0.002)
+    began = time.monotonic()
+    leaver.leave("preempted")
+    with pytest.raises(GroupLeft):
+        waiting.wait(5)
+    assert time.monotonic() - began < 2
+    with pytest.raises(GroupLeft):
+        leaver.join(1, base="base")
+    work = [Work.start(lambda g=g: meet(g), name=g.me) for g in here.groups[:2]]  # type: ignore[misc]
+    for each in work:
+        agreed = each.wait(10)
+        assert agreed.plan.members == ["w0", "w1"]
+        assert agreed.attempts == 1
+
+
+@pytest.mark.parametrize("route", ["relay", "direct"])
+def test_round_under_way_ends_before_a_member_leaves(
+    world: Callable[..., HubWorld], route: str
+) -> None:
+    here = world(3, route=route)
+    leaving: list[Work[None]] = []
+
+    def member(group: Group) -> bool:
+        group.join(0, base="base")
+        work = group.reduce(values(group.me, (500,)), codec=make_codec("fp32"), weight=1.0)
+        if group.me == "w2":
+            leaving.append(Work.start(lambda: group.leave("preempted"), name="leave"))
+        return group.commit(work.wait()).committed
+
+    assert together(here, member) == [True, True, True]
+    leaving[0].wait(5)
+    with pytest.raises(GroupLeft):
+        here.groups[2].join(1, base="base")
+
+
+@pytest.mark.parametrize("route", ["relay", "direct", "auto"])
+def test_round_that_does_not_end_is_abandoned_within_five_seconds(
+    world: Callable[..., HubWorld], route: str
+) -> None:
+    """One member hangs; the one that leaves abandons the round, and the third retries alone."""
+    sites = [("w0", "w2"), ("w1",)] if route == "auto" else ()
+    here = world(3, route=route, sites=sites)
+    released = threading.Event()
+    times: dict[str, float] = {}
+
+    def member(group: Group) -> str:
+        plan = group.join(0, base="base")
+        if group.me == "w1":
+            released.wait(30)
+            return plan.route
+        work = group.reduce(values(group.me, (500,)), codec=make_codec("fp32"), weight=1.0)
+        if group.me == "w2":
+            began = time.monotonic()
+            group.leave("preempted")
+            times["leave"] = time.monotonic() - began
+            with pytest.raises(GroupLeft):
+                work.wait(1)
+            with pytest.raises(GroupLeft):
+                group.commit(None, ok=False)
+            released.set()
+        return plan.route
+
+    routes = together(here, member)
+    assert routes[0] == {"auto": "hierarchical"}.get(route, route)
+    assert times["leave"] <= 5.0
+
+
+def test_recovering_member_is_told_who_stands_and_told_of(
+    world: Callable[..., HubWorld], hub: HubServer
+) -> None:
+    here = world(3)
+
+    def first(group: Group) -> Agreed:
+        assert isinstance(group, HubGroup)
+        group.register(state=[f"127.0.0.1:{1000 + int(group.me[1:])}"])
+        return meet(group)
+
+    together(here, first)
+    group = here.groups[1]
+    group.committed_round = 0
+    sources = group.recover()
+    assert group.committed_round == sources.round == 1
+    assert [(peer.member, peer.state) for peer in sources.peers] == [
+        ("w0", ["127.0.0.1:1000"]),
+        ("w2", ["127.0.0.1:1002"]),
+    ]
+    assert [peer.member for peer in group.recover(failed=["w0"]).peers] == ["w2"]
+    group.standing(1, base="base", sources=["w2"], seconds=0.5, nbytes=10)
+    assert {agreed.plan.round for agreed in together(here, meet)} == {1}
+
+
+def test_leases_and_pace_come_with_the_verdict(world: Callable[..., HubWorld]) -> None:
+    here = world(2)
+
+    def member(group: Group) -> Agreed:
+        slot = int(group.me[1:])
+        group.join(0, base="base", steps=10, busy_s=1.0, lease=Lease(slot, cursor(slot)))
+        reduced = group.reduce([torch.ones(3)], codec=make_codec("fp32"), weight=1.0).wait()
+        verdict = group.commit(reduced, lease=Lease(slot, cursor(slot)))
+        assert verdict.leases == {f"w{i}": Lease(i, cursor(i)) for i in range(2)}
+        return meet(group)
+
+    together(here, member)
+
+
+def cursor(slot: int) -> dict[str, int]:
+    return {"slot": slot, "data_pass": 0, "offset": 7 + slot}
+
+
+def test_leaving_without_a_hub_takes_no_longer(tmp_path: Path) -> None:
+    with start_hub(tmp_path) as hub:
+        node = NodeInName(hub)
+        here = HubWorld(node, 1, route="relay")
+        together(here, meet)
+    began = time.monotonic()
+    here.groups[0].leave("preempted", timeout_s=1.0)
+    assert time.monotonic() - began < 3
+    with pytest.raises(GroupLeft):
+        here.groups[0].join(1, base="base")
+    here.close()
+    node.link.close()
+
+
+def test_closed_link_ends_a_waiting_join(world: Callable[..., HubWorld]) -> None:
+    here = world(2)
+    waiting = Work.start(lambda: meet(here.groups[0]), name="waits")
+    while not here.groups[0]._talk._open:
+        threading.Event().wait(0.002)
+    here.links.pop("w0").close()
+    with pytest.raises(HubError):
+        waiting.wait(5)
