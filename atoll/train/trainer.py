@@ -154,7 +154,7 @@ class Trainer:
         """Put a checkpoint back; return the place in the data."""
         if self.store is None:
             raise RuntimeError("resuming needs a store")
-        restored = resume(self.store, round_, self.task)
+        restored = resume(self.store, round_, self.task, strategy=self.built.strategy)
         self.outer.setup(self.task, group=self.group, codec=self.built.codec)
         warning = adopt(self.outer, restored, strategy=self.built.strategy)
         if warning:

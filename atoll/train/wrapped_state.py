@@ -126,7 +126,7 @@ class WrappedState:
         """Go on from a checkpoint; the place in the data is the script's own matter."""
         store = enrolled.store()
         try:
-            restored = resume(store, round_, self._task)
+            restored = resume(store, round_, self._task, strategy=self._strategy)
         finally:
             store.close()
         warning = adopt(self._outer, restored, strategy=self._strategy)
