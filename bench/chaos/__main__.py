@@ -104,7 +104,9 @@ def wait_for_round(cluster: Cluster, job: str, round_: int) -> None:
         time.sleep(0.2)
 
 
-def soak(folder: Path, effort: Effort, *, seed: int, route: str) -> tuple[Outcome, dict[str, Any]]:
+def soak(
+    folder: Path, effort: Effort, *, seed: int, route: str, merciless: bool
+) -> tuple[Outcome, dict[str, Any]]:
     """Run a job under faults; return how it ended and what was seen meanwhile."""
     text = write_text(folder)
     with running(folder / "cluster", effort.workers) as (cluster, proxies):
@@ -116,7 +118,7 @@ def soak(folder: Path, effort: Effort, *, seed: int, route: str) -> tuple[Outcom
         job = submit(cluster, Plan("chaos", steps, effort.workers, route, EVERY), text)
         wait_for_round(cluster, job, 1)
         sys.stderr.write(f"{steps} steps, {effort.chaos_s:.0f} s of faults\n")
-        faults = Faults(cluster, proxies, seed=seed, mean_s=effort.mean_s)
+        faults = Faults(cluster, proxies, seed=seed, mean_s=effort.mean_s, merciless=merciless)
         token = cluster.token
 
         def client(timeout_s: float) -> HubClient:
@@ -212,6 +214,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--mean", type=float, default=4.0, help="mean seconds between two faults")
     parser.add_argument("--route", default="relay", help="auto, direct or relay")
+    parser.add_argument(
+        "--merciless", action="store_true", help="kill even the last one that has the state"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="keep everything here")
     parser.add_argument("--quick", action="store_true", help="35 s of faults on 4 workers")
     given = parser.parse_args()
@@ -226,7 +231,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        chaos, seen = soak(folder, effort, seed=given.seed, route=given.route)
+        chaos, seen = soak(
+            folder, effort, seed=given.seed, route=given.route, merciless=given.merciless
+        )
         quiet = calm(folder, effort, tokens=chaos.tokens, route=given.route)
     result = judge(chaos, quiet, seen, long=not given.quick)
     shown = ("faults", "rounds", "identical", "lost_acknowledged", "loss_gap", "rss_growth_mb")

@@ -42,6 +42,9 @@ SLOW_DELAY_S = (0.05, 0.3)
 AWAY_S = (0.0, 4.0)
 """How long a killed hub or agent stays away."""
 
+STEADY_S = 15.0
+"""A worker that is younger may not have taken over the state yet."""
+
 
 class Faults:
     """Brings faults about until it is told to end, then undoes what still holds."""
@@ -53,6 +56,7 @@ class Faults:
         *,
         seed: int,
         mean_s: float,
+        merciless: bool = False,
     ) -> None:
         """Get ready.
 
@@ -61,10 +65,12 @@ class Faults:
             proxies: By the name of the node.
             seed: Of the order of faults and their lengths.
             mean_s: Mean time between two faults.
+            merciless: Also kill the last workers that have the committed state; the run is then
+                set back to its newest checkpoint.
         """
         self._cluster, self._proxies = cluster, proxies
         self._random = random.Random(seed)
-        self._mean_s = mean_s
+        self._mean_s, self._merciless = mean_s, merciless
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self.done: Counter[str] = Counter()
@@ -116,20 +122,26 @@ class Faults:
 
     # ------------------------------------------------------------------------- processes
 
+    def _victims(self, count: int) -> list[psutil.Process]:
+        """Return some workers at random, or none if too few would be left with the state."""
+        workers = [process for _, process in sorted(self._cluster.workers().items())]
+        if len(workers) < count:
+            return []
+        chosen = self._random.sample(workers, count)
+        left = [p for p in workers if p not in chosen and _is_steady(p)]
+        return chosen if left or self._merciless else []
+
     def _kill_workers(self, count: int) -> bool:
-        workers = sorted(self._cluster.workers().items())
-        if len(workers) <= count:  # somebody has to stand on the committed state
-            return False
-        for _, process in self._random.sample(workers, count):
+        chosen = self._victims(count)
+        for process in chosen:
             _send(process, signal.SIGKILL)
-        return True
+        return bool(chosen)
 
     def _preempt(self) -> bool:
-        workers = sorted(self._cluster.workers().items())
-        if len(workers) < 2:
-            return False
-        _send(self._random.choice(workers)[1], signal.SIGTERM)
-        return True
+        chosen = self._victims(1)
+        for process in chosen:
+            _send(process, signal.SIGTERM)
+        return bool(chosen)
 
     def _agents(self) -> list[psutil.Process]:
         return [
@@ -161,7 +173,11 @@ class Faults:
 
     def _kill_agent(self) -> bool:
         name = self._random.choice(sorted(self._cluster.nodes))
-        if len(self._cluster.workers()) < 2 or not self._end(self._cluster.nodes[name]):
+        workers = self._cluster.workers().values()
+        left = [p for p in workers if not _is_child_of(p, self._cluster.nodes[name].pid)]
+        if not any(map(_is_steady, left)) and not self._merciless:
+            return False
+        if not self._end(self._cluster.nodes[name]):
             return False
         proxy = self._proxies[name]
         self._after(AWAY_S, lambda: start_node(self._cluster, name, proxy))
@@ -211,6 +227,22 @@ def start_node(cluster: Cluster, name: str, proxy: Proxy) -> None:
     """Start an agent that knows the hub only through its proxy."""
     secret = cluster.ticket.rpartition("/")[2]
     cluster.start_node(name, ticket=f"atoll://127.0.0.1:{proxy.port}/{secret}")
+
+
+def _is_steady(process: psutil.Process) -> bool:
+    """Return whether a worker has been at work for a while, and is."""
+    try:
+        age_s = time.time() - process.create_time()
+        return age_s > STEADY_S and process.status() != psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_child_of(process: psutil.Process, pid: int) -> bool:
+    try:
+        return process.ppid() == pid
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _send(process: psutil.Process, number: int) -> None:

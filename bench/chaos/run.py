@@ -166,11 +166,13 @@ def committed_tokens(cluster: Cluster, job: str) -> float:
         for point in cluster.lines(job, "metrics.jsonl")
         if point["values"].get("contributors")
     ]
-    contributions, after = 0, 0
+    parts: dict[int, int] = {}
+    after = 0
     while rows := (page := cluster.client.rounds(job, after=after))["rounds"]:
-        contributions += sum(len(row["contributors"]) for row in rows if row["committed"])
+        # A run that was set back does rounds again: the later ones count.
+        parts |= {int(row["round"]): len(row["contributors"]) for row in rows if row["committed"]}
         after = int(page["last"])
-    return contributions * statistics.fmean(known) if known else 0.0
+    return sum(parts.values()) * statistics.fmean(known) if known else 0.0
 
 
 def tell(cluster: Cluster, job: str, *, lines: int = 40) -> None:
