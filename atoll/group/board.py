@@ -97,13 +97,15 @@ class Board:
         self._address = self._listener.getsockname()[:2]
         self.dial = join_host_port(address, self._address[1])
         self._closed = False
-        threading.Thread(target=self._accept, name="board", daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, name="board", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Serve nobody any more."""
         self._closed = True
         with suppress(OSError):  # wakes the thread that accepts
             socket.create_connection(self._address, timeout=1.0).close()
+        self._thread.join(1.0)
         self._listener.close()
 
     def _accept(self) -> None:

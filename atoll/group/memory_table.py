@@ -225,11 +225,12 @@ class MemoryTable:
 
     def _planned(self, member: str, timeout_s: float | None) -> Attempt:
         """Wait for a plan with this member, forming it when its time has come."""
-        began = self._clock.monotonic()
+        began, before = self._clock.monotonic(), self._epoch
         while True:
             self._form()
-            if self._attends(member):
-                return self._attempts[self._epoch]
+            for epoch in range(before + 1, self._epoch + 1):
+                if epoch in self._attempts and member in self._attempts[epoch].plan.members:
+                    return self._attempts[epoch]  # it may be decided by now
             if member in self._refused:
                 raise self._refused.pop(member)
             if member in self._ended:
