@@ -132,6 +132,24 @@ class Folder:
         self._tidy(round_)
         return True
 
+    def begin(self, round_: int) -> Path:
+        """Make an empty folder for a round whose files somebody else will write.
+
+        A complete checkpoint of that round stays readable until `settle`.
+        """
+        folder = self.path / checkpoint_folder(round_)
+        with storage_errors(folder):
+            if (folder / MANIFEST_NAME).exists():
+                self._set_aside(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            flush_folder(folder.parent)
+        return folder
+
+    def settle(self, round_: int) -> None:
+        """Delete what the complete checkpoint of a round replaces, and older ones not kept."""
+        self._tidy(round_)
+
     def abandon(self, *, after: int) -> list[int]:
         """Delete everything of later rounds: the run goes on from round `after` another way.
 
