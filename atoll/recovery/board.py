@@ -2,7 +2,7 @@
 
 Every source says first what it has. Shared images of the same round must be equal; what most
 sources have is taken, and fetched from the first moment on. The others are dropped, with a reason,
-as soon as all have spoken. Nothing counts as complete before that.
+as soon as most have agreed or all have spoken. Nothing counts as complete before that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from atoll.clock import RealClock
 from atoll.ids import slot_of
-from atoll.recovery.source import SourceLied
+from atoll.recovery.source import SourceDiffers, SourceLied
 from atoll.recovery.target import Target
 from atoll.wire.state import MAX_RANGE, StateManifest
 
@@ -220,7 +220,7 @@ class Board:
         shared = self.shared
         if shared is None or entry.root != shared.root:
             if self._settled:
-                raise SourceLied(
+                raise SourceDiffers(
                     "its state differs from that of the other members",
                     given=f"digest {entry.root[:16]}",
                     expected=shared.root[:16] if shared is not None else "",
@@ -252,11 +252,15 @@ class Board:
             best = min(self._entries, key=lambda m: (-roots[self._entries[m].root], slot_of(m)))
             if self._entries[best].root != aim:
                 self._aim_at(self._entries[best].shared)
-        if roots and not self._expected:
+        asked = len(self._entries) + len(self._expected)
+        if roots and self.shared is not None and 2 * roots[self.shared.root] > asked:
+            self._settled = True  # whatever the others say
+        elif roots and not self._expected:
             self._settled = True
 
     def _aim_at(self, manifest: StateManifest) -> None:
         self.inner, self._inner_from = None, ""
+        self.gave.clear()
         if self.kept is not None and self.kept.root == manifest.root:
             self.shared = self.kept
             self.shared.begin_again()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 from collections.abc import Sequence
@@ -67,9 +68,9 @@ class DirectSource:
     def _connect(self) -> None:
         try:
             self._connection.connect()
-            connected: socket.socket = self._connection.sock
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected.settimeout(SILENT_S)
+            self._socket: socket.socket = self._connection.sock
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.settimeout(SILENT_S)
         except OSError as error:
             raise WayBroken("it cannot be dialled", given=str(error)) from error
 
@@ -105,12 +106,8 @@ class DirectSource:
     def close(self) -> None:
         """Cut the connection; whoever waits for it wakes."""
         self._closed = True
-        connected = self._connection.sock
-        if connected is not None:
-            try:
-                connected.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
         """Let go of the connection; called by the thread that used it."""

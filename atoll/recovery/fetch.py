@@ -13,13 +13,13 @@ from atoll.ids import slot_of
 from atoll.net.sync_link import SyncLink
 from atoll.recovery.asking import Asking, in_turn
 from atoll.recovery.board import Board, Progress
-from atoll.recovery.source import SourceLied, SourceMoved
+from atoll.recovery.source import SourceDiffers, SourceLied, SourceMoved
 from atoll.recovery.target import Target
 from atoll.wire.messages import Event, Sources
 
 log = logging.getLogger(__name__)
 
-GATHER_S = 1.0
+GATHER_S = 0.5
 """So long after the first source has spoken the others may take to say that they differ."""
 
 _POLL_S = 0.1
@@ -43,6 +43,8 @@ class Fetch:
     """A shared image that an earlier attempt began."""
     failed: dict[str, str] = field(default_factory=dict, init=False)
     """Sources that gave nothing usable, and why."""
+    differing: set[str] = field(default_factory=set, init=False)
+    """Of them, those that merely differ from the others; they may be the ones that are right."""
     board: Board = field(init=False)
     _askings: list[Asking] = field(default_factory=list, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
@@ -99,6 +101,8 @@ class Fetch:
         except AtollError as error:
             reason = error.message()
             kind = "recovery-source-refused" if isinstance(error, SourceLied) else kind
+            if isinstance(error, SourceDiffers):
+                self.differing.add(member)
         except Exception as error:  # bytes of a stranger: whatever they did, it ends this one only
             log.exception("asking %s failed", member)
             reason = f"{type(error).__name__}: {error}"

@@ -30,6 +30,10 @@ class SourceLied(SourceFailed):
     """A source sent what it must not; nothing of it is believed."""
 
 
+class SourceDiffers(SourceLied):
+    """What a source has is not what most have. Who is wrong shows when the state is loaded."""
+
+
 class SourceMoved(GroupError):
     """A source does not stand on the round that was asked for."""
 

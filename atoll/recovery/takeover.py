@@ -108,7 +108,7 @@ def recover(
                 answer.round, board.shared.manifest.base, parts[0], parts[1],
                 sorted(board.gave), clock.monotonic() - began, nbytes, answer,
             )  # fmt: skip
-        failed |= set(fetch.failed)
+        failed |= fetch.failed.keys() - fetch.differing
         kept = board.shared if not board.complete else None
         log.info("no source of round %d is left; asking the hub again", answer.round)
         _pause(pause_s, deadline=deadline, stop=stop)

@@ -1,39 +1,190 @@
-"""A member takes over the state of others that live, die, lie and move on."""
+"""A member takes over the state of others that live and train on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+import time
 
 import pytest
 
-from tests.group.hub_world import NodeInName, start_hub
-from tests.recovery.world import World, assert_same
+from atoll.checkpoint.image import image_nbytes
+from atoll.errors import DeadlineExceeded, GroupLeft
+from atoll.recovery.relay_source import RelaySource
+from atoll.wire.state import CHUNK, StateAsk
+from tests.recovery import spoil
+from tests.recovery.world import LOCAL, World, assert_same, wait_until
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeInName]:
-    folder: Path = tmp_path_factory.mktemp("hub")
-    with start_hub(folder) as hub:
-        node = NodeInName(hub)
-        yield node
-        node.link.close()
-
-
-@pytest.fixture()
-def world(node: NodeInName) -> Iterator[World]:
-    world = World(node, nodes=4)
-    yield world
-    world.close()
-
-
-@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
-def test_the_state_comes_whole_from_several_sources(world: World, direct: bool) -> None:
-    models = [world.donor(f"w{slot}", direct=direct, numel=1_500_000) for slot in range(3)]
+@pytest.mark.parametrize("direct", [(1, 1, 1), (0, 0, 0), (1, 0, 1)], ids=str)
+def test_the_state_comes_whole_from_all_sources_on_every_way(
+    world: World, direct: tuple[int, ...]
+) -> None:
+    gates = spoil.together(3)
+    models = [
+        world.donor(f"w{slot}", direct=bool(direct[slot]), spoil=gates, numel=1_500_000)
+        for slot in range(3)
+    ]
     found = world.recover()
     assert_same(found.shared, models[0].shared())
     assert found.inner is not None
     assert any(found.inner.tensors["a"].equal(m.inner().tensors["a"]) for m in models)
     assert (found.round, found.base) == (3, "base-3")
-    assert len(found.sources) >= 2
+    assert found.sources == ["w0", "w1", "w2"]
+    assert found.nbytes == sum(image_nbytes(part) for part in models[0].parts())
+    assert world.progress[-1] == found.nbytes
     assert world.events == []
+    assert found.answer.round == 3
+
+
+def test_a_state_of_a_few_bytes_is_recovered_from_a_single_source(world: World) -> None:
+    model = world.donor("w1", numel=1)
+    found = world.recover()
+    assert_same(found.shared, model.shared())
+    assert_same(found.inner, model.inner())
+    assert found.sources == ["w1"]
+
+
+def test_a_donor_that_cannot_be_dialled_is_reached_through_the_hub(world: World) -> None:
+    model = world.donor("w0", direct=False)
+    world.dials["w0"] = ["nonsense", f"{LOCAL}:1", "127.0.0.1:99999"]
+    assert_same(world.recover().shared, model.shared())
+
+
+def test_a_port_of_another_program_is_no_obstacle(world: World) -> None:
+    model = world.donor("w0", direct=False)
+    world.dials["w0"] = [f"{LOCAL}:{world.hub.port}"]
+    assert_same(world.recover().shared, model.shared())
+
+
+def test_without_peers_the_caller_learns_which_checkpoint_there_is(world: World) -> None:
+    found = world.recover()
+    assert (found.shared, found.inner, found.sources) == (None, None, [])
+    assert found.answer.checkpoint_round == 2
+
+
+def test_without_peers_a_checkpoint_that_was_handed_in_is_taken(world: World) -> None:
+    model = world.donor("w0")
+    world.gone.add("w0")
+    asked = []
+
+    def checkpoint(round_: int):  # type: ignore[no-untyped-def]
+        asked.append(round_)
+        return model.parts()
+
+    found = world.recover(checkpoint=checkpoint)
+    assert asked == [2]
+    assert_same(found.shared, model.shared())
+    assert found.sources == ["checkpoint"]
+
+
+def test_a_donor_that_has_not_heard_of_the_round_yet_is_waited_for(world: World) -> None:
+    model = world.donor("w0", round_=2)
+    timer = threading.Timer(0.5, lambda: model.move_to(3))
+    timer.start()
+    assert_same(world.recover().shared, model.shared())
+    assert model.round == 3
+    timer.join()
+
+
+def test_a_donor_in_the_middle_of_a_step_is_waited_for_and_not_disturbed(world: World) -> None:
+    model = world.donor("w0")
+    inside, out = threading.Event(), threading.Event()
+
+    def step() -> None:
+        with world.gates["w0"].moving():
+            looks = model.looks
+            inside.set()
+            out.wait(10)
+            assert model.looks == looks
+
+    trainer = threading.Thread(target=step)
+    trainer.start()
+    inside.wait(10)
+    timer = threading.Timer(0.3, out.set)
+    timer.start()
+    assert_same(world.recover().shared, model.shared())
+    assert out.is_set()
+    trainer.join()
+    timer.join()
+
+
+def test_a_donor_that_moves_on_still_gives_the_round_it_began_to_give(world: World) -> None:
+    model = world.donor("w0", numel=1_000_000)
+    expected = model.shared()
+    found = world.recover(at=[(0.2, lambda: model.move_to(4))])
+    assert found.round == 3
+    assert_same(found.shared, expected)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+def test_the_newer_round_is_fetched_when_no_donor_has_the_older_one_any_more(
+    world: World, direct: bool
+) -> None:
+    model = world.donor("w0", direct=direct, numel=6_000_000)
+    shelf = world.donors["w0"]._shelf
+
+    def move() -> None:
+        model.move_to(4)
+        world.round = 4
+        with shelf._condition:
+            shelf._rounds.clear()
+
+    found = world.recover(at=[(0.3, move)])
+    assert (found.round, found.base) == (4, "base-4")
+    assert_same(found.shared, model.shared())
+    assert world.events == []
+    assert world.asked == [[], []]
+
+
+def test_giving_up_ends_all_threads_at_once(world: World) -> None:
+    world.donor("w0", spoil=spoil.slow(0.2), numel=3_000_000)
+    stopped = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(GroupLeft, match="given up"):
+        world.recover(at=[(0.01, stopped.set)], stop=stopped.is_set)
+    assert time.monotonic() - began < 3.0
+
+
+def test_the_deadline_ends_a_recovery_and_says_how_far_it_came(world: World) -> None:
+    world.donor("w0", spoil=spoil.slow(0.2), numel=3_000_000)
+    with pytest.raises(DeadlineExceeded, match=r"\d+ bytes came from 1 members"):
+        world.recover(timeout_s=1.0)
+
+
+def test_members_that_are_distrusted_are_named_to_the_hub(world: World) -> None:
+    for member in ("w0", "w1"):
+        world.donor(member)
+    assert world.recover(distrusted=["w0"]).sources == ["w1"]
+    assert world.asked == [["w0"]]
+
+
+def test_several_newcomers_share_the_images_of_a_donor(world: World) -> None:
+    model = world.donor("w0", numel=1_000_000)
+    model.looks = 0
+    link = world.link("w1")
+    other = RelaySource(link, address=f"{world.job}/w0")
+    assert_same(world.recover().shared, model.shared())
+    answer, body = other.ask(StateAsk(0, CHUNK, 3, "shared", 0))
+    assert (answer.status, len(body)) == ("ok", 256 * 2**10)
+    assert model.looks == 2  # once for the sizes, once for the copy
+    other.close()
+
+
+def test_a_broken_link_of_the_newcomer_loses_nothing(world: World) -> None:
+    model = world.donor("w0", direct=False, numel=3_000_000)
+    world.link(world.me, proxied=True)
+    proxy = world.proxies[-1]
+    found = world.recover(at=[(0.2, lambda: proxy.cut_after(100_000))])
+    assert proxy.cuts == 1
+    assert_same(found.shared, model.shared())
+    assert found.nbytes == sum(image_nbytes(part) for part in model.parts())
+    assert world.events == []
+
+
+def test_a_broken_link_of_a_donor_loses_nothing(world: World) -> None:
+    model = world.donor("w0", direct=False, proxied=True, numel=3_000_000)
+    proxy = world.proxies[-1]
+    found = world.recover(at=[(0.2, lambda: proxy.cut_after(100_000))])
+    wait_until(lambda: proxy.cuts == 1)
+    assert_same(found.shared, model.shared())
+    assert world.told("recovery-source-refused") == {}

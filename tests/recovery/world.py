@@ -1,4 +1,4 @@
-"""A real hub with a job, donors in this process and in others, and a member that lacks the state."""
+"""A real hub with a job, donors in this process and in others, and a member without the state."""
 
 from __future__ import annotations
 
@@ -38,11 +38,15 @@ LOCAL = "127.0.0.1"
 class Model:
     """A state that members can have: `shared` depends on the round, `inner` on the member too."""
 
-    def __init__(self, member: str, *, round_: int = 3, numel: int = 400_000, seed: int = 0) -> None:
+    def __init__(
+        self, member: str, *, round_: int = 3, numel: int = 400_000, seed: int = 0
+    ) -> None:
         self.member, self.numel, self.seed = member, numel, seed
         self.round = round_
         self.base = f"base-{round_}"
         self.looks = 0
+        self._made: dict[int, dict[str, Tensor]] = {}
+        self.parts()
 
     def move_to(self, round_: int) -> None:
         self.round, self.base = round_, f"base-{round_}"
@@ -58,11 +62,13 @@ class Model:
         return Part("inner", self._tensors(slot_of(self.member) * 77 + self.round), {"tree": "{}"})
 
     def _tensors(self, seed: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        return {
-            "a": torch.randn(self.numel, generator=generator),
-            "b": torch.randn(33, 7, generator=generator, dtype=torch.float64),
-        }
+        if seed not in self._made:
+            generator = torch.Generator().manual_seed(seed)
+            self._made[seed] = {
+                "a": torch.randn(self.numel, generator=generator),
+                "b": torch.randn(33, 7, generator=generator, dtype=torch.float64),
+            }
+        return self._made[seed]
 
 
 def assert_same(found: Part | None, expected: Part) -> None:
@@ -97,11 +103,8 @@ class World:
     """One job. `recover` fetches as its last member."""
 
     def __init__(self, node: NodeInName, *, nodes: int) -> None:
-        self.hub, self.nodes = node.hub, nodes
-        self.job = node.submit(nodes=nodes, route="relay")
-        while len(node.tokens.get(self.job, {})) < nodes + 1:
-            node.take_commands()
-        self.tokens = node.tokens[self.job]
+        self.node, self.hub, self.nodes = node, node.hub, nodes
+        self.job, self.tokens = self._submit(nodes)
         self.me = f"w{nodes - 1}"
         self.events: list[Event] = []
         self.asked: list[list[str]] = []
@@ -115,6 +118,17 @@ class World:
         self.round = 3
         self.gone: set[str] = set()
         self.progress: list[int] = []
+
+    def _submit(self, nodes: int) -> tuple[str, dict[str, str]]:
+        job = self.node.submit(nodes=nodes, route="relay")
+        while len(self.node.tokens.get(job, {})) < nodes + 1:
+            self.node.take_commands()
+        return job, self.node.tokens[job]
+
+    def stranger(self) -> SyncLink:
+        """Return the session of a member of another job."""
+        job, tokens = self._submit(2)
+        return connect(self.hub.url, session=session_id(job, "w0"), token=tokens["w0"])
 
     def link(self, member: str, *, proxied: bool = False) -> SyncLink:
         url = self.hub.url
@@ -150,28 +164,28 @@ class World:
         self.donors[member], self.dials[member] = server, server.dial
         return state
 
-    def process(self, member: str, *, direct: bool = True, **model: int) -> Model:
-        """Start a donor that is a process of its own."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.recovery.donor"],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.processes[member] = process
+    def processes_of(self, *members: str, direct: bool = True, **model: int) -> list[Model]:
+        """Start donors that are processes of their own."""
         options = {"round_": self.round, **model}
-        assert process.stdin is not None
-        assert process.stdout is not None
-        json.dump(
-            {
+        for member in members:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.recovery.donor"],
+                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            self.processes[member] = process
+            given = {
                 "url": self.hub.url, "job": self.job, "member": member,
                 "token": self.tokens[member], "direct": direct, "model": options,
-            },
-            process.stdin,
-        )  # fmt: skip
-        process.stdin.write("\n")
-        process.stdin.flush()
-        self.dials[member] = json.loads(process.stdout.readline())
-        self.models[member] = Model(member, **options)
-        return self.models[member]
+            }  # fmt: skip
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(given) + "\n")
+            process.stdin.flush()
+        for member in members:
+            out = self.processes[member].stdout
+            assert out is not None
+            self.dials[member] = json.loads(out.readline())
+            self.models[member] = Model(member, **options)
+        return [self.models[member] for member in members]
 
     def kill(self, member: str, signal_: int = signal.SIGKILL) -> None:
         os.kill(self.processes[member].pid, signal_)
@@ -209,7 +223,9 @@ class World:
         def progress(done: int, total: int) -> None:
             with lock:
                 self.progress.append(done)
-                due = [todo.pop(0)[1] for _ in range(sum(done >= share * total for share, _ in todo))]
+                due = [
+                    todo.pop(0)[1] for _ in range(sum(done >= share * total for share, _ in todo))
+                ]
             for action in due:
                 action()
 

@@ -1,0 +1,93 @@
+"""Sources that die, freeze or fall behind in the middle: processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from atoll.checkpoint.image import image_nbytes
+from tests.recovery import spoil
+from tests.recovery.world import World, assert_same
+
+NUMEL = 2_000_000
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+def test_donors_killed_in_the_middle_are_replaced_and_their_chunks_come_from_others(
+    world: World, direct: bool
+) -> None:
+    models = world.processes_of("w0", "w1", "w2", direct=direct, numel=NUMEL)
+    found = world.recover(at=[(0.15, lambda: world.kill("w0")), (0.5, lambda: world.kill("w1"))])
+    shared, inner = (image_nbytes(part) for part in models[2].parts())
+    assert_same(found.shared, models[0].shared())
+    assert found.inner is not None
+    assert any(found.inner.tensors["a"].equal(m.inner().tensors["a"]) for m in models)
+    assert shared + inner <= found.nbytes <= shared + 3 * inner
+    assert world.told("recovery-source-refused") == {}
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+def test_what_came_before_the_last_source_died_is_not_fetched_again(
+    world: World, direct: bool
+) -> None:
+    _, model = world.processes_of("w0", "w1", direct=direct, numel=NUMEL)
+    world.gone.add("w1")
+
+    def swap() -> None:
+        world.kill("w0")
+        world.gone.discard("w1")
+
+    found = world.recover(at=[(0.3, swap)])
+    shared, inner = (image_nbytes(part) for part in model.parts())
+    assert_same(found.shared, model.shared())
+    assert_same(found.inner, model.inner())
+    assert found.nbytes <= shared + 1.6 * inner
+    assert list(world.told("recovery-source-lost")) == ["w0"]
+    assert world.asked[1:] == [["w0"]]
+
+
+def test_a_frozen_donor_is_dropped_and_the_others_go_on(world: World) -> None:
+    model, _ = world.processes_of("w0", "w1", numel=NUMEL)
+    began = time.monotonic()
+    found = world.recover(at=[(0.1, lambda: world.kill("w0", signal.SIGSTOP))])
+    assert_same(found.shared, model.shared())
+    assert found.inner is not None
+    assert time.monotonic() - began < 12.0
+    world.kill("w0", signal.SIGCONT)
+
+
+def test_a_donor_frozen_from_the_start_holds_nobody_up(world: World) -> None:
+    _, model = world.processes_of("w0", "w1", numel=NUMEL)
+    world.kill("w0", signal.SIGSTOP)
+    began = time.monotonic()
+    found = world.recover()
+    assert_same(found.inner, model.inner())
+    assert found.sources == ["w1"]
+    assert time.monotonic() - began < 4.0
+    world.kill("w0", signal.SIGCONT)
+
+
+def test_the_last_chunks_of_a_slow_donor_are_taken_from_another(world: World) -> None:
+    world.donor("w0", spoil=spoil.slow(3.0), numel=NUMEL)
+    model = world.donor("w1", numel=NUMEL)
+    began = time.monotonic()
+    found = world.recover()
+    assert_same(found.shared, model.shared())
+    assert found.sources == ["w1"]
+    assert time.monotonic() - began < 3.0
+
+
+def test_a_donor_whose_state_raises_is_dropped_by_name(world: World) -> None:
+    broken = world.donor("w0")
+    broken.parts = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    model = world.donor("w1")
+    assert_same(world.recover().shared, model.shared())
+
+
+def test_a_member_that_left_refuses_and_is_dropped(world: World) -> None:
+    world.donor("w0", spoil=spoil.answers(status="refused", reason="this member is leaving"))
+    model = world.donor("w1", spoil=spoil.slow(0.3))
+    assert_same(world.recover().shared, model.shared())
+    assert "this member is leaving" in world.told("recovery-source-lost")["w0"]

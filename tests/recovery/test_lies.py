@@ -1,0 +1,174 @@
+"""What a donor must not send is found, named, and costs the newcomer nothing but time."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from atoll.errors import CheckpointError, DeadlineExceeded
+from atoll.recovery.door import Answerer
+from atoll.wire.state import (
+    CHUNK,
+    MANIFEST,
+    OFFER,
+    ImageOffer,
+    StateAnswer,
+    StateAsk,
+    encode_state_manifest,
+    state_manifest,
+)
+from tests.recovery import spoil
+from tests.recovery.world import World, assert_same
+
+NUMEL = 600_000
+
+
+def flipped(data: bytearray) -> bytearray:
+    data[len(data) // 2] ^= 1
+    return data
+
+
+LIES: dict[str, tuple[spoil.Spoil, str]] = {
+    "a flipped bit": (spoil.chunks(flipped), "chunk of (shared|inner) is damaged"),
+    "noise": (spoil.chunks(lambda data: os.urandom(len(data))), "is damaged"),
+    "less": (spoil.chunks(lambda data: data[:-1]), "wrong size"),
+    "more": (spoil.chunks(lambda data: data + b"x"), "wrong size|more than was asked for"),
+    "another job": (spoil.manifests(job="other"), "not the one that was asked for"),
+    "another round": (spoil.manifests(round=2), "not the one that was asked for"),
+    "another base": (spoil.manifests(base="x"), "not the one that was asked for"),
+    "another image": (spoil.manifests(name="outer"), "not the one that was asked for"),
+    "a larger image": (spoil.manifests(nbytes=2**50), "manifest is malformed"),
+    "fewer digests": (spoil.manifests(digests=b""), "manifest is malformed"),
+    "other digests": (spoil.manifests(digests=bytes(160)), "is damaged|differs"),
+    "an empty offer": (spoil.answers(images=[]), "offer is incomplete"),
+    "a huge manifest": (
+        spoil.answers(images=[ImageOffer(name, 2**60, "x", 2**50) for name in ("shared", "inner")]),
+        "offer is incomplete",
+    ),
+    "another manifest than offered": (
+        spoil.answers(images=[ImageOffer(n, 100, "x", 500) for n in ("shared", "inner")]),
+        "not the one it offered|longer than it said",
+    ),
+}
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_is_refused_by_name_and_the_state_comes_from_others(
+    world: World, lie: str, direct: bool
+) -> None:
+    change, reason = LIES[lie]
+    world.donor("w0", spoil=change, direct=direct, numel=NUMEL)
+    model = world.donor("w1", spoil=spoil.slow(0.05), numel=NUMEL)
+    world.donor("w2", spoil=spoil.slow(0.05), numel=NUMEL)
+    found = world.recover()
+    assert_same(found.shared, model.shared())
+    assert found.inner is not None
+    refused = world.told("recovery-source-refused")
+    assert list(refused) == ["w0"]
+    assert re.search(reason, refused["w0"]), refused
+    assert "w0 was dropped as a source" in world.events[0].text
+
+
+def test_a_state_that_differs_from_that_of_the_others_is_refused(world: World) -> None:
+    model = world.donor("w1", numel=NUMEL, spoil=spoil.slow(0.05))
+    world.donor("w0", numel=NUMEL, seed=5)
+    world.donor("w2", numel=NUMEL, spoil=spoil.slow(0.05))
+    found = world.recover()
+    assert_same(found.shared, model.shared())
+    assert set(found.sources) <= {"w1", "w2"}
+    assert "differs" in world.told("recovery-source-refused")["w0"]
+
+
+def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) -> None:
+    """The liar has delivered everything before the honest two say what they have."""
+    world.donor("w0", numel=1000, seed=5)
+    models = [world.donor(f"w{slot}", numel=1000) for slot in (1, 2)]
+    busy = [world.gates[f"w{slot}"].moving() for slot in (1, 2)]
+    for gate in busy:
+        gate.__enter__()
+    world.events.clear()
+
+    def rest() -> None:
+        for gate in busy:
+            gate.__exit__(None, None, None)
+
+    found = world.recover(at=[(0.5, rest)])
+    assert_same(found.shared, models[0].shared())
+    assert list(world.told("recovery-source-refused")) == ["w0"]
+
+
+def garbage(job: str, data: bytes) -> spoil.Spoil:
+    """Return donors that give bytes which are no state, with all the right digests."""
+    view = memoryview(data)
+
+    def spoilt(answer: Answerer) -> Answerer:
+        def wrong(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+            name = ask.image or "shared"
+            made = {
+                name: state_manifest(view, job=job, round_=ask.round, base="base-3", name=name)
+                for name in ("shared", "inner")
+            }
+            if ask.kind == OFFER:
+                images = [
+                    ImageOffer(n, m.nbytes, m.root, len(encode_state_manifest(m)))
+                    for n, m in made.items()
+                ]
+                given = StateAnswer(ask.number, "ok", ask.round, base="base-3", images=images)
+                return given, memoryview(b"")
+            given = StateAnswer(ask.number, "ok", ask.round, image=name, index=ask.first)
+            if ask.kind == MANIFEST:
+                return given, memoryview(encode_state_manifest(made[name]))
+            assert ask.kind == CHUNK
+            return given, view
+
+        return wrong
+
+    return spoilt
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
+def test_bytes_that_are_no_state_are_refused_though_all_digests_are_right(
+    world: World, direct: bool
+) -> None:
+    world.donor("w0", spoil=garbage(world.job, b"\xff" * 5000), direct=direct)
+    with pytest.raises(DeadlineExceeded):
+        world.recover(timeout_s=2.0)
+    assert "cannot be read" in world.told("recovery-source-refused")["w0"]
+    model = world.donor("w1")
+    assert_same(world.recover().shared, model.shared())
+
+
+def test_noise_instead_of_answers_is_refused(world: World) -> None:
+    world.links["w0"] = link = world.link("w0")
+    world.dials["w0"] = []
+    inbox = link.subscribe()
+    model = world.donor("w1", spoil=spoil.slow(0.1))
+
+    def noise(*_: object) -> None:
+        for junk in (b"\xff\xffS!", b"\xff\xffS!\xff\xff", b"\xff\xffS!\x00\x05hello", b"hello"):
+            link.relay(f"{world.job}/{world.me}", (junk, b""), deadline=1e12)
+
+    found = world.recover(at=[(0.01, noise)])
+    assert_same(found.shared, model.shared())
+    assert "w0" in world.told("recovery-source-refused")
+    inbox.close()
+
+
+def test_a_state_of_another_shape_is_refused_by_the_one_that_loads_it(world: World) -> None:
+    """Digests cannot tell: whoever loads it does, and names whom to distrust."""
+    world.donor("w0", numel=123)
+    model = world.donor("w1", numel=NUMEL)
+    world.gone.add("w1")
+    first = world.recover()
+    assert first.shared is not None
+    layer = {"a": model.shared().tensors["a"].clone()}
+    with pytest.raises(RuntimeError, match="size"):
+        layer["a"].copy_(first.shared.tensors["a"])
+    world.gone.clear()
+    second = world.recover(distrusted=first.sources)
+    assert second.shared is not None
+    layer["a"].copy_(second.shared.tensors["a"])
+    assert issubclass(CheckpointError, Exception)
