@@ -17,7 +17,7 @@ from rich.text import Text
 
 from atoll.cli import screen
 from atoll.cli.picture import Picture
-from atoll.cli.watch import Watched, traffic
+from atoll.cli.watch import Watched, shown_job_state, shown_state, traffic
 
 PLAIN_EVERY_S = 5.0
 """Between two plain lines: enough for a log of continuous integration, not too much for it."""
@@ -108,7 +108,9 @@ class View:
         footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
         if self._note:
             footer.append(f"\n{self._note}")
-        state = job.state if not job.view.get("reason") else f"{job.state}: {job.view['reason']}"
+        state = shown_job_state(job.view)
+        if job.view.get("reason"):
+            state = f"{state}: {job.view['reason']}"
         elapsed = screen.duration(time.monotonic() - self._started)
         title = f"[bold]{escape(job.job)}[/]  {escape(state)}  {elapsed}"
         return Panel(Group(*parts, footer), title=title, title_align="left", border_style="cyan")
@@ -116,7 +118,7 @@ class View:
 
 def plain_line(job: Watched) -> str:
     """Return the state of a job as one line."""
-    parts = [f"{job.job} {job.state}"]
+    parts = [f"{job.job} {shown_job_state(job.view)}"]
     if job.state == "waiting" and job.view.get("reason"):
         parts.append(str(job.view["reason"]))
     if job.steps:
@@ -179,8 +181,8 @@ def members_table(members: list[dict[str, Any]]) -> RenderableType:
 
 
 def _member_row(member: dict[str, Any]) -> list[str]:
-    seen, loss, state = member.get("last_seen_s"), member.get("loss"), str(member["state"])
-    style = STATE_STYLE.get(state, "yellow")
+    seen, loss, state = member.get("last_seen_s"), member.get("loss"), shown_state(member)
+    style = STATE_STYLE.get(str(member["state"]) if "," in state else state, "yellow")
     return [
         f"{escape(str(member['member']))} [dim]{escape(str(member['node']))}[/]",
         f"[{style}]{escape(state)}[/]",

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from atoll.cli import screen
 from atoll.cli.live import members_table
-from atoll.cli.watch import Watched
+from atoll.cli.watch import Watched, shown_job_state
 
 
 def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
@@ -24,7 +24,7 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
         table.add_column(heading)
     for node in nodes:
         info = node["info"]
-        state = node["state"]
+        state = "draining" if node.get("draining") and node["state"] == "online" else node["state"]
         speed = info.get("matmul_gflops") or 0.0
         table.add_row(
             escape(node["node"]),
@@ -53,7 +53,7 @@ def jobs_table(jobs: Sequence[dict[str, Any]]) -> RenderableType:
         reason = f" [dim]{escape(view['reason'])}[/]" if view.get("reason") else ""
         table.add_row(
             escape(view["job"]),
-            escape(view["state"]) + reason,
+            escape(shown_job_state(view)) + reason,
             str(view["nodes_wanted"]),
             f"{watched.step}/{watched.steps}" if watched.steps else str(watched.step),
             str(view["committed_round"]),
@@ -69,7 +69,7 @@ def job_table(view: dict[str, Any]) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     reason = f" ({view['reason']})" if view.get("reason") else ""
     head.add_row("job", f"[bold]{escape(view['job'])}[/]")
-    head.add_row("state", escape(view["state"] + reason))
+    head.add_row("state", escape(shown_job_state(view) + reason))
     head.add_row("created", screen.moment(view.get("created")))
     head.add_row("started", screen.moment(view.get("started")))
     head.add_row("ended", screen.moment(view.get("ended")))

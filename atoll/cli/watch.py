@@ -84,8 +84,10 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """Steps that the members have done, the slowest of those that are alive."""
+        """Steps that the members have done, the slowest of those that take part."""
         alive = [m for m in self.members if m["state"] not in ("lost", "failed")] or self.members
+        # A newcomer begins at nothing and then stands where the others do.
+        alive = [m for m in alive if m.get("standing") not in BEHIND] or alive
         return min((int(m.get("step") or 0) for m in alive), default=0)
 
     @property
@@ -128,6 +130,27 @@ def traffic(member: dict[str, Any], name: str) -> int:
     """Return a member's `sent_bytes` or `received_bytes`; what it last reported once it is gone."""
     reported = (member.get("values") or {}).get(name) or 0
     return max(int(member.get(name) or 0), int(reported))
+
+
+BEHIND = ("expected", "launched", "recovering", "away")
+"""What rounds call members that do not stand on the committed state, or are not heard."""
+
+
+def shown_state(member: dict[str, Any]) -> str:
+    """Return what a member does, in a word or two: rounds know more than its process tells."""
+    state = str(member["state"])
+    if state != "running":
+        return state
+    standing, pace = member.get("standing"), float(member.get("pace") or 1.0)
+    if standing in ("recovering", "away"):
+        return "recovering" if standing == "recovering" else "silent"
+    return state if pace >= 1.0 else f"{state}, {pace:.0%} of the steps"
+
+
+def shown_job_state(view: dict[str, Any]) -> str:
+    """Return the state of a job; a running one may be paused for want of members."""
+    state = str(view.get("state", "waiting"))
+    return "paused" if state == "running" and view.get("paused") else state
 
 
 def is_live(member: dict[str, Any]) -> bool:

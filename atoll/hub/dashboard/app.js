@@ -2,7 +2,8 @@
 
 import { Chart, Curves, loadPlotly } from "./charts.js";
 import {
-  age, bytes, clock, count, duration, element, fillTable, loss, pill, rate, setPill, setText,
+  age, bytes, clock, count, duration, element, fillTable, jobState, loss, memberState, pill, rate,
+  setPill, setText,
 } from "./format.js";
 
 const MAX_LINES = 1000;
@@ -110,7 +111,7 @@ const upDown = (key) => {
 
 const NODE_COLUMNS = [
   ["Node", "", (node) => node.node],
-  ["State", "", (node) => pill(node.state)],
+  ["State", "", (node) => pill(node.draining && node.state === "online" ? "draining" : node.state)],
   ["Heard", "", (node) => age(node.last_seen_s)],
   ["Tokens/s", "right", (node) => (node.tokens_per_s ? count(node.tokens_per_s) : "–")],
   ["Sent", "right", (node) => bytes(node.sent_bytes)],
@@ -141,7 +142,7 @@ function showJobs(jobs) {
     const button = item.firstChild;
     const current = String(job.job === state.shown);
     if (button.getAttribute("aria-current") !== current) button.setAttribute("aria-current", current);
-    const shownState = job.stopping && job.state === "running" ? "stopping" : job.state;
+    const shownState = jobState(job);
     setPill(item.querySelector(".pill"), shownState);
     const percent = `${Math.round(job.progress.fraction * 100)} %`;
     setText(item.querySelector(".quiet"), `${percent}${job.loss == null ? "" : ` · loss ${loss(job.loss)}`}`);
@@ -182,8 +183,9 @@ $("jobs").addEventListener("keydown", (event) => {
 const MEMBER_COLUMNS = [
   ["Member", "", (m) => m.member],
   ["Node", "", (m) => m.node],
-  ["State", "", (m) => pill(m.state)],
+  ["State", "", (m) => pill(memberState(m))],
   ["Step", "right", (m) => count(m.step)],
+  ["Pace", "right", (m) => (m.pace ? `${Math.round(100 * m.pace)} %` : "–")],
   ["Round", "right", (m) => m.round],
   ["Loss", "right", (m) => loss(m.loss)],
   ["Tokens/s", "right", (m) => count(m.tokens_per_s)],
@@ -213,7 +215,7 @@ function showJob(tick) {
   $("job-panel").hidden = false;
   document.title = `${job.job} · Atoll`;
   setText($("job-title"), job.job);
-  setPill($("job-state"), job.stopping && job.state === "running" ? "stopping" : job.state);
+  setPill($("job-state"), jobState(job));
   setText($("job-reason"), problem(job));
   $("job-reason").className = job.state === "failed" ? "reason bad" : "reason";
   $("stop").hidden = !["running", "waiting"].includes(job.state) || job.stopping;

@@ -53,8 +53,21 @@ export function element(tag, attributes, ...children) {
 const TONES = {
   running: "run", online: "good", done: "good", committed: "good", live: "good",
   failed: "bad", lost: "bad", aborted: "warn", waiting: "warn", stopped: "warn",
-  starting: "warn", assigned: "warn", stopping: "warn",
+  starting: "warn", assigned: "warn", stopping: "warn", left: "warn",
+  recovering: "warn", silent: "warn", paused: "warn", draining: "warn",
 };
+
+// What a member does, in one word: rounds know more than its process tells.
+export function memberState(member) {
+  if (member.state !== "running") return member.state;
+  return { recovering: "recovering", away: "silent" }[member.standing] ?? member.state;
+}
+
+export function jobState(job) {
+  if (job.state !== "running") return job.state;
+  if (job.stopping) return "stopping";
+  return job.paused ? "paused" : job.state;
+}
 
 export function pill(state) {
   return element("span", { class: `pill ${TONES[state] ?? ""}` }, state);
