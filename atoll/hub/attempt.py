@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from atoll.errors import EpochChanged, GroupError
@@ -32,6 +32,14 @@ class Attempt:
     def missing(self) -> list[str]:
         """Return the members whose votes are awaited."""
         return [m for m in self.plan.members if m not in self.left and m not in self.votes]
+
+    def hopeless(self, unwell: Container[str]) -> bool:
+        """Return whether it is aborted whatever is still to come.
+
+        Others wait for the contribution of a member that votes against it, up to the time-out. One
+        that voted against the last attempt, too, does not count beside others that have a result.
+        """
+        return any(not v.ok and m not in unwell for m, v in self.counted().items())
 
     def overdue(self, now: float) -> bool:
         """Return whether votes that are still missing are not awaited any more."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from atoll.errors import GroupError
 from atoll.hub.leases import Cursor
 from atoll.hub.measures import Measures
-from atoll.wire.messages import RoundPlan, Verdict
+from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class Planned:
     """A plan was made: store it, tell the reducer, answer the members."""
 
     plan: RoundPlan
+    joins: Mapping[str, RoundJoin] = field(default_factory=dict)
+    """What its members told when they joined."""
 
 
 @dataclass(frozen=True)

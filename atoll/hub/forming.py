@@ -68,3 +68,23 @@ def differs(base: str, group: str, committed_round: int) -> LeftBehind:
         expected=f"{group[:16]} after committed round {committed_round}",
         remedy="take over the committed state and join again",
     )
+
+
+def other_history(base: str, committed_round: int) -> LeftBehind:
+    """Return the error for a member that comes from before the run was set back."""
+    return LeftBehind(
+        "the run was set back while this member was away",
+        given=f"digest {base[:16]}",
+        expected=f"the state after committed round {committed_round} as it is now",
+        remedy="take over the committed state and join again",
+    )
+
+
+def wrong_lease(wrong: str) -> LeftBehind:
+    """Return the error for a member that trains on data which others were given."""
+    return LeftBehind(
+        "this member trained on a stretch of the data that is not its own",
+        given=wrong,
+        expected="the stretch that the last verdict, or Sources, named",
+        remedy="take over the committed state and join again",
+    )

@@ -101,6 +101,8 @@ class Job(msgspec.Struct, kw_only=True):
     leases: dict[int, dict[str, int]] = {}
     """Where every slot of the data stands in the committed record."""
     measures: Measures = msgspec.field(default_factory=Measures)
+    reducer_attempt: int = 0
+    """Launches of its reducer so far."""
     aborted_rounds: int = 0
     started: float | None = None
     ended: float | None = None
@@ -225,14 +227,18 @@ class Jobs:
         if state not in STATES:
             raise unknown("job state", state, STATES)
         record = self.get(job)
-        before = (record.state, record.reason)
+        before = (record.state, record.reason, record.error, record.ended)
         now = self._clock.wall()
         record.state, record.reason, record.error = state, reason, error
         record.ended = now if state in ENDED else None
         if state == "running" and record.started is None:
             record.started = now
-        await self._save(record)
-        if before != (state, reason):
+        try:
+            await self._save(record)
+        except BaseException:
+            record.state, record.reason, record.error, record.ended = before
+            raise
+        if before[:2] != (state, reason):
             await self._events.add(job, state, reason or _SAID[state])
         return record
 

@@ -63,6 +63,7 @@ class HubLive:
             member: describe_member(
                 self._sessions.get(session_id(job, member)), now, told=self._told(job, member)
             )
+            | self._rounds.describe(job, member)
             for member in self._stores.jobs.get(job).members
         }
 

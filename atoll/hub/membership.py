@@ -202,11 +202,12 @@ class Membership:
         """A member has said its last words; saying them again changes nothing."""
         async with self._locks[session.job]:
             record = self._record(session.job, session.member)
-            if record is None or record.state in ("done", "failed"):
+            if record is None:
                 return
-            await self._jobs.finished(
-                session.job, session.member, ok=body.ok, result=body.result, error=body.error
-            )
+            if record.state not in ("done", "failed"):
+                await self._jobs.finished(
+                    session.job, session.member, ok=body.ok, result=body.result, error=body.error
+                )
             await self._rounds.gone(session.job, session.member, lost=not body.ok)
         await self._after(session.job)
 
@@ -219,12 +220,12 @@ class Membership:
         record = self._record(body.job, body.member)
         if record is None:
             return
+        if body.attempt not in (0, record.attempt):
+            return  # of a process that was replaced
         if node and record.node != node:
             raise AuthError(
                 "this process belongs to another node", given=node, expected=record.node
             )
-        if body.attempt not in (0, record.attempt):
-            return  # of a process that was replaced
         if body.state != "exited":
             if record.state in ("assigned", "starting"):
                 await self._jobs.update_member(body.job, body.member, state=body.state)

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.jobs import LIVE_STATES, Job, Member
 from atoll.hub.membership import Membership
-from atoll.hub.reducers import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
+from atoll.hub.reducer_places import ReducerPlaces
+from atoll.hub.reducers import Reducers
 from atoll.hub.relaunch import Relaunches, failures_after, given_up, missing
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
-from atoll.ids import member_id, new_suffix, session_id
+from atoll.ids import member_id, session_id
 from atoll.wire.messages import Launch, Stop, pack_command
 
 FATAL_KINDS = frozenset({"ScriptError", "ConfigError", "DataError", "LossNotFinite"})
@@ -109,19 +109,22 @@ class Placement:
         self._rounds = rounds
         self._checkpoints = checkpoints
         self._clock = clock
-        self._reducers = reducers
         self._kill_grace_s = kill_grace_s
         self._lock = asyncio.Lock()
         self._stop_at: dict[str, float] = {}
         """Monotonic time at which the members of a stopping job are ended."""
         self._give_up_at: dict[str, float] = {}
         """Monotonic time at which those that were ended count as stopped anyway."""
-        self._pauses: dict[str, float] = {}
-        """Jobs whose reducer is being replaced on a node, and the last pause before it."""
-        self._replacing: set[str] = set()
-        self._reducer_on: dict[str, str] = {}
-        """The node of each job's reducer, as far as this life of the hub placed it."""
-        self._reckoned = False
+        self._unsent: set[tuple[str, str]] = set()
+        """Members whose launch is not in the queue of their node yet."""
+        self.reducers = ReducerPlaces(
+            stores=stores,
+            sessions=sessions,
+            membership=membership,
+            rounds=rounds,
+            clock=clock,
+            beside=reducers,
+        )
         self._relaunches = Relaunches(clock=clock)
 
     async def restart(self) -> None:
@@ -131,10 +134,11 @@ class Placement:
                 await self._rounds.open(job, fresh=False)
                 if job.stopping:
                     self._stop_at[job.job] = self._clock.monotonic() + job.grace_s
-                await self._need_reducer(job)
-                for member in list(job.members.values()):
+                await self.reducers.take_up(job)
+                for member in job.members.values():
                     if member.state == "assigned":  # its command may not have been written
-                        await self._launch(job, member)
+                        self._unsent.add((job.job, member.member))
+        await self._send_launches()
         await self.schedule()
 
     # ---------------------------------------------------------------- what people ask for
@@ -206,10 +210,11 @@ class Placement:
             await self._jobs.assign(job.job, member=member_id(slot), slot=slot, node=node)
         await self._jobs.set_state(job.job, "running")
         await self._rounds.open(self._jobs.get(job.job), fresh=True)
-        await self._need_reducer(job)
-        for member in list(self._jobs.get(job.job).members.values()):
+        await self.reducers.need(job)
+        for member in self._jobs.get(job.job).members.values():
             if member.state in LIVE_STATES:
-                await self._launch(job, member)
+                self._unsent.add((job.job, member.member))
+        await self._send_launches()
 
     async def _top_up(self, job: Job) -> None:
         """Launch the members that a running job lacks, on nodes with free places."""
@@ -237,7 +242,9 @@ class Placement:
             return False
         node = self._membership.nodes.get(member.node)
         there = node is not None and node.connected
-        return self._relaunches.due(job.job, member, node_is_there=there)
+        return self._relaunches.due(
+            job.job, member, node_is_there=there, may_return=self._rounds.may_return(job.job)
+        )
 
     async def _relaunch(self, job: Job, slot: int, node: str, before: Member | None) -> None:
         """Put a new process in the place of a member that is not there."""
@@ -250,75 +257,41 @@ class Placement:
             await self._jobs.update_member(job.job, name, failures=failures_after(before))
             self._relaunches.launched(job.job, record)
         self._rounds.expect(job.job, name)
-        await self._launch(job, record)
+        self._unsent.add((job.job, name))
+        await self._send_launches()
 
-    async def _launch(self, job: Job, member: Member) -> None:
-        command = await self._command(job, member.member, member.slot, member.attempt)
-        await self._stores.queue.put(
-            f"node/{member.node}",
-            key=f"{job.job}/{member.member}/{member.attempt}",
-            payload=pack_command(command),
-        )
-
-    async def _command(self, job: Job, member: str, slot: int, attempt: int) -> Launch:
-        return Launch(
-            job=job.job,
-            member=member,
-            slot=slot,
-            token=await self._stores.auth.issue_job_token(job.job, member=member, attempt=attempt),
-            spec=job.spec,
-            files=await self._jobs.files_of(job.job),
-            attempt=attempt,
-        )
-
-    # ----------------------------------------------------------------------- reducers
-
-    async def _need_reducer(self, job: Job) -> None:
-        """See to a reducer for a job that may take the relay route."""
-        if job.nodes_wanted < 2 or parse_spec(job.spec).job.route == "direct":
-            return
-        if self._reducers is not None:
-            self._reducers.start(job.job)
-        elif not self._rounds.machine(job.job).reducer_ready:
-            await self._launch_reducer(job)
-
-    async def _launch_reducer(self, job: Job) -> None:
-        """Start the reducer on the node that computes fastest."""
-        nodes = [node for node in self._membership.nodes.values() if node.connected]
-        if not nodes:
-            return
-        nodes = [node for node in nodes if not node.draining] or nodes
-        best = max(nodes, key=lambda node: (node.info.matmul_gflops, node.info.cores, node.node))
-        self._reducer_on[job.job] = best.node
-        command = await self._command(job, "reducer", 0, 1)
-        await self._stores.queue.put(
-            f"node/{best.node}",
-            key=f"{job.job}/reducer/{new_suffix()}",
-            payload=pack_command(command),
-        )
-        text = f"the reducer runs on {best.node}"
-        await self._stores.events.add(job.job, "reducer-placed", text)
+    async def _send_launches(self) -> None:
+        """Put the commands for assigned members into the queues of their nodes, each once."""
+        for name, member_name in list(self._unsent):
+            job = self._jobs.get(name)
+            member = job.members[member_name]
+            if job.state == "running" and member.state == "assigned":
+                token = await self._stores.auth.issue_job_token(
+                    name, member=member_name, attempt=member.attempt
+                )
+                command = Launch(
+                    job=name,
+                    member=member_name,
+                    slot=member.slot,
+                    token=token,
+                    spec=job.spec,
+                    files=await self._jobs.files_of(name),
+                    attempt=member.attempt,
+                )
+                await self._stores.queue.put(
+                    f"node/{member.node}",
+                    key=f"{name}/{member_name}/{member.attempt}",
+                    payload=pack_command(command),
+                )
+            self._unsent.discard((name, member_name))
 
     async def reducer_lost(self, job: str) -> None:
-        """Replace a reducer that ran on a node (one beside the hub is restarted anyway)."""
-        if self._reducers is not None or job in self._replacing:
-            return
-        self._replacing.add(job)
-        pause_s = self._pauses.get(job, FIRST_PAUSE_S)
-        self._pauses[job] = min(2 * pause_s, LONGEST_PAUSE_S)
-        try:
-            await asyncio.sleep(pause_s)
-            if self._rounds.has(job) and not self._rounds.machine(job).reducer_ready:
-                await self._launch_reducer(self._jobs.get(job))
-        finally:
-            self._replacing.discard(job)
+        """Replace a reducer that ran on a node."""
+        await self.reducers.lost(job)
 
     async def reckon(self) -> None:
-        """Replace the reducers that did not come back some time after a restart of the hub."""
-        self._reckoned = True
-        for job in self._jobs.list():
-            if job.state == "running":
-                await self._see_to_reducer(job)
+        """Look after what did not come back some time after a restart of the hub."""
+        await self.reducers.tick()
 
     # ------------------------------------------------------------------ the end of a job
 
@@ -346,17 +319,13 @@ class Placement:
         await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
         self._relaunches.forget(job)
-        self._reducer_on.pop(job, None)
-        self._sessions.end(session_id(job, "reducer"))
-        self._pauses.pop(job, None)
         self._stop_at.pop(job, None)
         self._give_up_at.pop(job, None)
-        if self._reducers is not None:
-            await self._reducers.stop(job)
+        await self.reducers.stop(job)
         await self._stores.auth.revoke_job(job)
 
     async def tick(self) -> None:
-        """End the members of jobs whose grace after a stop is over; called once a second."""
+        """End members whose grace is over, and complete what was left undone; once a second."""
         now = self._clock.monotonic()
         for job in [job for job, at in self._stop_at.items() if now >= at]:
             del self._stop_at[job]
@@ -369,19 +338,15 @@ class Placement:
             for member in self._membership.live(job):
                 await self._membership.give_up(job, member)
         running = [record for record in self._jobs.list() if record.state == "running"]
-        for record in running:
-            await self._see_to_reducer(record)
+        for record in running:  # what a full disk interrupted is done now
+            async with self._lock:
+                if record.state == "running" and not self._rounds.has(record.job):
+                    await self._rounds.open(record, fresh=True)
+                await self._review(record.job)
+        await self.reducers.tick()
         if running:
+            await self._send_launches()
             await self.schedule()
-
-    async def _see_to_reducer(self, job: Job) -> None:
-        """Place a reducer anew whose node is gone, or that found no node."""
-        if self._reducers is not None or job.job in self._replacing:
-            return
-        placed = self._membership.nodes.get(self._reducer_on.get(job.job, ""))
-        orphaned = placed is not None and not placed.connected
-        if orphaned or (placed is None and self._reckoned):
-            await self._need_reducer(job)
 
     async def _end_process(self, job: Job, member: str) -> None:
         """Tell a member's node to end its process."""

@@ -12,7 +12,7 @@ from atoll.hub.leases import Leases
 from atoll.hub.measures import Measures
 from atoll.hub.pace import learn_steps, newcomer_pace, paces, too_slow
 from atoll.ids import slot_of
-from atoll.wire.messages import RoundVote, Verdict
+from atoll.wire.messages import Lease, Verdict
 
 FAST_ROUTES = frozenset({"direct", "hierarchical"})
 """Routes on which members dial each other; the relay replaces them for a while if they fail."""
@@ -61,15 +61,15 @@ class Progress:
         if route in FAST_ROUTES:
             self._relay_rounds = 0
         learn_steps(measures, attempt.joins)
-        notes = self._take_cursors(attempt.votes, verdict)
-        leased = any(vote.lease for vote in attempt.counted().values())
+        reached = _reached(attempt, verdict)
+        notes = self._take_cursors(reached)
         told = Verdict(
             verdict.round,
             verdict.epoch,
             True,
             verdict.digest,
             verdict.contributors,
-            leases=self.leases.renew(trainers) if leased else {},
+            leases=self.leases.renew(trainers) if reached else {},
             pace=paces(measures.step_s, trainers) if self.paced else {},
         )
         return told, notes + self._note_slow(trainers)
@@ -115,24 +115,16 @@ class Progress:
         self.committed_at, self._relay_until = None, 0
         self.leases.set_back(cursors)
 
-    def _take_cursors(self, votes: Mapping[str, RoundVote], verdict: Verdict) -> list[Noted]:
-        """Note how far the contributors have read; whatever else was read is dealt again.
-
-        Also those count that left after they had voted for what was committed.
-        """
-        told = {
-            m: v.lease
-            for m, v in votes.items()
-            if v.ok and v.digest == verdict.digest and m in verdict.contributors and v.lease
-        }
+    def _take_cursors(self, reached: Mapping[str, Lease]) -> list[Noted]:
+        """Note how far the contributors have read; whatever else was read is dealt again."""
         notes: list[Noted] = []
-        for member in sorted(told, key=lambda m: (told[m].slot != slot_of(m), slot_of(m))):
-            wrong = self.leases.wrong(member, told[member])
+        for member in sorted(reached, key=lambda m: (reached[m].slot != slot_of(m), slot_of(m))):
+            wrong = self.leases.wrong(member, reached[member])
             if wrong:
                 text = f"the data position of {member} is refused: {wrong}"
                 notes.append(Noted("refused", text, member))
             else:
-                self.leases.take_over(member, told[member])
+                self.leases.take_over(member, reached[member])
         return notes
 
     def _note_slow(self, trainers: list[str]) -> list[Noted]:
@@ -144,3 +136,13 @@ class Progress:
             Noted("too-slow", f"{m} needs {r:.1f} times as long for a step as the fastest", m)
             for m, r in fresh.items()
         ]
+
+
+def _reached(attempt: Attempt, verdict: Verdict) -> dict[str, Lease]:
+    """Return where the data of each contributor stands.
+
+    A contribution that is in the mean counts also when its member was lost before it voted.
+    """
+    told = {m: join.lease for m, join in attempt.joins.items()}
+    told |= {m: vote.lease for m, vote in attempt.votes.items() if vote.ok and vote.lease}
+    return {m: lease for m, lease in told.items() if lease and m in verdict.contributors}

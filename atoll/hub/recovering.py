@@ -16,12 +16,18 @@ from atoll.hub.decisions import JobRounds
 from atoll.hub.events import Events
 from atoll.hub.forming import RECOVERING
 from atoll.hub.jobs import Jobs
-from atoll.hub.room import Room
+from atoll.hub.room import ENDED, Room
 from atoll.hub.rounds import Rounds
 from atoll.wire.messages import Recover, Source, Sources, Standing
 
 VERDICT_WAIT_S = 60.0
 """Longest wait for the verdict on an open attempt, whose state is the one to take over."""
+
+
+RETURN_S = 30.0
+"""How long lost members whose end is not known may come back with the state that only they have."""
+
+POLL_S = 0.25
 
 
 class Recovering:
@@ -56,12 +62,17 @@ class Recovering:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(VERDICT_WAIT_S):
                 await room.decided.wait()
-        async with room.lock:
-            holders = room.machine.roll.holders(member, body.failed)
-            checkpoint = -1
-            if not holders:
-                checkpoint = await self._set_back(room, member)
-            return self._sources(room.machine, member, holders, checkpoint)
+        deadline = self._clock.monotonic() + RETURN_S
+        while True:
+            async with room.lock:
+                if not self._rounds.has(job):
+                    raise GroupError(ENDED, given=job)
+                holders = room.machine.roll.holders(member, body.failed)
+                late = self._clock.monotonic() >= deadline
+                if holders or late or not self._may_return(room):
+                    checkpoint = -1 if holders else await self._set_back(room, member)
+                    return self._sources(room.machine, member, holders, checkpoint)
+            await asyncio.sleep(POLL_S)
 
     async def standing(self, job: str, member: str, body: Standing) -> None:
         """Note that a member has taken over the committed state: rounds await it as before.
@@ -81,16 +92,20 @@ class Recovering:
             await self._events.add(job, "recovered", text, member=member)
             await self._rounds.carry_out(room, effects)
 
+    def _may_return(self, room: Room) -> bool:
+        """Return whether a process that had the state may still live, unheard."""
+        members = self._jobs.get(room.job).members
+        missed = [members[m] for m in room.machine.roll.missed() if m in members]
+        return any(m.state == "lost" and m.exit_code is None for m in missed)
+
     def _rooms(self, job: str) -> Room:
         return self._rounds.room(job)
 
     def _sources(
         self, machine: JobRounds, member: str, holders: list[str], checkpoint: int
     ) -> Sources:
-        record, progress = self._jobs.get(machine.job), machine.progress
-        now, trainers = self._clock.monotonic(), machine.roll.trainers()
-        pace = progress.newcomer_pace(member, trainers, now=now, whole=not holders)
-        leases = progress.leases
+        record, leases = self._jobs.get(machine.job), machine.progress.leases
+        pace = machine.newcomer(member, self._clock.monotonic(), whole=not holders)
         return Sources(
             round=machine.committed_round,
             peers=[Source(m, record.members[m].serves) for m in holders if m in record.members],

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.config import WorkerEnvironment, child_environment
+from atoll.errors import AtollError
 from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
 from atoll.ids import new_suffix
@@ -47,6 +48,8 @@ class Reducers:
         self._url = url
         self._folder = folder
         self._running: dict[str, asyncio.Task[None]] = {}
+        self.ended: Callable[[str], None] = lambda job: None
+        """Called with the job whose reducer's process has ended."""
 
     def start(self, job: str) -> None:
         """Keep a reducer for a job running until :meth:`stop`."""
@@ -70,9 +73,13 @@ class Reducers:
         pause_s = FIRST_PAUSE_S
         while True:
             began = loop.time()
-            code = await self._run(job)
-            text = f"the reducer ended with exit status {code}"
-            await self._stores.events.add(job, "reducer-ended", text)
+            try:
+                code = await self._run(job)
+                self.ended(job)
+                text = f"the reducer ended with exit status {code}"
+                await self._stores.events.add(job, "reducer-ended", text)
+            except (AtollError, OSError) as error:  # e.g. a full disk; later it has room again
+                logger.error("the reducer of %s: %s", job, error)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if loop.time() - began > STEADY_S:
                 pause_s = FIRST_PAUSE_S

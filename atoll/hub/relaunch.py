@@ -8,6 +8,8 @@ from atoll.ids import member_id
 
 RETURN_S = 3.0
 """How long a lost process may come back by itself while its node is there."""
+LAST_RETURN_S = 20.0
+"""The same for members that have the state when nobody else has it."""
 LEFT_PAUSE_S = 1.0
 """A member that left on purpose may do so because its machine goes away, which is told soon."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -47,18 +49,27 @@ class Relaunches:
         """Monotonic time at which an attempt was found to have ended."""
         self._given_up: set[tuple[str, str]] = set()
 
-    def due(self, job: str, member: Member, *, node_is_there: bool) -> bool:
+    def due(self, job: str, member: Member, *, node_is_there: bool, may_return: bool) -> bool:
         """Return whether it is time to launch a member again.
 
         One that was lost by silence while its node is there may come back by itself; one whose
         end is known, or whose node is gone, is replaced at once. Members that failed again and
         again wait longer each time.
+
+        Args:
+            job: Its job.
+            member: Its record.
+            node_is_there: Its node is connected.
+            may_return: All members that have the state are lost: they get more time.
         """
         now = self._clock.monotonic()
         since = self._since.setdefault((job, member.member, member.attempt), now)
         wait_s = max(pause_s(member.failures), LEFT_PAUSE_S if member.state == "left" else 0.0)
-        if member.state == "lost" and member.exit_code is None and node_is_there:
-            wait_s = max(wait_s, RETURN_S)
+        if member.state == "lost" and member.exit_code is None and member.incarnation:
+            if node_is_there:
+                wait_s = max(wait_s, RETURN_S)
+            if may_return:
+                wait_s = max(wait_s, LAST_RETURN_S)
         return now >= since + wait_s
 
     def launched(self, job: str, member: Member) -> None:

@@ -33,6 +33,14 @@ class Roll:
     """Digests of the committed state that members have told."""
     leaving: set[str] = field(default_factory=set)
     """Members that told that they leave for good."""
+    outsiders: set[str] = field(default_factory=set)
+    """Members whose processes are from before the run was set back, and not heard of since."""
+    asked_at: dict[str, float] = field(default_factory=dict)
+    """When each member last asked who has the state."""
+    ready_at: dict[str, float] = field(default_factory=dict)
+    """Until when the first join of a member that has just taken over the state may take."""
+    busy_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the work that a member does before its first join."""
     finished: bool = False
     """A member has done all its work: the job is about to end."""
     _slow: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -42,6 +50,7 @@ class Roll:
         """A new process was launched for a member."""
         self.forget(member)
         self.leaving.discard(member)
+        self.outsiders.discard(member)
         self.standing[member] = standing
 
     def knows(self, member: str) -> bool:
@@ -63,6 +72,7 @@ class Roll:
     def committed(self, members: Iterable[str]) -> None:
         """A round was committed; these members have its state."""
         self.stands, self.recorded, self.bases = set(members), set(), {}
+        self.ready_at = {}
 
     def awaited(self) -> list[str]:
         """Return the members that every round waits for."""
@@ -91,9 +101,11 @@ class Roll:
         times = self._slow.get(member, (0, 0))[0] + 1
         self._slow[member] = (times, round_ + 2 ** min(times, MOST_SKIPPED))
 
-    def recovered(self, member: str) -> None:
-        """A member did recover."""
+    def recovered(self, member: str, ready_at: float) -> None:
+        """A member did recover, and joins at the latest at `ready_at`."""
         self._slow.pop(member, None)
+        self.outsiders.discard(member)
+        self.ready_at[member] = ready_at
 
     def holders(self, asker: str, failed: Iterable[str]) -> list[str]:
         """Return who can give the committed state, in slot order.
@@ -110,8 +122,16 @@ class Roll:
                 return sorted(usable, key=slot_of)
         return sorted(others, key=slot_of)
 
+    def missed(self) -> list[str]:
+        """Return the members that had the committed state when they were lost."""
+        return [m for m, s in self.standing.items() if s == "gone" and self.knows(m)]
+
     def set_back(self) -> None:
-        """Nobody has the committed state any more."""
+        """Nobody has the committed state any more.
+
+        Whoever comes back from before has another history than those that go on now.
+        """
+        self.outsiders = {m for m, s in self.standing.items() if s != "recovering"}
         self.committed(())
         self._slow = {}
 

@@ -13,10 +13,10 @@ import msgspec
 from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.database import Database
-from atoll.hub.effects import Decided
+from atoll.hub.effects import Decided, Planned
 from atoll.hub.jobs import Jobs
 from atoll.hub.leases import Cursor
-from atoll.wire.messages import RoundPlan, Verdict
+from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,12 @@ CREATE TABLE IF NOT EXISTS round_leases (
     cursors BLOB NOT NULL,
     PRIMARY KEY (job, round)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS open_joins (
+    job TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    joins BLOB NOT NULL,
+    PRIMARY KEY (job, epoch)
+) WITHOUT ROWID;
 """
 
 RETRY_S = 1.0
@@ -47,6 +53,7 @@ RETRY_S = 1.0
 _encoder = msgspec.msgpack.Encoder()
 _plans = msgspec.msgpack.Decoder(RoundPlan)
 _verdicts = msgspec.msgpack.Decoder(Verdict)
+_joins = msgspec.msgpack.Decoder(dict[str, RoundJoin])
 _cursors = msgspec.msgpack.Decoder(dict[int, Cursor])
 
 Write = Callable[[sqlite3.Connection], None]
@@ -91,16 +98,37 @@ class RoundBook:
 
         await self._database.write(write)
 
-    async def add_plan(self, plan: RoundPlan) -> None:
-        """Store a plan; returns when it is durable."""
+    async def add_plan(self, planned: Planned) -> None:
+        """Store a plan with what its members told; returns when it is durable."""
+        plan = planned.plan
         row = (plan.job, plan.epoch, plan.round, _encoder.encode(plan), self._clock.wall())
+        joins = _encoder.encode(dict(planned.joins))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "INSERT INTO rounds (job, epoch, round, plan, planned) VALUES (?, ?, ?, ?, ?)", row
             )
+            connection.execute(
+                "INSERT OR REPLACE INTO open_joins (job, epoch, joins) VALUES (?, ?, ?)",
+                (plan.job, plan.epoch, joins),
+            )
 
         await self._write(lambda: write)
+
+    async def joins_of(self, plan: RoundPlan) -> dict[str, RoundJoin]:
+        """Return what the members of an attempt told that has no verdict yet."""
+
+        def find(connection: sqlite3.Connection) -> tuple[bytes] | None:
+            return cast(
+                "tuple[bytes] | None",
+                connection.execute(
+                    "SELECT joins FROM open_joins WHERE job = ? AND epoch = ?",
+                    (plan.job, plan.epoch),
+                ).fetchone(),
+            )
+
+        row = await self._database.read(find)
+        return _joins.decode(row[0]) if row else {}
 
     async def add_verdict(self, job: str, decided: Decided, *, nbytes: int) -> None:
         """Store a verdict with the job's progress, leases and measurements in one transaction."""
@@ -125,6 +153,9 @@ class RoundBook:
                     "UPDATE rounds SET verdict = ?, decided = ?, seconds = ?, nbytes = ?"
                     " WHERE job = ? AND epoch = ?",
                     (*row, job, verdict.epoch),
+                )
+                connection.execute(
+                    "DELETE FROM open_joins WHERE job = ? AND epoch <= ?", (job, verdict.epoch)
                 )
                 if verdict.committed and cursors:
                     connection.execute(

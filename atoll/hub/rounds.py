@@ -8,17 +8,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, cast
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.errors import EpochChanged, GroupError, HubError
 from atoll.hub.decisions import JobRounds
 from atoll.hub.effects import Adopted, Decided, Effect, Held, Lost, Noted, Planned, Refused
 from atoll.hub.events import Events
 from atoll.hub.jobs import LIVE_STATES, Job, Member
-from atoll.hub.leases import Leases
 from atoll.hub.measures import broken_s
-from atoll.hub.progress import Progress
+from atoll.hub.opening import open_room
 from atoll.hub.roll import AWAITED
-from atoll.hub.room import KEPT_VERDICTS, Room
+from atoll.hub.room import Room
 from atoll.hub.round_book import RoundBook
 from atoll.ids import session_id
 from atoll.wire.messages import (
@@ -84,68 +82,14 @@ class Rounds:
 
     async def open(self, job: Job, *, fresh: bool) -> None:
         """Begin the rounds of a job (`fresh`), or take them up where the hub's last life ended."""
-        name, now = job.job, self._clock.monotonic()
-        if fresh:
-            await self.book.abandon(name)
-        rows = await self.book.newest(name, limit=KEPT_VERDICTS)
-        spec = parse_spec(job.spec)
-        machine = JobRounds(
-            name,
-            nodes_wanted=job.nodes_wanted,
-            min_nodes=job.min_nodes,
-            preference=spec.job.route,
-            committed_round=job.committed_round,
-            start_round=job.start_round,
-            epoch=rows[0][0].epoch if rows else 0,
-            first_grace_s=self._first_grace_s,
-            starting=fresh or not rows,
-            unproved=not fresh,
-            stopping=job.stopping,
-            reducer_ready=self._wire.get(session_id(name, "reducer")) is not None,
-            paused=job.paused,
-            progress=Progress(
-                job.measures,
-                Leases(job.nodes_wanted, dict(job.leases)),
-                paced=spec.train.pace == "measured",
-            ),
+        now = self._clock.monotonic()
+        room = await open_room(
+            job, book=self.book, now=now, fresh=fresh, first_grace_s=self._first_grace_s
         )
-        room = Room(machine, now, bytes_before=self._relayed(name))
-        room.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
-        room.decided.set()
-        for member in job.members.values():
-            machine.dials[member.member] = member.dial
-            if member.state in LIVE_STATES:
-                machine.expect(member.member)
-                if member.leaving:
-                    machine.roll.leaving.add(member.member)
-                if member.incarnation and not fresh:
-                    machine.roll.standing[member.member] = "live"
-        if fresh and job.leases:
-            machine.progress.leases.renew(machine.roll.standing)
-        if not fresh:
-            await self._recall(room, rows)
-        self._rooms[name] = room
-
-    async def _recall(self, room: Room, rows: list[tuple[RoundPlan, Verdict | None]]) -> None:
-        """Take over from the record who stands where, and the attempt that was open."""
-        machine, roll = room.machine, room.machine.roll
-        committed = [(p, v) for p, v in rows if v is not None and v.committed]
-        if committed and committed[0][1].round + 1 == machine.committed_round:
-            plan, verdict = committed[0]
-            roll.recorded = set(plan.members) & set(verdict.contributors)
-            held = {m: lease.slot for m, lease in verdict.leases.items()}
-            machine.progress.leases.held = held
-        else:
-            roll.recorded = {m for m, standing in roll.standing.items() if standing == "live"}
-        if rows and rows[0][1] is None:
-            plan = rows[0][0]
-            if plan.round < machine.committed_round:  # decided, but neither stored nor told
-                machine.committed_round = plan.round
-                cursors = await self.book.cursors_at(machine.job, plan.round)
-                await self.book.set_round(machine.job, plan.round, cursors)
-                machine.progress.set_back(cursors)
-            machine.reopen(plan, self._clock.monotonic())
-            room.decided.clear()
+        reducer = self._wire.get(session_id(job.job, "reducer"))
+        room.machine.reducer_ready = reducer is not None
+        room.bytes_before = self._relayed(job.job)
+        self._rooms[job.job] = room
 
     def close(self, job: str) -> None:
         """Forget a job that has ended; whoever still waits is told so."""
@@ -235,6 +179,29 @@ class Rounds:
         if room is None:
             return None
         return {m for m, s in room.machine.roll.standing.items() if s in AWAITED}
+
+    def may_return(self, job: str) -> bool:
+        """Return whether all that had the state, or all members, are lost and may come back.
+
+        Then the hub's own network may have been cut: new processes would not find the state.
+        """
+        room = self._rooms.get(job)
+        if room is None:
+            return False
+        roll = room.machine.roll
+        if room.machine.recovers:
+            return not roll.holders("", ()) and bool(roll.missed())
+        return all(standing == "gone" for standing in roll.standing.values())
+
+    def describe(self, job: str, member: str) -> dict[str, Any]:
+        """Return what a member does in the rounds, and its share of a period's steps."""
+        room = self._rooms.get(job)
+        if room is None:
+            return {"standing": "", "pace": None}
+        committed = [v for v in room.verdicts.values() if v.committed]
+        pace = max(committed, key=lambda v: v.epoch).pace if committed else {}
+        standing = room.machine.roll.standing.get(member, "")
+        return {"standing": standing, "pace": pace.get(member, 1.0)}
 
     async def register(self, job: Job, member: Member) -> Registered:
         """A member entered its job; return where the group stands."""
@@ -338,7 +305,7 @@ class Rounds:
     async def _planned(self, room: Room, effect: Planned) -> None:
         plan = effect.plan
         room.bytes_before = self._relayed(plan.job)
-        await self.book.add_plan(plan)
+        await self.book.add_plan(effect)
         room.lost.clear()
         room.decided.clear()
         if plan.reducer:
@@ -353,6 +320,9 @@ class Rounds:
         await self.book.add_verdict(room.job, effect, nbytes=nbytes)
         if effect.plan.reducer:
             self._wire.notify(effect.plan.reducer, effect.verdict)
+        if not effect.verdict.committed:  # some may wait for contributions that never come
+            for member in effect.plan.members:
+                self._wire.notify(session_id(room.job, member), effect.verdict)
         room.keep(effect.verdict)
         room.decided.set()
 

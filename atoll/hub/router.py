@@ -191,10 +191,12 @@ class Router:
         return Acked(seq)
 
     async def _process_state(self, session: Session, body: ProcessState, id: int) -> Message:
-        node = session.identity.name if session.identity.role == "node" else ""
+        identity = session.identity
+        if identity.role == "job" and identity.name != body.job:
+            raise AuthError("this process belongs to another", given=f"{body.job}/{body.member}")
+        node = identity.name if identity.role == "node" else ""
         if body.member == "reducer" and body.state == "exited":
-            work = self._placement.reducer_lost(body.job)
-            self._tasks.start(work, name=f"replacing the reducer of {body.job}")
+            self._placement.reducers.exited(body.job, body.attempt)
         await self._membership.process_state(node, body)
         return Done()
 

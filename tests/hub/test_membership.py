@@ -382,7 +382,11 @@ def test_round_in_flight_survives_a_restart_of_the_hub(tmp_path: Path) -> None:
             peer.close()
 
 
-def test_members_that_do_not_come_back_after_a_restart_are_replaced(tmp_path: Path) -> None:
+def test_members_that_do_not_come_back_after_a_restart_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.hub.relaunch.LAST_RETURN_S", 1.0)
+    monkeypatch.setattr("atoll.hub.reducer_places.RETURN_S", 1.0)
     with HubServer(options(tmp_path)) as hub:
         group = Running(hub)
         for peer in (*group.members, group.reducer, group.agent):
@@ -390,4 +394,4 @@ def test_members_that_do_not_come_back_after_a_restart_are_replaced(tmp_path: Pa
     with HubServer(options(tmp_path, restart_grace_s=0.5)) as again:
         until(lambda: job_of(again, group.job).members["w1"].state == "lost")
         with node(again, "other") as other:
-            assert {"w0", "w1"} <= set(launches(other, 3))
+            assert {"w0", "w1", "reducer"} == set(launches(other, 3))
