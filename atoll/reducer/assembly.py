@@ -193,6 +193,11 @@ class Assembly:
         ]
 
     @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest contribution; those that fit each other are equally large."""
+        return max((part.total_bytes for part in self._parts.values()), default=0)
+
+    @property
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(part.total_bytes for part in self._parts.values())

@@ -291,7 +291,7 @@ class Reducer:
     def _send_resume(self, epoch: _Epoch, member: str, *, total_bytes: int, ask: bool) -> None:
         have = epoch.assembly.have(member)
         if epoch.computing:  # nothing more is wanted, whatever was or was not received
-            have = list(range(count_pieces(total_bytes)))
+            have = list(range(count_pieces(epoch.assembly.largest_bytes)))
         head = ChunkHead(
             kind="resume", epoch=epoch.plan.epoch, round=epoch.plan.round, index=len(have),
             count=int(ask), total_bytes=total_bytes, codec="", sizes=[], weight=0.0, have=have,

@@ -1,0 +1,316 @@
+"""Whatever one member sends, the others get the mean of what is usable, and people are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, cast
+
+import msgspec
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atoll.codec.codec import Packet
+from atoll.codec.table import make_codec
+from atoll.net.inbox import Relayed
+from atoll.net.sync_link import SyncLink
+from atoll.reducer.server import Reducer
+from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces, unpack_chunk
+from atoll.wire.messages import Event, MemberLost, Message, RoundPlan, Verdict
+
+JOB = "job"
+ELEMENTS = 70_000
+"""Two pieces in fp32."""
+EPOCH, ROUND = 7, 3
+HEALTHY = ["w1", "w2", "w3"]
+BAD = "w0"
+
+
+class Desk:
+    """Stands in for the reducer's session: keeps what it says, by member."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.said: dict[str, list[tuple[ChunkHead, bytes]]] = {}
+        self.events: list[Event] = []
+
+    def subscribe(self, **_: Any) -> Any:
+        return None
+
+    def notify(self, body: Message) -> None:
+        assert isinstance(body, Event)
+        self.events.append(body)
+
+    def relay_later(self, to: str, parts: Iterator[Any], *, deadline: float) -> Future[int]:
+        for head, piece in parts:
+            told, data = unpack_chunk(memoryview(bytes(head) + bytes(piece)))
+            self.said.setdefault(to.rpartition("/")[2], []).append((told, bytes(data)))
+        done: Future[int] = Future()
+        done.set_result(0)
+        return done
+
+
+class Bench:
+    """One reducer with one open epoch."""
+
+    def __init__(self, plan: RoundPlan) -> None:
+        self.desk, self.plan = Desk(), plan
+        self.reducer = Reducer(cast(SyncLink, self.desk), job=JOB)
+        self.reducer._handle(plan)
+
+    def send(self, member: str, head: ChunkHead, piece: Any = b"") -> None:
+        packed, data = pack_chunk(head, piece)
+        self.raw(member, packed + bytes(data))
+
+    def raw(self, member: str, payload: bytes) -> None:
+        self.reducer._handle(Relayed(f"{JOB}/{member}", memoryview(payload)))
+
+    def contribute(self, member: str, vector: Tensor, **changes: Any) -> None:
+        packet = make_codec("fp32").encode(vector, key="x")
+        for index, piece in enumerate(pieces(packet.data)):
+            self.send(member, head_of(packet, index=index, **changes), piece)
+
+    def result(self, member: str) -> tuple[Tensor, list[str]] | None:
+        """Return what a member was sent, once the sum is done."""
+        self.reducer._workers.submit(lambda: None).result(10)
+        found = [(h, p) for h, p in self.desk.said.get(member, []) if h.kind == "result"]
+        if not found:
+            return None
+        data = b"".join(p for _, p in sorted(found, key=lambda pair: pair[0].index))
+        head = found[0][0]
+        packet = Packet(data, head.codec, tuple(head.sizes))
+        return make_codec(head.codec).decode(packet), head.contributors
+
+    def refused(self, member: str) -> list[str]:
+        """Return the reasons that people were told about a member."""
+        return [e.text for e in self.desk.events if e.fields.get("member") == member]
+
+    def close(self) -> None:
+        self.reducer._workers.shutdown(wait=True)
+
+
+def head_of(packet: Packet, **changes: Any) -> ChunkHead:
+    fields: dict[str, Any] = {
+        "kind": "contribute", "epoch": EPOCH, "round": ROUND, "index": 0,
+        "count": count_pieces(len(packet.data)), "total_bytes": len(packet.data),
+        "codec": packet.codec, "sizes": list(packet.sizes), "weight": 1.0,
+    }  # fmt: skip
+    return ChunkHead(**{**fields, **changes})
+
+
+def plan_of(**changes: Any) -> RoundPlan:
+    plan = RoundPlan(
+        job=JOB, round=ROUND, epoch=EPOCH, members=[BAD, *HEALTHY], route="relay",
+        reducer=f"{JOB}/reducer",
+    )  # fmt: skip
+    return msgspec.structs.replace(plan, **changes)
+
+
+def vector(member: str) -> Tensor:
+    return torch.full((ELEMENTS,), float(member[1:]))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(plan_of())
+    yield bench
+    bench.close()
+
+
+def finish(bench: Bench, *, members: list[str] = HEALTHY) -> list[str]:
+    """Let the healthy members contribute, check their result, and return who is in it."""
+    for member in members:
+        bench.contribute(member, vector(member))
+    if bench.result(members[0]) is None:
+        bench.reducer._handle(MemberLost(JOB, EPOCH, BAD))
+    results = [bench.result(member) for member in members]
+    first = results[0]
+    assert first is not None, bench.desk.events
+    for other in results[1:]:
+        assert other is not None
+        assert torch.equal(other[0], first[0])
+        assert other[1] == first[1]
+    assert [name for name in first[1] if name != BAD] == members
+    if BAD not in first[1]:
+        assert torch.equal(first[0], torch.full((ELEMENTS,), 2.0))
+    return first[1]
+
+
+GOOD = make_codec("fp32").encode(vector(BAD), key="x")
+
+WRONG = {
+    "another job's tensors": {"sizes": [5], "total_bytes": 20, "count": 1},
+    "another codec": {"codec": "bf16", "total_bytes": 2 * ELEMENTS, "count": 1},
+    "unknown codec": {"codec": "fp99"},
+    "sizes that do not fit": {"sizes": [ELEMENTS - 1]},
+    "negative size": {"sizes": [ELEMENTS + 1, -1]},
+    "stale round": {"round": ROUND - 1},
+    "coming round": {"round": ROUND + 1},
+    "weight NaN": {"weight": math.nan},
+    "weight negative": {"weight": -1.0},
+    "weight infinite": {"weight": math.inf},
+    "weight huge": {"weight": 1e300},
+    "speaks for others": {"contributors": ["w1"]},
+    "speaks for strangers": {"contributors": [BAD, "w9"]},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_contribution_that_is_wrong_is_refused_by_name_and_the_others_go_on(
+    bench: Bench, what: str
+) -> None:
+    changes: dict[str, Any] = WRONG[what]
+    head = head_of(GOOD, **changes)
+    data = bytes(GOOD.data)[: min(head.total_bytes, 256 * 1024)]
+    bench.send(BAD, head, data)
+    assert finish(bench) == HEALTHY
+    assert bench.refused(BAD)
+    assert [e.kind for e in bench.desk.events] == ["contribution-refused"]
+    kinds = [head.kind for head, _ in bench.desk.said[BAD]]
+    assert kinds == ["refused"]
+
+
+@pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
+def test_contribution_to_another_epoch_is_refused_by_name(bench: Bench, epoch: int) -> None:
+    for _ in range(3):
+        bench.contribute(BAD, vector(BAD), epoch=epoch)
+    assert finish(bench) == HEALTHY
+    assert len(bench.refused(BAD)) == 1
+    assert "EpochChanged" in str(bench.desk.said[BAD][0][1])
+
+
+def test_late_piece_of_a_decided_epoch_is_no_news(bench: Bench) -> None:
+    finish(bench)
+    bench.reducer._handle(Verdict(ROUND, EPOCH, committed=True))
+    bench.contribute("w1", vector("w1"))
+    assert bench.refused("w1") == []
+    assert bench.desk.said["w1"][-1][0].kind == "refused"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+def test_values_that_no_sum_can_hold_are_left_out_by_name(bench: Bench, bad: float) -> None:
+    values = vector(BAD)
+    values[17] = bad
+    bench.contribute(BAD, values, weight=5.0)
+    assert finish(bench) == HEALTHY
+    assert [e.kind for e in bench.desk.events] == ["contribution-left-out"]
+    assert BAD in bench.refused(BAD)[0]
+    assert bench.result(BAD) is not None, "it takes part, only its values do not"
+
+
+def test_garbage_is_told_once_and_does_not_stop_the_member(bench: Bench) -> None:
+    for payload in (b"", b"\x00", b"\xff\xff\xff", b"\x00\x01\xc1", b"\x00\x02\x93\x01"):
+        bench.raw(BAD, payload)
+    assert len(bench.refused(BAD)) == 1
+    bench.contribute(BAD, vector(BAD))
+    assert finish(bench) == [BAD, *HEALTHY]
+
+
+def test_impossible_numbers_in_a_question_cost_no_memory(bench: Bench) -> None:
+    finish(bench)
+    bench.send(BAD, head_of(GOOD, kind="resume", count=1, total_bytes=2**62, have=[2**40]))
+    assert len(bench.desk.said[BAD][-1][0].have) == 2
+
+
+def by_sites(**changes: Any) -> RoundPlan:
+    return plan_of(
+        route="hierarchical", sites=[[BAD, "w2"], ["w1", "w3"]], stores=["x:1", "y:1"], **changes
+    )
+
+
+def test_delegates_speak_for_their_sites_and_names_come_in_slot_order() -> None:
+    bench = Bench(by_sites())
+    bench.contribute("w1", torch.full((ELEMENTS,), 4.0), weight=3.0, contributors=["w1", "w3"])
+    bench.contribute(BAD, torch.full((ELEMENTS,), 8.0), weight=1.0, contributors=[BAD, "w2"])
+    found = bench.result("w1")
+    assert found is not None
+    assert found[1] == [BAD, "w1", "w2", "w3"]
+    assert torch.equal(found[0], torch.full((ELEMENTS,), 5.0))
+    assert bench.result("w3") is None, "its delegate hands it down"
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "weight"),
+    [([BAD, "w3"], 1.0), (["w1", "w3"], 1.0), (["w9"], 1.0), ([BAD, BAD], 1.0), ([], 1.0)],
+)
+def test_delegate_that_names_others_than_its_site_is_refused(
+    names: list[str], weight: float
+) -> None:
+    bench = Bench(by_sites())
+    bench.contribute(BAD, vector(BAD), weight=weight, contributors=names)
+    bench.contribute("w1", vector("w1"), contributors=["w1", "w3"])
+    found = bench.result("w1")
+    assert found is not None
+    assert found[1] == ["w1", "w3"]
+    assert bench.refused(BAD)
+    bench.close()
+
+
+def test_site_without_anything_usable_still_gets_the_result() -> None:
+    bench = Bench(by_sites())
+    bench.contribute(BAD, torch.zeros(ELEMENTS), weight=0.0, contributors=[])
+    bench.contribute("w1", vector("w1"), contributors=["w1", "w3"])
+    found = bench.result(BAD)
+    assert found is not None
+    assert found[1] == ["w1", "w3"]
+    assert bench.desk.events == []
+    bench.close()
+
+
+def test_member_that_is_no_delegate_is_refused() -> None:
+    bench = Bench(by_sites())
+    bench.contribute("w2", vector("w2"))
+    bench.contribute(BAD, vector(BAD), contributors=[BAD, "w2"])
+    bench.contribute("w1", vector("w1"), contributors=["w1", "w3"])
+    assert bench.result("w1") is not None
+    assert len(bench.refused("w2")) == 1
+    bench.close()
+
+
+anything = st.one_of(
+    st.binary(max_size=60),
+    st.builds(
+        lambda **fields: head_of(GOOD, **fields),
+        kind=st.sampled_from(["contribute", "contribute", "resume", "result", "refused", "?"]),
+        epoch=st.sampled_from([EPOCH, EPOCH, EPOCH, EPOCH - 1, EPOCH + 1, -1, 2**63 - 1]),
+        round=st.sampled_from([ROUND, ROUND, ROUND, ROUND - 1, ROUND + 1]),
+        index=st.sampled_from([0, 1, 0, 1, 2, -1, 2**62]),
+        count=st.sampled_from([2, 2, 2, 1, 0, -1, 2**40]),
+        total_bytes=st.sampled_from([len(GOOD.data), len(GOOD.data), 0, -4, 20, 2**50]),
+        codec=st.one_of(
+            st.sampled_from(["fp32", "fp32", "bf16", "int8", "int8:0", "feedback(fp32)", "topk:9"]),
+            st.text(max_size=8),
+        ),
+        sizes=st.one_of(
+            st.just([ELEMENTS]), st.lists(st.integers(-5, 2**40), max_size=3), st.just([5])
+        ),
+        weight=st.one_of(st.just(1.0), st.floats(), st.sampled_from([-1.0, 1e15, 1e300])),
+        contributors=st.sampled_from([[], [BAD], ["w1"], [BAD, "w1"], ["", "w9"]]),
+        have=st.lists(st.integers(-1, 2**40), max_size=3),
+    ),
+)
+sized = st.sampled_from([0, 1, 20, 256 * 1024, 4 * ELEMENTS - 256 * 1024])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(anything, sized, st.booleans()), max_size=6), st.booleans())
+def test_no_sequence_of_bad_pieces_touches_the_others(
+    said: list[tuple[Any, int, bool]], honest_at_last: bool
+) -> None:
+    bench = Bench(plan_of())
+    for what, nbytes, poisoned in said:
+        if isinstance(what, bytes):
+            bench.raw(BAD, what)
+        else:
+            bench.send(BAD, what, (b"\xff" if poisoned else b"\x00") * nbytes)
+    if honest_at_last:
+        bench.contribute(BAD, vector(BAD))
+    finish(bench)
+    assert bench.reducer.held_bytes <= 4 * 4 * ELEMENTS + 2**20
+    bench.close()
