@@ -30,7 +30,7 @@ class Alone:
         self.sent_bytes = 0
         self.received_bytes = 0
 
-    def recover(self, failed: Sequence[str] = ()) -> Sources:
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return that nobody else has the state; see :meth:`Group.recover`."""
         return Sources(round=self.committed_round)
 

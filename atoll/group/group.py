@@ -165,7 +165,7 @@ class Group(Protocol):
         """Bytes received by all reduces so far."""
         ...
 
-    def recover(self, failed: Sequence[str] = ()) -> Sources:
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state, and set `committed_round` to it.
 
         Rounds wait, a bounded time, for whoever asked. If nobody is left who stands on the state
@@ -173,6 +173,8 @@ class Group(Protocol):
 
         Args:
             failed: Members that gave nothing usable in this recovery.
+            ready: It can be loaded at once. A member that is still starting and only fetches ahead
+                says no, and nobody waits for it.
         """
         ...
 

@@ -117,9 +117,9 @@ class HubGroup:
         self.committed_round, self.stopping = reply.committed_round, reply.stopping
         return reply
 
-    def recover(self, failed: Sequence[str] = ()) -> Sources:
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state; see :meth:`Group.recover`."""
-        sources = self._talk.ask(Recover(failed=list(failed)), Sources)
+        sources = self._talk.ask(Recover(failed=list(failed), ready=ready), Sources)
         self.committed_round = sources.round
         self._asked_with = None
         return sources

@@ -44,9 +44,9 @@ class MemoryGroup:
         self.committed_round, self.stopping = registered.committed_round, registered.stopping
         return registered
 
-    def recover(self, failed: Sequence[str] = ()) -> Sources:
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state; see :meth:`Group.recover`."""
-        sources = self._table.recover(self.me, failed)
+        sources = self._table.recover(self.me, failed, ready=ready)
         self.committed_round = sources.round
         return sources
 

@@ -88,11 +88,12 @@ class MemoryTable:
                 recover=self._committed > self._start and member not in self._stands,
             )  # fmt: skip
 
-    def recover(self, member: str, failed: Sequence[str]) -> Sources:
+    def recover(self, member: str, failed: Sequence[str], *, ready: bool) -> Sources:
         """Return who has the committed state; rounds wait a bounded time for the asker."""
         with self._changed:
             self._enter(member, "recover")
-            self._withdraw(member, "recovering")
+            if ready:
+                self._withdraw(member, "recovering")
             self._stands.discard(member)
             peers = [
                 name for name in self._order

@@ -110,10 +110,10 @@ def enroll(
     (server,) = servers
     link, group = connection.link, connection.group
 
-    def fetch() -> Recovered:
+    def fetch(*, ready: bool) -> Recovered:
         return recover(
             link, job=environment.job, me=environment.member,
-            ask=lambda question: group.recover(question.failed), on_event=announce,
+            ask=lambda question: group.recover(question.failed, ready=ready), on_event=announce,
             deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, stop=should_stop,
         )  # fmt: skip
 

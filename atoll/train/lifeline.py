@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -55,14 +55,28 @@ class Taken:
 class Hub(Protocol):
     """What the hub is asked; :class:`atoll.group.hub.HubGroup` fits."""
 
-    def recover(self, failed: list[str]) -> Sources:
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state."""
         ...
 
     def standing(
-        self, round_: int, *, base: str, sources: list[str], seconds: float, nbytes: int
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
     ) -> None:
         """Tell that this member stands on the committed state now."""
+        ...
+
+
+class Fetch(Protocol):
+    """Fetches the committed state; may take long."""
+
+    def __call__(self, *, ready: bool) -> Recovered:
+        """Return it; `ready`: it is loaded at once, so that rounds may wait for it."""
         ...
 
 
@@ -86,7 +100,7 @@ class Lifeline:
         self,
         hub: Hub,
         *,
-        fetch: Callable[[], Recovered],
+        fetch: Fetch,
         server: Server | None,
         announce: Callable[[Event], None],
         should_stop: Callable[[], bool] = lambda: False,
@@ -95,7 +109,7 @@ class Lifeline:
 
         Args:
             hub: Who is asked who has the state.
-            fetch: Fetches it from them; may take long.
+            fetch: Fetches it from them.
             server: Offers the own state; None: nobody can have it.
             announce: Takes events for people.
             should_stop: Asked while waiting; True: give up.
@@ -106,7 +120,10 @@ class Lifeline:
 
     def begin(self) -> None:
         """Start to fetch, while model and data are still being built."""
-        self._begun = Work.start(self._fetch, name="recover")
+        self._begun = self._start(ready=False)
+
+    def _start(self, *, ready: bool) -> Work[Recovered]:
+        return Work.start(lambda: self._fetch(ready=ready), name="recover")
 
     def offer(self, task: Task, state: CommittedState) -> None:
         """Offer this member's committed state to whoever comes late, from now on."""
@@ -145,21 +162,21 @@ class Lifeline:
 
     def catch_up(self) -> int:
         """Take over nothing but the number of rounds: members train models of their own."""
-        answer = self._hub.recover([])
+        answer = self._hub.recover()
         self._hub.standing(answer.round, base="", sources=[], seconds=0.0, nbytes=0)
         return answer.round
 
     def _newest(self) -> tuple[Recovered, Sources]:
         """Return the state of the round that is committed now."""
-        work, self._begun = self._begun or Work.start(self._fetch, name="recover"), None
+        work, self._begun = self._begun or self._start(ready=True), None
         while True:
             recovered = self._wait(work)
             # The hub may have decided another round since; and the pace depends on the moment.
-            answer = self._hub.recover([])
+            answer = self._hub.recover()
             if recovered.shared is None or answer.round == recovered.round:
                 return recovered, answer
             log.info("round %d was committed meanwhile; fetching again", answer.round - 1)
-            work = Work.start(self._fetch, name="recover")
+            work = self._start(ready=True)
 
     def _wait(self, work: Work[Recovered]) -> Recovered:
         while not self._should_stop():

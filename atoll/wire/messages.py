@@ -291,6 +291,9 @@ class Recover(Message, frozen=True):
 
     failed: list[str] = []
     """Members that gave nothing usable in this recovery."""
+    ready: bool = True
+    """It can load the state as soon as it has it: rounds may wait for that. Not while it is still
+    starting and only fetches ahead."""
 
 
 class Source(Message, frozen=True):
