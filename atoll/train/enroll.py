@@ -97,7 +97,7 @@ def enroll(
                 token=environment.token,
                 address=own_address(environment.hub),
                 link=link,
-            )  # fmt: skip
+            )
         )
         return servers[0].dial
 
