@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.checkpoint.nested import flatten, nest
+from atoll.checkpoint.nested import TREE, flatten, nest
 from atoll.checkpoint.part import SHARED, STATE, Part, member_part
 from atoll.checkpoint.store import Store
 from atoll.checkpoint.weights import MODEL_PREFIX, plain_names
@@ -30,7 +30,6 @@ from atoll.task import Task
 SHARED_STATE = "shared."
 """Start of the keys of an outer strategy's state that are equal on every member."""
 
-_TREE = "tree"
 Numbers = Mapping[str, float | int | str]
 Leases = Mapping[int, Mapping[str, int]]
 """Slot of the data -> place where it stands."""
@@ -200,10 +199,18 @@ def collect(
         Part(
             member_part(task.member),
             own_tensors | (named if own_model else {}),
-            {_TREE: own_tree, **state},
+            {TREE: own_tree, **state},
         ),
-        Part(SHARED, {**named, **tensors}, {**about, _TREE: tree, **state}),
+        Part(SHARED, {**named, **tensors}, {**about, TREE: tree, **state}),
     )
+
+
+def weights_only(model: Mapping[str, Tensor], *, about: Mapping[str, str]) -> Part:
+    """Return the shared part of a checkpoint that holds a model and nothing else, at step 0."""
+    common: dict[str, Any] = {"step": 0, "round": 0, "scheduler": None, "outer": {}, "model": {}}
+    tree = flatten(common, prefix="common")[1]
+    named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
+    return Part(SHARED, named, {**about, TREE: tree, STATE: _model_digest(model)})
 
 
 def restore_shared(task: Task, shared: Part) -> Restored:
@@ -335,13 +342,13 @@ def _load(target: Any, state: Any, *, kind: str) -> None:
 
 
 def _tree_of(part: Part) -> dict[str, Any]:
-    if _TREE not in part.metadata:
+    if TREE not in part.metadata:
         raise CheckpointCorrupt(
             f"{part.name} is no part of a checkpoint",
             given=json.dumps(sorted(part.metadata)),
-            expected=f"metadata with {_TREE!r}",
+            expected=f"metadata with {TREE!r}",
         )
-    tree = nest(part.metadata[_TREE], part.tensors)
+    tree = nest(part.metadata[TREE], part.tensors)
     return dict(tree)
 
 

@@ -22,6 +22,9 @@ from torch import Tensor
 
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
+TREE = "tree"
+"""Key in a part's metadata: the JSON of its state."""
+
 _KIND = "$"
 
 

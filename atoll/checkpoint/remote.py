@@ -122,6 +122,20 @@ class Remote:
         write_file(folder / MANIFEST_NAME, [data])
         return manifest
 
+    def fetch_part(self, round_: int, name: str, into: Path) -> Path:
+        """Bring one part of a checkpoint into a folder, verified.
+
+        Raises:
+            CheckpointMissing: there is no such checkpoint.
+            CheckpointCorrupt: the part is missing there, or damaged.
+        """
+        target = into / name
+        self._fetch(f"{checkpoint_folder(round_)}/{name}", target)
+        for part in self.manifest(round_).parts:
+            if part.name == name:
+                check_part(target, part, round_=round_)
+        return target
+
     def read(self, name: str) -> bytes | None:
         """Return a small file, or None when there is none."""
         path = self._path(name)

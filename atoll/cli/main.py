@@ -9,6 +9,7 @@ import typer
 
 from atoll import __version__
 from atoll.cli import (
+    checkpoint,
     demo,
     doctor,
     drain,
@@ -41,6 +42,7 @@ app.command("logs")(logs.logs)
 app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
 app.command("resume")(resume.resume)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
 app.command("ticket")(ticket.ticket)

@@ -1,0 +1,152 @@
+"""Where the checkpoints are that a person means: a folder, a job of the hub, a URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from atoll.checkpoint.folder import Folder, check_part, missing, open_manifest
+from atoll.checkpoint.remote import Remote, locate
+from atoll.cli import known_hub
+from atoll.cli.known_hub import KnownHub
+from atoll.errors import CheckpointMissing, ConfigError, HubError
+from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder, round_of
+
+
+class Place(Protocol):
+    """Checkpoints of one job."""
+
+    name: str
+    """What to call it in messages."""
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Return the manifests of all checkpoints by round, ascending."""
+        ...
+
+    def part(self, round_: int, name: str, scratch: Path) -> Path:
+        """Return a file with a part, checked against the manifest; `scratch` is for downloads.
+
+        Raises:
+            CheckpointCorrupt: it is missing or damaged.
+        """
+        ...
+
+
+class LocalPlace:
+    """A job's folder on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self.folder = str(folder), folder
+        self._files = Folder(folder)
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Return the manifests of all checkpoints, also of those with damaged parts."""
+        found = {}
+        for path in (self.folder / "checkpoints").glob(f"round-*/{MANIFEST_NAME}"):
+            round_ = round_of(path.parent.name)
+            if round_ is not None and self._files.place(round_) == path.parent:
+                found[round_] = self._files.manifest(round_)
+        return dict(sorted(found.items()))
+
+    def part(self, round_: int, name: str, scratch: Path) -> Path:
+        """Return the part itself, after checking it."""
+        return self._files.check(round_, names=[name])[name]
+
+
+class RemotePlace:
+    """A job's copies at an fsspec URL."""
+
+    def __init__(self, remote: Remote, *, name: str) -> None:
+        self.name, self.remote = name, remote
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Return the manifests of all copies."""
+        return {round_: self.remote.manifest(round_) for round_ in self.remote.rounds()}
+
+    def part(self, round_: int, name: str, scratch: Path) -> Path:
+        """Download a part and check it."""
+        return self.remote.fetch_part(round_, name, scratch)
+
+
+class HubPlace:
+    """A job at a hub."""
+
+    def __init__(self, hub: KnownHub, job: str) -> None:
+        self.name, self._hub, self._job = f"{job} at {hub.url}", hub, job
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Return the manifests of all checkpoints."""
+        found = {}
+        with self._hub.client() as client:
+            for file in client.files(self._job):
+                folder, _, name = file.name.rpartition("/")
+                round_ = round_of(folder)
+                if name == MANIFEST_NAME and round_ is not None:
+                    data = client.read_file(self._job, file.name)
+                    found[round_] = open_manifest(data, round_=round_)
+        return dict(sorted(found.items()))
+
+    def part(self, round_: int, name: str, scratch: Path) -> Path:
+        """Download a part and check it."""
+        target = scratch / name
+        with self._hub.client() as client:
+            path = f"{checkpoint_folder(round_)}/{name}"
+            manifest = client.read_file(self._job, f"{checkpoint_folder(round_)}/{MANIFEST_NAME}")
+            try:
+                client.get_file(self._job, path, target)
+            except CheckpointMissing:
+                target.unlink(missing_ok=True)
+        for entry in open_manifest(manifest, round_=round_).parts:
+            if entry.name == name:
+                check_part(target, entry, round_=round_)
+        return target
+
+
+def find(where: str, *, runs: Path, hub: str) -> Place:
+    """Return the checkpoints that a person means.
+
+    Args:
+        where: A job's folder, the name of a job in `runs` or at the hub, or a URL.
+        runs: Folder of the runs on this machine.
+        hub: Ticket or URL of a hub; empty: the last one, if there is nothing here.
+
+    Raises:
+        CheckpointMissing: there is nothing of that name; says where was looked.
+    """
+    if "://" in where:
+        return RemotePlace(locate(where), name=where)
+    if not hub:
+        for folder in (Path(where), runs / where):
+            if (folder / "checkpoints").is_dir():
+                return LocalPlace(folder)
+    looked = f"{where} and {runs / where}"
+    try:
+        known = known_hub.find(hub)
+        with known.client() as client:
+            client.job(where)
+    except (HubError, ConfigError) as error:
+        if hub:
+            raise
+        raise CheckpointMissing(
+            "there are no checkpoints of that name",
+            given=where,
+            expected="a folder runs/JOB, a job of the hub, or a URL such as s3://bucket/runs/JOB",
+            remedy=f"looked in {looked}, and asked the hub: {error.what}",
+        ) from error
+    return HubPlace(known, where)
+
+
+def choose(place: Place, round_: int) -> Manifest:
+    """Return the manifest of a round; -1: of the newest.
+
+    Raises:
+        CheckpointMissing: there is no such checkpoint.
+    """
+    found = place.manifests()
+    if not found:
+        raise CheckpointMissing("there is no complete checkpoint", given=place.name)
+    if round_ < 0:
+        return found[max(found)]
+    if round_ not in found:
+        raise missing(round_, place=place.name, rounds=list(found))
+    return found[round_]
