@@ -3,23 +3,25 @@
 Adaptive compute pools as in DiLoCo (Douillard et al. 2023, https://arxiv.org/abs/2311.08105, figure
 on the adaptive compute pool): the same small GPT with the same seed on a constant number of
 machines, on a growing, a shrinking and a jumping one. Real hub, real node agents: a machine comes
-when its agent is started and goes when its agent is asked to leave. Each scenario ends at the same
-number of committed tokens; stretches of a scenario have equal numbers of rounds.
+when its agent is started and goes when its agent is asked to leave. A scenario's machines change
+after equally many steps; its length is chosen so that all scenarios train on about as many tokens.
+What a newcomer misses while its process starts is missing in the tokens too, so each loss is
+compared with that of a constant pool at the tokens that were really committed (two constant pools,
+one with four fifths of the tokens, give the line between them).
 
-    loss        held-out, nats per token, of the common parameters at that many tokens: the mean of
-                the evaluations in the last tenth
+    loss        held-out, nats per token, of the final parameters
     curve       (committed tokens, held-out loss) of every evaluation
     identical   all members that were there at the end have the same parameters
+    expected    loss of the constant pool of half size at as many tokens
     noise       how far two constant pools with different seeds are apart, doubled, at least 0.02
-    agree       no elastic pool is outside what the constant ones span by more than noise, and the
-                growing and the shrinking one are no further apart than that
+    agree       no elastic pool is more than that above what the constant pools span
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
+import math
 import statistics
 import sys
 import tempfile
@@ -58,8 +60,8 @@ corpus = "files:{text}"
 steps = {steps}
 batch = {batch}
 lr = 3e-3
+final_lr = 0.02
 warmup = 20
-schedule = "constant"
 pace = "equal"
 eval_every = {evaluate_rounds}
 eval_tokens = {evaluate_tokens}
@@ -75,28 +77,32 @@ every = 50
 
 @dataclass(frozen=True)
 class Scenario:
-    """How many machines there are, in stretches of equally many rounds."""
+    """How many machines there are, in stretches of equally many steps."""
 
     name: str
     machines: tuple[int, ...]
     seed: int = 7
+    share: float = 1.0
+    """Of the tokens of the others."""
 
     def wanted(self, share: float) -> int:
-        """Return how many machines there should be when a share of the tokens is done."""
-        sums = list(itertools.accumulate(self.machines))
-        for count, until in zip(self.machines, sums, strict=True):
-            if share < until / sums[-1]:
-                return count
-        return self.machines[-1]
+        """Return how many machines there should be when a share of the steps is done."""
+        return self.machines[min(len(self.machines) - 1, int(share * len(self.machines)))]
+
+    def steps(self, tokens: int) -> int:
+        """Return the steps in which they train on so many tokens."""
+        rounds = self.share * tokens / PER_PART / statistics.fmean(self.machines)
+        return round(rounds) * EVERY
 
 
 def scenarios(most: int) -> list[Scenario]:
     """Return the scenarios for a pool of at most so many machines."""
     half = most // 2
     return [
-        Scenario(f"constant_{half}", (half,)),
-        Scenario(f"constant_{half}_other_seed", (half,), seed=8),
-        Scenario(f"constant_{most}", (most,)),
+        Scenario("constant", (half,)),
+        Scenario("constant_less", (half,), share=0.8),
+        Scenario("constant_other_seed", (half,), seed=8),
+        Scenario("constant_most", (most,)),
         Scenario("ramp_up", tuple(range(1, most + 1))),
         Scenario("ramp_down", tuple(range(most, 0, -1))),
         Scenario("jumps", (most, half, most, 1, most)),
@@ -160,44 +166,44 @@ class Progress:
 
 
 def run(folder: Path, scenario: Scenario, *, tokens: int, limit_s: float) -> dict[str, Any]:
-    """Run one scenario to so many committed tokens; return its figures."""
+    """Run one scenario to its end; return its figures."""
     folder.mkdir()
-    text, most = write_text(folder), max(scenario.machines)
+    text, steps = write_text(folder), scenario.steps(tokens)
     with Cluster(folder / "cluster") as cluster:
         cluster.start_hub()
         pool = Pool(cluster)
         pool.set(scenario.wanted(0.0))
         cluster.wait_for_nodes(scenario.wanted(0.0))
         spec = SPEC.format(
-            name=scenario.name.replace("_", "-"), most=most, seed=scenario.seed, text=text,
-            context=CONTEXT, steps=10 * tokens // (BATCH * CONTEXT), batch=BATCH, every=EVERY,
+            name=scenario.name.replace("_", "-"), most=max(scenario.machines), text=text,
+            seed=scenario.seed, context=CONTEXT, steps=steps, batch=BATCH, every=EVERY,
             evaluate_rounds=EVALUATE_ROUNDS, evaluate_tokens=EVALUATE_TOKENS,
         )  # fmt: skip
         job = cluster.client.submit(spec)
         progress, began = Progress(cluster, job), time.monotonic()
-        while (done := progress.refresh()) < tokens and time.monotonic() < began + limit_s:
-            if cluster.client.job(job)["ended"]:
+        while not (view := cluster.client.job(job))["ended"]:
+            if time.monotonic() > began + limit_s:
                 break
-            pool.set(scenario.wanted(done / tokens))
+            progress.refresh()
+            pool.set(scenario.wanted(len(progress.contributors) * EVERY / steps))
             time.sleep(POLL_S)
         seconds = time.monotonic() - began
-        cluster.client.stop(job, grace_s=30.0)
-        view = _ended(cluster, job)
         progress.refresh()
         curve = losses(cluster.lines(job, "metrics.jsonl"), progress)
         events = [event["kind"] for event in cluster.lines(job, "events.jsonl")]
-        if progress.tokens() < tokens:
+        if view["state"] != "done":
             for event in cluster.lines(job, "events.jsonl")[-30:]:
                 sys.stderr.write(f"{event['time']:.2f} {event['kind']}: {event['text']}\n")
     counts = [count for round_, count in progress.contributors.items() if round_ > 0]
+    results = [member["result"] for member in view["members"] if member["result"]]
     return {
         "scenario": scenario.name,
         "machines": list(scenario.machines),
         "mean_machines": round(statistics.fmean(counts), 2) if counts else 0.0,
-        "loss": final_loss(curve, tokens),
-        "identical": identical(view),
+        "state": view["state"],
+        "loss": next((r["loss_final"] for r in results if "loss_final" in r), None),
+        "identical": identical(results),
         "tokens": progress.tokens(),
-        "complete": progress.tokens() >= tokens,
         "rounds": len(counts),
         "aborted": int(view["aborted_rounds"]),
         "changes": pool.changes,
@@ -207,17 +213,8 @@ def run(folder: Path, scenario: Scenario, *, tokens: int, limit_s: float) -> dic
     }
 
 
-def _ended(cluster: Cluster, job: str) -> dict[str, Any]:
-    """Wait for the end of a job that was asked to stop; return its view."""
-    deadline = time.monotonic() + 60.0
-    while not (view := cluster.client.job(job))["ended"] and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    return view
-
-
-def identical(view: dict[str, Any]) -> bool:
+def identical(results: Sequence[dict[str, Any]]) -> bool:
     """Return whether all members that came to the end have the same parameters."""
-    results = [member["result"] for member in view["members"] if member["result"]]
     last = max((int(result.get("rounds", 0)) for result in results), default=0)
     found = {str(r.get("digest")) for r in results if int(r.get("rounds", 0)) == last}
     return len(found) == 1 and "None" not in found
@@ -240,27 +237,26 @@ def losses(points: Sequence[dict[str, Any]], progress: Progress) -> list[tuple[i
     ]
 
 
-def final_loss(curve: Sequence[tuple[int, float]], tokens: int) -> float | None:
-    """Return the mean loss between nine tenths of the tokens and all of them."""
-    late = [loss for at, loss in curve if 0.9 * tokens <= at <= 1.02 * tokens]
-    return round(statistics.fmean(late), 4) if late else None
-
-
 def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the noise, the gaps and whether the pools agree."""
-    by_name = {row["scenario"]: row["loss"] for row in rows}
-    constant = [loss for name, loss in by_name.items() if name.startswith("constant")]
-    elastic = [by_name[name] for name in ("ramp_up", "ramp_down", "jumps")]
-    if None in constant or None in elastic:
-        return {"noise": None, "agree": False, "outside": None, "up_against_down": None}
-    noise = max(LEAST_NOISE, 2 * abs(constant[0] - constant[1]))
-    outside = max(max(loss - max(constant), min(constant) - loss, 0.0) for loss in elastic)
-    between = abs(by_name["ramp_up"] - by_name["ramp_down"])
+    """Return the noise, how far each elastic pool is off, and whether the pools agree."""
+    by_name = {row["scenario"]: row for row in rows}
+    if any(row["loss"] is None for row in rows):
+        return {"noise": None, "agree": False, "above": None}
+    whole, less = by_name["constant"], by_name["constant_less"]
+    slope = (whole["loss"] - less["loss"]) / math.log(whole["tokens"] / less["tokens"])
+    noise = max(LEAST_NOISE, 2 * abs(whole["loss"] - by_name["constant_other_seed"]["loss"]))
+    wider = max(0.0, by_name["constant_most"]["loss"] - whole["loss"])
+    above: dict[str, float] = {}
+    for name in ("ramp_up", "ramp_down", "jumps"):
+        row = by_name[name]
+        expected = whole["loss"] + slope * math.log(row["tokens"] / whole["tokens"])
+        row["expected"] = round(expected, 4)
+        above[name] = round(row["loss"] - expected, 4)
     return {
         "noise": round(noise, 4),
-        "agree": max(outside, between) <= noise,
-        "outside": round(outside, 4),
-        "up_against_down": round(between, 4),
+        "agree": max(above.values()) <= wider + noise,
+        "above": above,
+        "constant_most_above": round(by_name["constant_most"]["loss"] - whole["loss"], 4),
     }
 
 
@@ -285,7 +281,7 @@ def main() -> None:
     if not given.only:
         result |= judge(rows)
     result |= {"identical": all(row["identical"] for row in rows), "scenarios": rows}
-    hidden = ("curve", "machines")
+    hidden = ("curve", "machines", "expected")
     emit(result, [{key: row[key] for key in row if key not in hidden} for row in rows])
 
 

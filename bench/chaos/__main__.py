@@ -113,8 +113,8 @@ def soak(
         rate = effort.steps_per_s or calm_rate(
             cluster, Plan("probe", PROBE_STEPS, effort.workers, route, EVERY), text
         )
-        # Faults take about half of the speed; what is left when time is up is done in peace.
-        steps = round(rate * effort.chaos_s * 0.6 / EVERY) * EVERY
+        # More than can be done in that time: what is left when it is up is done in peace.
+        steps = round(rate * effort.chaos_s * 1.25 / EVERY) * EVERY
         job = submit(cluster, Plan("chaos", steps, effort.workers, route, EVERY), text)
         wait_for_round(cluster, job, 1)
         sys.stderr.write(f"{steps} steps, {effort.chaos_s:.0f} s of faults\n")
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="35 s of faults on 4 workers")
     given = parser.parse_args()
     effort = (
-        Effort(chaos_s=35.0, mean_s=2.5, workers=4, steps_per_s=30.0, finish_s=60.0)
+        Effort(chaos_s=35.0, mean_s=2.5, workers=4, steps_per_s=40.0, finish_s=60.0)
         if given.quick
         else Effort(
             chaos_s=given.minutes * 60, mean_s=given.mean, workers=given.workers,

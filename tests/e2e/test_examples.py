@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Atoll
+from tests.e2e.conftest import Atoll, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
@@ -17,6 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
+        "elastic.toml",
         "gpt.toml",
         "plain_loop.py",
         "README.md",
@@ -51,4 +53,26 @@ def test_gpt_job_runs_on_four_nodes_shortened(atoll: Atoll) -> None:
     words = [word for setting in small for word in ("--set", setting)]
     done = atoll.run("run", str(EXAMPLES / "gpt.toml"), "--local", "4", *words)
     assert done.code == 0, done.both
+    assert not atoll.processes()
+
+
+def test_elastic_job_replaces_a_worker_that_is_killed(atoll: Atoll) -> None:
+    small = ["train.steps=100000", "model.layers=1", "model.width=32", "train.batch=2"]
+    small += ["strategy.every=5", "job.threads=1", "train.eval_tokens=2048", "checkpoint.every=1"]
+    words = [word for setting in small for word in ("--set", setting)]
+    running = atoll.start("run", str(EXAMPLES / "elastic.toml"), "--local", "3", *words)
+
+    def told(kind: str) -> list[str]:
+        files = list(atoll.runs.glob("*/events.jsonl"))
+        lines = files[0].read_text().splitlines() if files else []
+        return [event["text"] for line in lines if (event := json.loads(line))["kind"] == kind]
+
+    until(lambda: told("checkpoint"), timeout_s=45)  # it is under way
+    victim = next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == "w1")
+    victim.kill()
+    (recovered,) = until(lambda: told("recovered"), timeout_s=30)
+    assert recovered.startswith("w1 took over round")
+    running.interrupt()
+    done = running.wait()
+    assert done.code == 130, done.both
     assert not atoll.processes()
