@@ -31,7 +31,7 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_killed_worker_is_left_out_of_the_mean_and_comes_back_with_the_state(atoll: Atoll) -> None:
     # Long enough to be still at it when one is killed and has come back.
-    running = atoll.start("run", str(atoll.job(steps=4 * STEPS, every=10)), "--local", "3")
+    running = atoll.start("run", str(atoll.job(steps=2 * STEPS, every=10)), "--local", "3")
     folder = folder_of(atoll)
     metrics = folder / "metrics.jsonl"
     until(lambda: metrics.exists() and '"contributors":3' in metrics.read_text().replace(" ", ""))
@@ -47,7 +47,7 @@ def test_killed_worker_is_left_out_of_the_mean_and_comes_back_with_the_state(ato
     assert 2 in found
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["replicas_identical"] is True
-    assert summary["steps"] == 4 * STEPS
+    assert summary["steps"] == 2 * STEPS
     assert "w1" in done.out, "the loss of a member is told"
     assert not atoll.processes()
 
@@ -101,7 +101,7 @@ def test_missing_empty_or_small_text_is_refused(atoll: Atoll, text: str | None, 
 
 
 def test_all_workers_killed_at_once_go_on_from_the_newest_checkpoint(atoll: Atoll) -> None:
-    running = atoll.start("run", str(atoll.job(steps=2 * STEPS, every=10)), "--local", "2")
+    running = atoll.start("run", str(atoll.job(steps=STEPS, every=10)), "--local", "2")
     folder = folder_of(atoll)
     until(lambda: events_of(folder, "checkpoint"))
     for worker in atoll.workers():

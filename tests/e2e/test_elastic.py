@@ -1,0 +1,145 @@
+"""Machines that come, go and differ: real hub, agents and workers; nobody tells anybody to wait."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atoll.net.api import HubClient
+from tests.e2e.conftest import Atoll, ticket_of, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+
+LEAVE_S = 5.0
+"""What a machine that is about to go away has."""
+
+
+def worker(atoll: Atoll, member: str) -> psutil.Process:
+    return next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == member)
+
+
+def kinds(client: HubClient, job: str) -> list[str]:
+    return [event["kind"] for event in client.events(job)["events"]]
+
+
+def values(client: HubClient, job: str, name: str) -> dict[str, list[float]]:
+    """Return all measurements of one name, by member."""
+    found: dict[str, list[float]] = {}
+    for point in client.metrics(job)["points"]:
+        if name in point["values"]:
+            found.setdefault(point["member"], []).append(point["values"][name])
+    return found
+
+
+@contextmanager
+def throttled(process: psutil.Process, *, share: float) -> Iterator[None]:
+    """Let a process run only a share of the time, as a slow machine would."""
+    over = threading.Event()
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                process.suspend()
+                over.wait(0.05 * (1 - share))
+                process.resume()
+                over.wait(0.05 * share)
+        except psutil.NoSuchProcess:
+            return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_slow_machine_does_fewer_steps_and_arrives_with_the_others(atoll: Atoll) -> None:
+    job = atoll.job(steps=3_500, every=100)
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="quick")
+    atoll.join(ticket_of(hub), name="slow")
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 2)
+        name = client.submit(job.read_text())
+        until(lambda: client.job(name)["committed_round"] >= 3)
+        with throttled(worker(atoll, "w1"), share=0.4):
+            until(lambda: min(values(client, name, "pace").get("w1", [1.0])) < 0.8, timeout_s=60)
+        until(lambda: client.job(name)["state"] == "done", timeout_s=90)
+        paces = values(client, name, "pace")
+        members = {m["member"]: m for m in client.job(name)["members"]}
+    assert min(paces["w0"]) > 0.8, "the quick one does (nearly) all its steps"
+    quick, slow = (members[m]["result"] for m in ("w0", "w1"))
+    assert quick["steps"] == slow["steps"] == 3_500, "the schedule is the same for both"
+    assert slow["tokens"] < quick["tokens"]
+    assert quick["digests"] == slow["digests"]
+    assert quick["digest"] == slow["digest"]
+    assert slow["wasted_steps"] == 0
+
+
+def test_run_pauses_below_its_least_number_of_members_and_goes_on_by_itself(atoll: Atoll) -> None:
+    job = atoll.job(steps=2_500, every=50, nodes="{min = 2, max = 3}")
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="one")
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 1)
+        name = client.submit(job.read_text())
+        until(lambda: client.job(name)["state"] == "waiting" and client.job(name)["reason"])
+        second = atoll.join(ticket_of(hub), name="two")
+        until(lambda: client.job(name)["committed_round"] >= 3)
+        second.interrupt(signal.SIGTERM)
+        began = time.monotonic()
+        second.wait(timeout_s=30)
+        assert time.monotonic() - began < LEAVE_S + 2, "leaving is not held up by a round"
+        until(lambda: "paused" in kinds(client, name))
+        before = client.job(name)["committed_round"]
+        until(lambda: client.job(name).get("paused"))
+        atoll.join(ticket_of(hub), name="three")
+        until(lambda: "unpaused" in kinds(client, name))
+        until(lambda: client.job(name)["committed_round"] > before + 1)
+        atoll.join(ticket_of(hub), name="four")
+        until(lambda: len([m for m in client.job(name)["members"] if m["state"] == "running"]) == 3)
+        until(lambda: client.job(name)["state"] == "done", timeout_s=90)
+        results = [m["result"] for m in client.job(name)["members"] if m["state"] == "done"]
+        recovered = [e for e in client.events(name)["events"] if e["kind"] == "recovered"]
+    assert len(results) == 3
+    assert len({r["digest"] for r in results}) == len({r["digests"] for r in results}) == 1
+    assert len(recovered) >= 2
+    assert all(r["wasted_steps"] == 0 for r in results if r["member"] != "w0")
+
+
+def test_member_asked_to_leave_is_gone_within_seconds_and_replaced(atoll: Atoll) -> None:
+    running = atoll.start("run", str(atoll.job(steps=2_500, every=50)), "--local", "2")
+    folder = _folder(atoll)
+    until(lambda: '"contributors":2' in _text(folder / "metrics.jsonl"))
+    leaver = worker(atoll, "w1")
+    began = time.monotonic()
+    leaver.terminate()
+    leaver.wait(LEAVE_S + 2)
+    assert time.monotonic() - began < LEAVE_S
+    done = running.wait(timeout_s=90)
+    assert done.code == 0, done.both
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    found = [e["kind"] for e in events if e["member"] == "w1"]
+    assert found.index("member-leaving") < found.index("member-left") < found.index("recovered")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["replicas_identical"] is True
+    assert not atoll.processes()
+
+
+def _folder(atoll: Atoll) -> Path:
+    until(lambda: atoll.runs.exists() and [p for p in atoll.runs.iterdir() if p.name[0] != "."])
+    return atoll.job_folder()
+
+
+def _text(path: Path) -> str:
+    return path.read_text().replace(" ", "") if path.exists() else ""
