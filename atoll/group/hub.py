@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from torch import Tensor
 
 from atoll.clock import RealClock
 from atoll.codec.codec import Codec
-from atoll.errors import AtollError, EpochChanged, GroupError, GroupLeft, LeftBehind, PeerLost
+from atoll.errors import (
+    AtollError,
+    EpochChanged,
+    GroupError,
+    GroupLeft,
+    LeftBehind,
+    PeerLost,
+    PeerRefused,
+)
 from atoll.group.alone import own_values
 from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
 from atoll.group.reach import own_address, probe
@@ -20,6 +28,7 @@ from atoll.group.talk import Talk
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
     Done,
+    Event,
     Lease,
     Leaving,
     MemberLost,
@@ -218,6 +227,7 @@ class HubGroup:
                 work.finish(reduced)
             except BaseException as error:  # whatever it is belongs to the one who waits
                 work.fail(error)
+                self._tell(plan, error)
             finally:
                 ended.set()
 
@@ -242,6 +252,13 @@ class HubGroup:
             tensors=unflatten(out.vector, like), contributors=out.contributors, weight=out.weight,
             sent_bytes=out.sent_bytes, received_bytes=out.received_bytes, digest=out.digest,
         )  # fmt: skip
+
+    def _tell(self, plan: RoundPlan, error: BaseException) -> None:
+        """Let people know when what others sent is of no use."""
+        if isinstance(error, PeerRefused):
+            fields = {"member": self.me, "round": str(plan.round), "route": plan.route}
+            with suppress(AtollError):
+                self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
 
     def commit(
         self,

@@ -1,0 +1,149 @@
+"""Real processes that freeze or die in every phase of a round, on every route: the others go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.group.agree import Agreed
+from atoll.group.group import Work
+from atoll.hub.server import HubServer
+from tests.contracts.group_suite import assert_same_everywhere, one_round, values
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.victim import HIT, Victim, be_a_member
+
+pytestmark = pytest.mark.e2e
+
+SIZE = 400_000
+"""7 pieces in fp32."""
+SITES = {"w0": ("w2",), "w1": ("w3",), "w2": ("w0",), "w3": ("w1",)}
+QUICK_S = 6.0
+"""After a broken connection: its grace, another attempt, and a busy machine."""
+FROZEN_S = 14.0
+"""After silence: three heartbeats, the grace of the next join, and a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.group.victim"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(hub: HubServer) -> Iterator[NodeInName]:
+    node = NodeInName(hub)
+    yield node
+    node.link.close()
+
+
+class World(HubWorld):
+    """All members but one on threads here; the victim is a process."""
+
+    def __init__(self, node: NodeInName, n: int, *, victim: str, **options: Any) -> None:
+        self.victim = victim
+        super().__init__(node, n, **options)
+
+    def _member(self, member: str, timeout_s: float) -> Any:
+        return None if member == self.victim else super()._member(member, timeout_s)
+
+    def start(self, processes: Any, *, moment: str, fault: str) -> tuple[Any, Connection]:
+        """Start the victim; returns when it has registered."""
+        self.groups = [group for group in self.groups if group is not None]
+        near, far = processes.Pipe()
+        reaches = SITES[self.victim] if self.route == "auto" else None
+        task = Victim(
+            self.hub.url, self.tokens[self.victim], self.job, self.victim, self.route, reaches,
+            moment, HIT[fault], SIZE,
+        )  # fmt: skip
+        process = processes.Process(target=be_a_member, args=(task, far), daemon=True)
+        process.start()
+        far.close()
+        assert near.poll(60)
+        assert near.recv() == "ready"
+        return process, near
+
+
+@pytest.fixture
+def world(node: NodeInName, processes: Any) -> Iterator[Callable[..., tuple[World, Any, Any]]]:
+    made: list[tuple[World, Any]] = []
+
+    def make(route: str, victim: str, moment: str, fault: str) -> tuple[World, Any, Connection]:
+        name, n = ("auto", 4) if route == "hierarchical" else (route, 3)
+        sites = [("w0", "w2"), ("w1", "w3")] if route == "hierarchical" else ()
+        here = World(node, n, victim=victim, route=name, sites=sites)
+        process, pipe = here.start(processes, moment=moment, fault=fault)
+        made.append((here, process))
+        return here, process, pipe
+
+    yield make
+    for here, process in made:
+        process.kill()
+        process.join(10)
+        here.close()
+
+
+CASES = [
+    (route, victim, moment)
+    for route, victims, moments in [
+        ("relay", ["w2"], ["joining", "exchanging", "voting"]),
+        ("direct", ["w0", "w2"], ["connecting", "exchanging", "voting"]),
+        ("hierarchical", ["w2"], ["connecting", "exchanging", "passing", "voting"]),
+        ("hierarchical", ["w0"], ["connecting", "exchanging", "passing"]),
+    ]
+    for victim in victims
+    for moment in moments
+]
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize(("route", "victim", "moment"), CASES)
+def test_the_others_commit_the_round(
+    world: Callable[..., tuple[World, Any, Connection]],
+    route: str,
+    victim: str,
+    moment: str,
+    fault: str,
+) -> None:
+    here, process, pipe = world(route, victim, moment, fault)
+
+    def member(group: Any) -> Agreed:
+        if moment != "connecting":
+            one_round(group, values(group.me, (SIZE,)))
+        return one_round(group, values(group.me, (SIZE,)))
+
+    work = [Work.start(lambda g=g: member(g), name=g.me) for g in here.groups]  # type: ignore[misc]
+    for expected in ("ready", "hit"):
+        assert pipe.poll(60)
+        assert pipe.recv() == expected
+    began = time.monotonic()
+    agreed = [each.wait(60) for each in work]
+    took_s = time.monotonic() - began
+    assert_same_everywhere([one.reduced for one in agreed])
+    survivors = [group.me for group in here.groups]
+    contributors = list(agreed[0].reduced.contributors)
+    assert [name for name in contributors if name != victim] == survivors
+    if victim not in contributors:
+        mean = sum(values(name, (SIZE,))[0] for name in survivors) / len(survivors)
+        assert isinstance(mean, torch.Tensor)
+        torch.testing.assert_close(agreed[0].reduced.tensors[0], mean)
+    assert took_s < (QUICK_S if fault == "kill" else FROZEN_S)
+    if fault == "stop":
+        os.kill(process.pid, signal.SIGCONT)
+        assert pipe.poll(60)
+        # Its vote may be late and still right; otherwise it learns that it was left behind.
+        assert pipe.recv() in {"LeftBehind", "PeerLost", "EpochChanged", "committed"}
