@@ -7,6 +7,7 @@ python -m tests.faults.simulation matrix 0 3         every cell with the seeds 0
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -14,6 +15,9 @@ from collections.abc import Iterator
 
 from tests.faults.simulation.faults import matrix
 from tests.faults.simulation.schedule import Outcome, replay, run_cell, run_random
+
+SHOWN = 4
+"""Seeds shown of one kind of failure."""
 
 
 def many(words: list[str]) -> Iterator[Outcome]:
@@ -42,8 +46,10 @@ def main(words: list[str]) -> int:
             missed[outcome.what] += 1
         if outcome.broken:
             bad += 1
-            kinds[outcome.broken[0].partition(": ")[2][:60]] += 1
-            sys.stdout.write(f"{outcome.seed}  {outcome.broken[0][:150]}\n")
+            kind = re.sub(r"[0-9a-f]{6,}|[0-9.]+", "#", outcome.broken[0].partition(": ")[2])[:60]
+            kinds[kind] += 1
+            if kinds[kind] <= SHOWN:
+                sys.stdout.write(f"{outcome.seed}  {outcome.broken[0][:200]}\n")
         elif outcome.late_s > 60:
             sys.stdout.write(f"{outcome.seed}  late by {outcome.late_s:.0f} s {outcome.struck}\n")
     seconds = time.perf_counter() - began

@@ -28,6 +28,8 @@ class SimulatedDirect:
         self.process: Any = world.fibers.me().process
         self.dial = f"{address}:{world.number()}"
         self.broken: set[Any] = set()
+        """Processes whose connection to this one broke during the present exchange."""
+        self._peers: dict[str, SimulatedDirect] = {}
         self.mailbox: dict[tuple[int, str], Share] = {}
         self._serial = 0
         self.parking = Parking(world.fibers)
@@ -50,10 +52,26 @@ class SimulatedDirect:
         scheduler = self.world.scheduler
         deadline = scheduler.now + plan.timeout_s
         own = Share(self.me, codec.encode(vector, key=key), weight)
-        self.mailbox[plan.epoch, self.me] = own
-        self.broken.clear()
-        peers = self._meet(plan, min(deadline, scheduler.now + CONNECT_S), serial)
+        self.mailbox = {(plan.epoch, self.me): own}
+        meet_by = min(deadline, scheduler.now + CONNECT_S)
+        peers = self._peers = self._meet(plan, meet_by, serial)
+        self.broken = set()
+        try:
+            shares = self._swap(plan, own, serial, deadline)
+        except (PeerLost, DeadlineExceeded):
+            for peer in peers.values():  # its connections go with it, so that the others know
+                self.world.tell_broken(peer, self.process)
+            raise
+        finally:
+            self._peers = {}
+        self._check(serial)
+        self.world.reached("member", "result", self.process)
+        return self._mean(shares, codec)
+
+    def _swap(self, plan: RoundPlan, own: Share, serial: int, deadline: float) -> list[Share]:
+        """Send the own share to all, and return everybody's."""
         self.world.reached("member", "contributing", self.process)
+        peers = self._peers
         for peer in peers.values():
             self._send(peer, plan.epoch, own)
         self.world.reached("member", "reducing", self.process)
@@ -62,16 +80,23 @@ class SimulatedDirect:
             self._check(serial)
             lost = [
                 m for m, peer in peers.items()
-                if peer in self.broken and (plan.epoch, m) not in self.mailbox
+                if peer.process in self.broken and (plan.epoch, m) not in self.mailbox
             ]  # fmt: skip
             if lost:
                 raise PeerLost("a member's connection broke", given=lost[0])
-            if scheduler.now >= deadline:
+            left_s = deadline - self.world.scheduler.now
+            if left_s <= 0:
                 raise DeadlineExceeded("the exchange took too long", given=f"{plan.timeout_s} s")
-            self.parking.wait(deadline - scheduler.now)
-        self._check(serial)
-        self.world.reached("member", "result", self.process)
-        return self._mean([self.mailbox[entry] for entry in wanted], codec)
+            self.parking.wait(left_s)
+        return [self.mailbox[entry] for entry in wanted]
+
+    def meet(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse meetings by sites: collectives are not simulated, so the hub falls back to relay.
+
+        Raises:
+            PeerLost: always.
+        """
+        raise PeerLost("the simulation has no meetings by sites")
 
     def _mean(self, shares: list[Share], codec: Codec) -> Exchanged:
         mean = mean_of(shares, codec=codec.base)
@@ -109,9 +134,10 @@ class SimulatedDirect:
         self.world.scheduler.at(when, arrive, peer.process)
 
     def broke(self, process: Any) -> None:
-        """The connection to another process ended."""
-        self.broken.add(process)
-        self.parking.wake()
+        """The connection to another process ended, if there was one."""
+        if any(peer.process is process for peer in self._peers.values()):
+            self.broken.add(process)
+            self.parking.wake()
 
     def _check(self, serial: int) -> None:
         if serial != self._serial:

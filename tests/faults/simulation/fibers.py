@@ -130,16 +130,17 @@ class Fibers:
         self.failed = failed
         self.home: Any = None if greenlets is None else greenlets.getcurrent()
         """Where the scheduler runs; every fiber gives the baton back to it."""
-        self._of: dict[Process, set[Fiber]] = {}
+        self._of: dict[Process, dict[Fiber, None]] = {}
+        # Not sets: their order would be that of addresses, another one in every run.
 
     def start(self, process: Process, function: Callable[[], Any], name: str) -> Fiber:
         fiber = Fiber(self, process, function, name)
-        self._of.setdefault(process, set()).add(fiber)
+        self._of.setdefault(process, {})[fiber] = None
         self.scheduler.at(self.scheduler.now, fiber.enter, process)
         return fiber
 
     def ended(self, fiber: Fiber) -> None:
-        self._of.get(fiber.process, set()).discard(fiber)
+        self._of.get(fiber.process, {}).pop(fiber, None)
 
     def reap(self, process: Process) -> None:
         """Unwind the fibers of a dead process; the one that runs at the moment does so itself."""

@@ -19,13 +19,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._scheduler, self._process = scheduler, process
         self._ready: deque[asyncio.Handle] = deque()
         self._pumping = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self.errors: list[dict[str, Any]] = []
 
     def drop(self) -> None:
         """Forget everything: the process was killed."""
         self._ready.clear()
-        tasks, self._tasks = self._tasks, set()
+        tasks, self._tasks = self._tasks, {}
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine: Any = task.get_coro()
@@ -99,8 +99,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
     ) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return task
 
     def run_in_executor(  # type: ignore[override]

@@ -5,11 +5,14 @@ A name that a module no longer has fails loudly here: the simulation has to foll
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import atoll.clock
+import atoll.config
 import atoll.group.agree
 import atoll.group.direct
 import atoll.group.group
@@ -31,6 +34,9 @@ from tests.faults.simulation.threads import Executor
 
 if TYPE_CHECKING:
     from tests.faults.simulation.world import World
+
+parse_spec = functools.cache(atoll.config.parse_spec)
+"""The same job file thousands of times."""
 
 PIECE_BYTES = 16
 """Payload of one relayed chunk: a contribution is several."""
@@ -64,6 +70,7 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         (atoll.hub.session, "Outbox", no_outbox),
         (atoll.reducer.server, "ThreadPoolExecutor", lambda **k: Executor(fibers)),
         (atoll.reducer.server, "threading", threading),
+        *((module, "parse_spec", parse_spec) for module in _readers_of_specs()),
         *(
             (module, "CHUNK_BYTES", PIECE_BYTES)
             for module in (
@@ -71,6 +78,13 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
             )
         ),
     ]  # fmt: skip
+
+
+@functools.cache
+def _readers_of_specs() -> tuple[Any, ...]:
+    """Return the hub's modules that read job files."""
+    hubs = [module for name, module in sys.modules.items() if name.startswith("atoll.hub.")]
+    return tuple(module for module in hubs if hasattr(module, "parse_spec"))
 
 
 @contextmanager

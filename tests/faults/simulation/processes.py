@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, DeadlineExceeded, HubError
@@ -182,6 +183,16 @@ class Node(Networked):
         self.world.fibers.start(self, tell, "tell")
 
 
+class _Watcher:
+    """The parent of a reducer beside the hub."""
+
+    def __init__(self, reducers: SimulatedReducers) -> None:
+        self._reducers = reducers
+
+    def ended(self, child: Child) -> None:
+        self._reducers.replace()
+
+
 class SimulatedReducers:
     """Stands in for `Reducers`: one process beside the hub, started again when it ends."""
 
@@ -193,6 +204,8 @@ class SimulatedReducers:
         self._hub = self._world.starting_hub
         self._wanted: set[str] = set()
         self._running: ReducerProcess | None = None
+        self.ended: Callable[[str], None] = lambda job: None
+        """What the hub does when the process has ended."""
 
     def start(self, job: str) -> None:
         if job not in self._wanted:
@@ -200,20 +213,29 @@ class SimulatedReducers:
             self._tasks.start(self._run(job), name="reducer")
 
     async def _run(self, job: str) -> None:
-        token = await self._stores.auth.issue_job_token(job)
+        try:
+            token = await self._stores.auth.issue_job_token(job)
+        except AtollError:  # e.g. the disk is full
+            self._hub.loop.call_later(0.5, self._again)
+            return
         await asyncio.sleep(self._world.start_up_s())
         if job in self._wanted and self._hub.alive:
             world = self._world
             name = f"reducer#{world.number()}"
-            self._running = ReducerProcess(world, name, world.new_line(), parent=self, attempt=0)
+            self._running = ReducerProcess(world, name, world.new_line(), parent=_Watcher(self), attempt=0)
             world.processes.append(self._running)
             self._hub.dependents.append(self._running)
             self._running.begin(token)
 
-    def ended(self, child: Child) -> None:
-        """The process has ended: start another after a pause."""
+    def replace(self) -> None:
+        """The process has ended: tell the hub, and start another after a pause."""
         if self._hub.alive and self._wanted:
-            self._hub.loop.call_later(0.5, lambda: self._again())
+            self._hub.loop.call_soon(self._tell)
+            self._hub.loop.call_later(0.5, self._again)
+
+    def _tell(self) -> None:
+        for job in self._wanted:
+            self.ended(job)
 
     def _again(self) -> None:
         for job in self._wanted:

@@ -131,7 +131,7 @@ def run_random(seed: int) -> Outcome:
             target = world.random.choice(nodes)
             fault = world.random.choice(("freeze", "cut", "dark", "slow", "duplicate", "reorder"))
         else:
-            target = target_of(world, role, world.scheduler_process)
+            target = target_of(world, role, world.nobody)
             fault = world.random.choice(FAULTS)
         if target is not None and target.alive:
             faults.strike(fault, target)

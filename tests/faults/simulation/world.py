@@ -14,7 +14,7 @@ from atoll.errors import AuthError
 from atoll.hub.auth import Identity
 from atoll.wire.messages import Launch, RoundJoin, RoundVote
 from tests.faults.simulation import patches
-from tests.faults.simulation.disk import Disk
+from tests.faults.simulation.disk import JOB, Disk
 from tests.faults.simulation.fibers import Fiber, Fibers
 from tests.faults.simulation.hub import HubLife
 from tests.faults.simulation.link import SimulatedLink
@@ -88,7 +88,7 @@ class World:
         self.on_phase: Callable[[str, str, Process], None] = lambda who, phase, process: None
         self.hub: HubLife | None = None
         self.hub_line = Line(self.scheduler, delay_s=0.0, jitter_s=0.0)
-        self.scheduler_process = Process(self.scheduler, "nobody")
+        self.nobody = Process(self.scheduler, "nobody")
         self.starting_hub: Any = None
         self._numbers = 0
         self.disk.on_event = self._happened
@@ -155,11 +155,11 @@ class World:
             if store.process is process and not process.alive:
                 del self.stores[store.dial]
             elif store.process is not process:
-                self._tell_broken(store, process)
+                self.tell_broken(store, process)
             elif process.alive:
                 for other in list(self.stores.values()):
                     if other is not store:
-                        self._tell_broken(store, other.process)
+                        self.tell_broken(store, other.process)
         for member in self.members():
             if member is not process:
                 self.scheduler.after(0.01, lambda m=member: m.broke(process), member)  # type: ignore[misc]
@@ -167,7 +167,8 @@ class World:
                 for other in list(member.waiting_for):
                     member.broke(other)
 
-    def _tell_broken(self, store: Any, process: Process) -> None:
+    def tell_broken(self, store: Any, process: Process) -> None:
+        """Let one side of a direct connection find out that the other is gone."""
         delay_s = 0.005 + 0.02 * self.random.random()
         self.scheduler.after(delay_s, lambda: store.broke(process), store.process)
 
@@ -263,6 +264,9 @@ class World:
 
     def job_state(self) -> str:
         """Return the state of the job as it is on disk."""
+        hub = self.hub
+        if hub is not None and hub.alive and hub.stores.jobs.get(JOB).state == "running":
+            return "running"
         row = self.disk.connection.execute("SELECT record FROM jobs").fetchone()
         text: str = row[0]
         begin = text.index('"state":"') + 9

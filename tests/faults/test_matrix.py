@@ -1,0 +1,35 @@
+"""Every fault in every phase of a round, a recovery and a checkpoint, on every role and route."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.faults.simulation.faults import FAULTS, PHASES, ROLES, ROUTES, matrix
+from tests.faults.simulation.schedule import run_cell
+
+CELLS_OF_A_SEED = 500
+
+
+def test_matrix_is_the_product_of_its_lists_without_what_cannot_be() -> None:
+    cells = matrix()
+    assert len(set(cells)) == len(cells) > 800
+    assert {cell.phase for cell in cells} == set(PHASES)
+    assert {cell.fault for cell in cells} == set(FAULTS)
+    assert {cell.role for cell in cells} == set(ROLES)
+    assert {cell.route for cell in cells} == set(ROUTES)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_promise_is_broken_wherever_it_strikes(fault: str, schedules: int) -> None:
+    seeds = range(1 + schedules // CELLS_OF_A_SEED)
+    missed: Counter[str] = Counter()
+    for cell in [cell for cell in matrix() if cell.fault == fault]:
+        for seed in seeds:
+            outcome = run_cell(cell, seed)
+            assert not outcome.broken, outcome.explain()
+            missed[str(cell)] += not outcome.struck
+    never = [cell for cell, count in missed.items() if count == len(seeds)]
+    assert not never, f"these faults never happened: {never}"

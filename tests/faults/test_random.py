@@ -1,0 +1,103 @@
+"""Many faults at random times; and that the simulation itself can be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import atoll.hub.round_book
+import atoll.hub.verdicts
+from atoll.wire.messages import RoundPlan, Verdict
+from tests.faults.simulation.faults import Cell
+from tests.faults.simulation.schedule import run_cell, run_random
+
+BLOCKS = 8
+SEEDS = 60
+"""Random schedules of one block."""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_promise_is_broken_by_several_faults_at_once(block: int, schedules: int) -> None:
+    first = block * 1_000_000
+    for seed in range(first, first + SEEDS + schedules // BLOCKS):
+        outcome = run_random(seed)
+        assert not outcome.broken, outcome.explain()
+
+
+def test_seed_names_a_schedule_exactly() -> None:
+    first, again = run_random(11), run_random(11)
+    assert first.trace == again.trace
+    assert first.fingerprint != run_random(12).fingerprint
+
+
+def test_seed_names_the_same_schedule_in_another_process() -> None:
+    code = "from tests.faults.simulation.schedule import run_random as r; print(r(11).fingerprint)"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert told.stdout.strip() == run_random(11).fingerprint
+
+
+# ------------------------------------------------- it notices what is wrong with a hub or member
+
+
+def broken_by(cell: Cell, seeds: range = range(12)) -> list[str]:
+    """Return the complaints of the first schedule that has any."""
+    return next((o.broken for s in seeds if (o := run_cell(cell, s)).broken), [])
+
+
+def test_verdict_that_is_told_before_it_is_durable_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = atoll.hub.round_book.RoundBook.add_verdict
+
+    async def told_first(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Durable in the end, if the hub lives so long; meanwhile everybody is told.
+        writing = asyncio.get_running_loop().create_task(store(self, *args, **kwargs))
+        del writing
+
+    monkeypatch.setattr(atoll.hub.round_book.RoundBook, "add_verdict", told_first)
+    assert broken_by(Cell("kill", "verdict stored", "hub", "relay"))
+
+
+def test_commit_without_asking_everybody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge: Callable[..., Verdict] = atoll.hub.verdicts.judge
+
+    def first_vote_wins(plan: RoundPlan, votes: Any, left: Any) -> Verdict:
+        good = {member: vote for member, vote in votes.items() if vote.ok}
+        first = next(iter(good.values()), None)
+        if first is None:
+            return judge(plan, votes, left)
+        return Verdict(plan.round, plan.epoch, True, first.digest, [*first.contributors, "w9"])
+
+    for module in (atoll.hub.verdicts, *_users_of(judge)):
+        monkeypatch.setattr(module, "judge", first_vote_wins)
+    assert broken_by(Cell("kill", "reducing", "worker", "relay"))
+
+
+def _users_of(judge: Callable[..., Verdict]) -> list[Any]:
+    hubs = [module for name, module in sys.modules.items() if name.startswith("atoll.hub.")]
+    return [module for module in hubs if getattr(module, "judge", None) is judge]
+
+
+def test_state_that_is_damaged_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.faults.simulation.state import Replica
+
+    whole = Replica.from_bytes.__func__  # type: ignore[attr-defined]
+
+    def damaged(cls: type[Replica], data: bytes) -> Replica:
+        replica: Replica = whole(cls, data)
+        replica.vector = replica.vector + 1e-3
+        return replica
+
+    monkeypatch.setattr(Replica, "from_bytes", classmethod(damaged))
+    assert broken_by(Cell("kill", "recovering: chunk", "donor", "relay"))
