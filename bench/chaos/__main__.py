@@ -36,7 +36,17 @@ from bench.chaos.faults import Faults, start_node
 from bench.chaos.letters import Letters
 from bench.chaos.memory import Memory
 from bench.chaos.proxy import Proxy
-from bench.chaos.run import BATCH, CONTEXT, Outcome, Plan, submit, tell, wait, write_text
+from bench.chaos.run import (
+    BATCH,
+    CONTEXT,
+    Outcome,
+    Plan,
+    nearly_done,
+    submit,
+    tell,
+    wait,
+    write_text,
+)
 from bench.cluster import Cluster
 from bench.report import emit
 
@@ -124,13 +134,11 @@ def soak(
         def client(timeout_s: float) -> HubClient:
             return HubClient(cluster.url, token, timeout_s=timeout_s)
 
-        def nearly_done() -> bool:
-            rows = cluster.lines(job, "metrics.jsonl")[-1:]
-            return bool(rows) and rows[0]["step"] > 0.95 * steps
-
         with Memory(cluster) as memory, Letters(client) as letters:
             began = time.monotonic()
-            faults.run(deadline=began + effort.chaos_s, ended=nearly_done)
+            faults.run(
+                deadline=began + effort.chaos_s, ended=nearly_done(cluster, job, steps=steps)
+            )
             seconds = time.monotonic() - began
             letters.stop_sending()
             outcome = wait(cluster, job, timeout_s=effort.finish_s)

@@ -38,9 +38,13 @@ pace = "{pace}"
 preset = "diloco"
 codec = "fp32"
 every = {every}
+shared_steps = 0
 [checkpoint]
 every = 20
 """
+NEARLY = 0.95
+"""Share of the steps after which faults end, so that the job does."""
+
 ENDS = ("done", "failed", "stopped")
 
 
@@ -117,6 +121,21 @@ def ended(cluster: Cluster, job: str, *, look_every_s: float = 1.0) -> Callable[
             view = ask(cluster, job)
             over = view is not None and view["state"] in ENDS
         return over
+
+    return check
+
+
+def nearly_done(cluster: Cluster, job: str, *, steps: int) -> Callable[[], bool]:
+    """Return what tells whether a job has done most of its steps; it looks every five seconds."""
+    looked, done = 0.0, False
+
+    def check() -> bool:
+        nonlocal looked, done
+        if not done and time.monotonic() - looked >= 5.0:
+            looked = time.monotonic()
+            view = ask(cluster, job)
+            done = view is not None and view["progress"]["step"] > NEARLY * steps
+        return done
 
     return check
 
