@@ -134,8 +134,9 @@ class Board:
             entry.began = now
             entry.delivered += 1
             if new:
-                self.gave.add(member)
                 self.nbytes += chunk.nbytes
+                if target in (self.shared, self.inner):  # else it was dropped meanwhile
+                    self.gave.add(member)
             if target.complete:
                 self._check()
             done, total = self._amount()

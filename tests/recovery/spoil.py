@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,22 @@ def slow(seconds: float) -> Spoil:
         def late(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
             if ask.kind == CHUNK:
                 never.wait(seconds)
+            return answer(ask)
+
+        return late
+
+    return spoil
+
+
+def after(happened: Callable[[], object], *, timeout_s: float = 10.0) -> Spoil:
+    """Give no chunk before something has happened."""
+    never = threading.Event()
+
+    def spoil(answer: Answerer) -> Answerer:
+        def late(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+            until = time.monotonic() + timeout_s
+            while ask.kind == CHUNK and not happened() and time.monotonic() < until:
+                never.wait(0.01)
             return answer(ask)
 
         return late

@@ -110,9 +110,14 @@ def test_what_most_have_is_taken_and_the_others_are_told_that_they_differ() -> N
     board.opened("w0", other, INNER_MANIFEST)
     assert board.shared is not None
     assert board.shared.root == other.root
+    wrong = board.claim("w0")
+    assert wrong is not None
     board.opened("w1", SHARED_MANIFEST, INNER_MANIFEST)
     board.opened("w2", SHARED_MANIFEST, INNER_MANIFEST)
     assert board.shared.root == SHARED_MANIFEST.root
+    late = chunk_of(data_of("shared", seed=1), 0)
+    board.put("w0", wrong.target, 0, late)  # under way when the others spoke
+    assert board.gave == set()
     with pytest.raises(SourceDiffers):
         board.claim("w0")
     assert board.claim("w1") is not None

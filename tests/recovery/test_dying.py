@@ -14,6 +14,13 @@ from tests.recovery.world import World, assert_same
 NUMEL = 2_000_000
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give silent sources up sooner than usual."""
+    monkeypatch.setattr("atoll.recovery.direct_source.SILENT_S", 2.0)
+    monkeypatch.setattr("atoll.recovery.relay_source.AWAY_S", 0.5)
+
+
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
 def test_donors_killed_in_the_middle_are_replaced_and_their_chunks_come_from_others(
     world: World, direct: bool
@@ -88,6 +95,6 @@ def test_a_donor_whose_state_raises_is_dropped_by_name(world: World) -> None:
 
 def test_a_member_that_left_refuses_and_is_dropped(world: World) -> None:
     world.donor("w0", spoil=spoil.answers(status="refused", reason="this member is leaving"))
-    model = world.donor("w1", spoil=spoil.slow(0.3))
+    model = world.donor("w1", spoil=spoil.after(lambda: world.events))
     assert_same(world.recover().shared, model.shared())
     assert "this member is leaving" in world.told("recovery-source-lost")["w0"]

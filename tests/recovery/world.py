@@ -26,7 +26,7 @@ from atoll.recovery import Recovered, recover
 from atoll.recovery.desk import Desk
 from atoll.recovery.door import Answerer, Door
 from atoll.recovery.server import StateServer
-from atoll.recovery.shelf import Shelf
+from atoll.recovery.shelf import Shelf, StateOf
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests.group.hub_world import NodeInName
 from tests.group.proxy import Proxy
@@ -163,6 +163,11 @@ class World:
         server.offer(state, still=gate.still)
         self.donors[member], self.dials[member] = server, server.dial
         return state
+
+    def offer(self, member: str, state: StateOf) -> None:
+        """Start a donor that gives a state of its own kind."""
+        self.donor(member, numel=1)
+        self.donors[member].offer(state, still=self.gates[member].still)
 
     def processes_of(self, *members: str, direct: bool = True, **model: int) -> list[Model]:
         """Start donors that are processes of their own."""
