@@ -110,7 +110,7 @@ def _arrange(victim: Victim, hit: Any) -> None:
             once()
             put(self, key, value)
 
-        atoll.group.board.BoardStore.set = hit_before_set  # type: ignore[method-assign]
+        atoll.group.board.BoardStore.set = hit_before_set  # type: ignore[method-assign,assignment]
     if victim.moment == "exchanging":
         run = atoll.group.collectives.Wires.run
 
