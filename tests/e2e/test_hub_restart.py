@@ -1,0 +1,175 @@
+"""A hub that is killed, or lost with its folder, while a job is under way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cli.known_hub import KnownHub, find
+from atoll.net.api import HubClient
+from tests.e2e.conftest import Atoll, Running, ticket_of, until, wait_for
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX"),
+]
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ready(atoll: Atoll, hub: Running) -> KnownHub:
+    """Wait until a hub that was just started answers; return it."""
+
+    def answers() -> KnownHub | None:
+        assert hub.popen.poll() is None, hub.wait().both
+        if not (atoll.home / "hubs.json").exists():
+            return None
+        known = find(home=atoll.home)
+        with known.client(timeout_s=2.0) as client:
+            try:
+                client.health()
+            except Exception:
+                return None
+        return known
+
+    known: KnownHub = until(answers)
+    return known
+
+
+def local_steps(atoll: Atoll, job: str) -> dict[str, list[tuple[float, int]]]:
+    """Return (time, step) of every point that each member wrote on its own disk."""
+    found = {}
+    for member in ("w0", "w1"):
+        paths = list(atoll.folder.glob(f"n*/jobs/{job}/{member}/metrics.jsonl"))
+        lines = paths[0].read_text().splitlines() if paths else []
+        points = [json.loads(line) for line in lines]
+        found[member] = [(point["time"], point["step"]) for point in points]
+    return found
+
+
+def last_step(points: list[tuple[float, int]]) -> int:
+    return max((step for _, step in points), default=0)
+
+
+def committed(client: HubClient, job: str) -> int:
+    return int(client.job(job)["committed_round"])
+
+
+def begin(atoll: Atoll, known: KnownHub, *, steps: int, every: int) -> str:
+    """Join two machines and submit a job; return it when its first round is committed."""
+    for name in ("n0", "n1"):
+        atoll.join(ticket_of(known), name=name)
+    with known.client() as client:
+        until(lambda: len(client.nodes()) == 2)
+        job = client.submit(atoll.job(steps=steps, every=every).read_text())
+        until(lambda: committed(client, job) >= 1, timeout_s=60)
+    return job
+
+
+def check_end(atoll: Atoll, known: KnownHub, job: str, *, steps: int, pids: set[int]) -> int:
+    """Wait for the end, compare the replicas, see that no process was replaced; return rounds."""
+    with known.client() as client:
+        view: dict[str, Any] = wait_for(client, job, "done", "failed", timeout_s=90)
+        assert view["state"] == "done", view
+        results = [member["result"] for member in view["members"]]
+        assert len({result["digest"] for result in results}) == 1
+        assert len({result["digests"] for result in results}) == 1, "the same after every round"
+        assert {result["steps"] for result in results}
+        assert [member["attempt"] for member in view["members"]] == [1, 1], pids
+        return int(view["committed_round"])
+
+
+def worker_pids(atoll: Atoll) -> set[int]:
+    return {process.pid for process in atoll.workers()}
+
+
+def test_workers_train_on_while_the_hub_is_dead_and_finish_with_equal_replicas(
+    atoll: Atoll,
+) -> None:
+    words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]
+    hub = atoll.start(*words)
+    known = ready(atoll, hub)
+    job = begin(atoll, known, steps=3000, every=1000)
+    pids = worker_pids(atoll)
+    with known.client() as client:
+        before = committed(client, job)
+        until(lambda: committed(client, job) > before, timeout_s=60)  # a period has just begun
+    hub.popen.kill()
+    hub.wait()
+    at_kill = {member: last_step(p) for member, p in local_steps(atoll, job).items()}
+    until(
+        lambda: all(
+            last_step(points) > at_kill[member]
+            for member, points in local_steps(atoll, job).items()
+        )
+    )
+    assert worker_pids(atoll) == pids
+    ready(atoll, atoll.start(*words))
+    rounds = check_end(atoll, known, job, steps=3000, pids=pids)
+    with known.client() as client:
+        rows = client.rounds(job)["rounds"]
+        done = [row["round"] for row in rows if row["committed"]]
+        assert sorted(done) == list(range(rounds)), "each round is committed once"
+        points = client.metrics(job)["points"]
+        steps = [(p["member"], p["step"]) for p in points if "loss" in p["values"]]
+        assert len(steps) == len(set(steps)), "each measurement is there once"
+
+
+def commands(atoll: Atoll, port: int) -> list[list[str]]:
+    """Return the commands of the chapter about restoring, for this test's folders."""
+    chapter = GUIDE.read_text().split("## Restore")[1].split("\n## ")[0]
+    lines = re.findall(r"^ {7}atoll (.*)$", chapter, re.MULTILINE)
+    places = {
+        "hub.example.org": "127.0.0.1",
+        "7700": str(port),
+        "/srv/atoll": str(atoll.folder / "srv"),
+        "/mnt/backups": str(atoll.folder / "backups"),
+    }
+    for name, place in places.items():
+        lines = [line.replace(name, place) for line in lines]
+    return [shlex.split(line) for line in lines]
+
+
+def test_hub_whose_folder_is_lost_goes_on_from_its_backup(atoll: Atoll) -> None:
+    start, backup, restore = commands(atoll, free_port())
+    hub = atoll.start(*start)
+    known = ready(atoll, hub)
+    job = begin(atoll, known, steps=3000, every=300)
+    pids = worker_pids(atoll)
+    folder = atoll.folder / "srv" / "runs" / job
+    until(lambda: list(folder.glob("checkpoints/*/manifest.json")))
+    taken = atoll.run(*backup)
+    assert taken.code == 0, taken.both
+    with known.client() as client:
+        then = committed(client, job)
+        until(lambda: committed(client, job) >= then + 2, timeout_s=60)
+    hub.popen.kill()
+    hub.wait()
+    shutil.rmtree(atoll.folder / "srv")
+    again = atoll.start(*restore)
+    ready(atoll, again)
+    check_end(atoll, known, job, steps=3000, pids=pids)
+    with known.client() as client:
+        kinds = [e["kind"].removeprefix("alarm:") for e in client.events(job)["events"]]
+        assert "restored" in kinds
+        assert "adopted" in kinds, "the record was behind its members"
+        assert "rewound" not in kinds
+    database = sqlite3.connect(atoll.folder / "srv" / "hub" / "hub.sqlite")
+    assert database.execute("SELECT count(*) FROM restored").fetchone() == (1,)
+    database.close()
