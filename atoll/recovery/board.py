@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from atoll.clock import RealClock
 from atoll.ids import slot_of
-from atoll.recovery.source import SourceDiffers, SourceLied
+from atoll.recovery.source import SourceDiffers, SourceFailed, SourceLied
 from atoll.recovery.target import Target
 from atoll.wire.state import MAX_RANGE, StateManifest
 
@@ -111,7 +111,7 @@ class Board:
         """
         with self._condition:
             while not self.over:
-                entry = self._entries[member]
+                entry = self._entry(member)
                 claim = self._next(member, entry)
                 if claim is not None:
                     entry.began = self._clock.monotonic()
@@ -127,8 +127,8 @@ class Board:
         """
         target.check(index, chunk)
         with self._condition:
+            entry = self._entry(member)
             new = target.store(index, chunk)
-            entry = self._entries[member]
             now = self._clock.monotonic()
             entry.busy_s += max(0.0, now - entry.began)
             entry.began = now
@@ -216,6 +216,11 @@ class Board:
             return self._settled and self.shared is not None and self.shared.complete
 
     # ------------------------------------------------------------------- with the lock held
+
+    def _entry(self, member: str) -> _Entry:
+        if member not in self._entries:
+            raise SourceFailed("it was given up already")
+        return self._entries[member]
 
     def _next(self, member: str, entry: _Entry) -> Claim | None:
         shared = self.shared

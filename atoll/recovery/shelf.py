@@ -97,6 +97,8 @@ class _Shelved:
     images: dict[str, _Held]
     used: float
     """Monotonic time of the last ask."""
+    seen: float
+    """When the donor was last found to stand on this round, or beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,9 @@ class Shelf:
             shelved = self._rounds.get(ask.round)
             if shelved is None:
                 return self._without(ask), _NOTHING
-            shelved.used = self._clock.monotonic()
+            shelved.used = now = self._clock.monotonic()
+            if ask.kind == OFFER and now - shelved.seen > FRESH_S:
+                self._want(ask.round)
         if ask.kind == OFFER:
             offers = [held.offer for held in shelved.images.values()]
             answer = StateAnswer(
@@ -188,12 +192,17 @@ class Shelf:
             return StateAnswer(ask.number, GONE, -1, reason="this member has no state yet")
         outcome = self._outcomes.get(ask.round)
         age_s = self._clock.monotonic() - outcome.at if outcome is not None else _TOLD_S
-        if age_s > FRESH_S and ask.round not in self._wanted and len(self._wanted) < _MOST_WANTED:
-            self._wanted.append(ask.round)
-            self._condition.notify_all()
+        if age_s > FRESH_S:
+            self._want(ask.round)
         if outcome is None or age_s >= _TOLD_S:
             return StateAnswer(ask.number, WAIT, ask.round)
         return StateAnswer(ask.number, outcome.status, outcome.stands, reason=outcome.reason)
+
+    def _want(self, round_: int) -> None:
+        """Have the thread look at the state; with the lock held."""
+        if round_ not in self._wanted and len(self._wanted) < _MOST_WANTED:
+            self._wanted.append(round_)
+            self._condition.notify_all()
 
     def _refusal(self, ask: StateAsk, reason: str) -> StateAnswer:
         return StateAnswer(ask.number, REFUSED, ask.round, reason=reason)
@@ -237,8 +246,10 @@ class Shelf:
     def _make(self, round_: int, state: StateOf, still: Still) -> int:
         """Copy the state if it stands on the round; return the round it stands on."""
         with still(timeout_s=STILL_S):
-            if state.round != round_:
-                return state.round
+            stands = state.round
+            if stands != round_ or self._still_right(stands, state):
+                self._drop_after(stands)
+                return stands
             sizes = [image_nbytes(part) for part in state.parts()]
         self._make_room()
         # Untouched memory makes the copy eight times as slow, and the copy is what training waits
@@ -258,9 +269,31 @@ class Shelf:
         }
         with self._condition:
             if self._state is not None and self._state[0] is state:
-                self._rounds[round_] = _Shelved(base, held, self._clock.monotonic())
+                now = self._clock.monotonic()
+                self._rounds[round_] = _Shelved(base, held, now, now)
                 self._outcomes.pop(round_, None)
         return stands
+
+    def _still_right(self, stands: int, state: StateOf) -> bool:
+        """Return whether there are images of the very state that the donor stands on.
+
+        A run that was set back to a checkpoint comes to the same rounds again with other states.
+        """
+        with self._condition:
+            shelved = self._rounds.get(stands)
+        if shelved is None:
+            return False
+        if shelved.base == state.base:
+            shelved.seen = self._clock.monotonic()
+            return True
+        with self._condition:
+            self._rounds.pop(stands, None)
+        return False
+
+    def _drop_after(self, stands: int) -> None:
+        """Drop the images of rounds that the donor does not have any more: it was set back."""
+        with self._condition:
+            self._rounds = {r: s for r, s in self._rounds.items() if r <= stands}
 
     def _held(self, view: memoryview, round_: int, base: str, name: str) -> _Held:
         manifest = state_manifest(view, job=self._job, round_=round_, base=base, name=name)

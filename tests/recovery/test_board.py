@@ -12,7 +12,7 @@ from atoll.recovery import board as board_module
 from atoll.recovery import target as target_module
 from atoll.recovery.asking import in_turn
 from atoll.recovery.board import Board, check_manifest
-from atoll.recovery.source import SourceDiffers, SourceLied
+from atoll.recovery.source import SourceDiffers, SourceFailed, SourceLied
 from atoll.recovery.target import Target
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Source
@@ -228,3 +228,15 @@ def test_newcomers_begin_with_different_members() -> None:
     assert [in_turn(peers, me=i)[0] for i in (3, 4, 5)] == ["w0", "w1", "w2"]
     assert sorted(in_turn(peers, me=7)) == ["w0", "w1", "w2"]
     assert in_turn([], me=1) == []
+
+
+def test_a_source_that_was_given_up_is_told_so() -> None:
+    board = new_board("w0", "w1")
+    board.opened("w0", SHARED_MANIFEST, INNER_MANIFEST)
+    claim = board.claim("w0")
+    assert claim is not None
+    board.left("w0")
+    with pytest.raises(SourceFailed, match="given up already"):
+        board.put("w0", claim.target, 0, chunk_of(SHARED_DATA, 0))
+    with pytest.raises(SourceFailed, match="given up already"):
+        board.claim("w0")

@@ -286,3 +286,16 @@ def test_training_waits_for_the_copies_and_not_for_digests(
     with gate.moving():  # would wait for ever
         go_on.set()
     assert offered(shelf).status == OK
+
+
+def test_a_state_that_was_set_back_is_not_given_from_older_images(shelf: Shelf) -> None:
+    """The same number of rounds may come again with another state."""
+    model = Model("w0", numel=10)
+    shelf.offer(model, still=Gate().still)
+    first = offered(shelf)
+    model.base, model.seed = "other", 9
+    wait_until(lambda: offered(shelf).base == "other")
+    assert offered(shelf).images[0].root != first.images[0].root
+    model.move_to(2)
+    wait_until(lambda: offered(shelf, 2).status == OK)
+    wait_until(lambda: offered(shelf).status == GONE)
