@@ -1,0 +1,37 @@
+"""What the documents promise about tests exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def promises_in(path: Path) -> set[str]:
+    """Return the names of all test functions of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return {node.name for node in found if node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_every_test_that_a_document_names_exists(name: str) -> None:
+    missing = [
+        f"{path}::{test}"
+        for path, test in NAMED.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
+        if not (ROOT / path).is_file() or test not in promises_in(ROOT / path)
+    ]
+    assert not missing
+
+
+def test_every_invariant_is_numbered_and_held_by_a_test() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| I(\d+) \|(.*)$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= 12
+    assert all(NAMED.search(row) for _, row in rows)
