@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="up to 4 machines, fewer tokens")
     parser.add_argument("--only", default="", help="one scenario, by its name")
     given = parser.parse_args()
-    most, parts = (4, 400) if given.quick else (8, 2400)
+    most, parts = (4, 400) if given.quick else (8, 1200)
     tokens = parts * PER_PART
     rows = []
     with tempfile.TemporaryDirectory() as name:

@@ -113,7 +113,7 @@ def play(side: Side, *, kills: int, within: int, freezes: int) -> Found:
             _kill(side, MEMBERS[-1 - number % 2], found, in_round=share)
         for _ in range(freezes):
             _freeze(side, MEMBERS[1], found)
-    except Trouble as trouble:
+    except (Trouble, OSError) as trouble:  # OSError: a process ended that should not have
         found.trouble = str(trouble)
     found.compared_rounds = side.watch.compared_rounds()
     found.identical = found.compared_rounds > 0 and not side.watch.differing_rounds()
@@ -129,11 +129,8 @@ def _kill(side: Side, victim: str, found: Found, *, in_round: float) -> None:
     stalls = found.within_s if in_round else found.stalls_s
     stalls.append(_stall(side, others, moment))
     side.restart(victim)
-    joiner = until(
-        lambda: side.watch.newest(victim, besides=before), f"{victim} starts", timeout_s=RETURN_S
-    )
-    _back(side, victim, rounds=2, after=joiner.moment("started"), besides=before)
-    _joined(joiner, others, found)
+    until(lambda: side.watch.newest(victim, besides=before), f"{victim} starts", timeout_s=RETURN_S)
+    _joined(_back(side, victim, rounds=2, after=moment, besides=before), others, found)
 
 
 def _freeze(side: Side, victim: str, found: Found) -> None:
