@@ -34,8 +34,11 @@ class Live(Protocol):
         """End a job after its round, at the latest after `grace_s`."""
         ...
 
-    async def resume(self, job: str) -> str:
-        """Start a job again from its newest checkpoint; return which job goes on."""
+    async def resume(self, job: str, *, spec: str = "") -> str:
+        """Start a job again from its newest checkpoint; return which job goes on.
+
+        `spec`, unless empty, is a changed job file to go on with.
+        """
         ...
 
     def relay(self) -> dict[str, float]:

@@ -7,7 +7,6 @@ call and is on disk when the call returns. Changes reach the disk in the order o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time as calendar
@@ -19,11 +18,12 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.config import dump_spec, parse_spec
-from atoll.errors import ConfigError, HubError, unknown
+from atoll.errors import HubError, unknown
 from atoll.hub.database import Database
 from atoll.hub.events import Events
+from atoll.hub.job_files import check_files
 from atoll.hub.measures import Measures
-from atoll.ids import check_name
+from atoll.hub.respec import check_change
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,6 @@ ENDED = frozenset({"done", "failed", "stopped"})
 MEMBER_STATES = ("assigned", "starting", "running", "done", "failed", "lost", "left", "stopped")
 LIVE_STATES = frozenset({"assigned", "starting", "running"})
 """States of a member whose process is on its way or there."""
-
-MAX_FILES = 64
-MAX_FILES_BYTES = 8 * 2**20
-"""Text that travels with a job, in all; larger things are put as files."""
 
 _MAX_TAIL = 50
 _MAX_RESULT_BYTES = 256 * 1024
@@ -101,6 +97,8 @@ class Job(msgspec.Struct, kw_only=True):
     leases: dict[int, dict[str, int]] = {}
     """Where every slot of the data stands in the committed record."""
     measures: Measures = msgspec.field(default_factory=Measures)
+    outsiders: dict[str, int] = {}
+    """Launches from before it was set back to a checkpoint; they have another history."""
     reducer_attempt: int = 0
     """Launches of its reducer so far."""
     aborted_rounds: int = 0
@@ -152,7 +150,7 @@ class Jobs:
             StorageFull: no room is left.
         """
         spec = parse_spec(spec_text)
-        _check_files(files)
+        check_files(files)
         now = self._clock.wall()
         job = Job(
             job=self._new_name(spec.job.name, now),
@@ -282,6 +280,27 @@ class Jobs:
         await self._save(record)
         return record
 
+    async def replace_spec(self, job: str, text: str) -> Job:
+        """Let a job that has ended go on with a changed job file.
+
+        Raises:
+            ConfigError: the text is wrong, or changes what its state is made of.
+        """
+        record = self.get(job)
+        spec = check_change(parse_spec(record.spec), text)
+        record.spec, record.steps = dump_spec(spec), spec.train.steps
+        record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
+        encoded, written = _record(record), record.spec
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE jobs SET spec = ? WHERE job = ?", (written, job))
+            _update(connection, job, encoded)
+
+        await self._database.write(write)
+        path = self.folder(job) / "job.toml"
+        await asyncio.to_thread(path.write_text, written, encoding="utf-8")
+        return record
+
     async def finished(
         self,
         job: str,
@@ -359,28 +378,3 @@ def _record(job: Job) -> str:
 
 def _update(connection: sqlite3.Connection, job: str, record: str) -> None:
     connection.execute("UPDATE jobs SET record = ? WHERE job = ?", (record, job))
-
-
-def _check_files(files: dict[str, str]) -> None:
-    """Refuse file names that leave the job's folder, and too much text.
-
-    Raises:
-        ConfigError: says which.
-    """
-    if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
-        raise ConfigError(
-            "too many files travel with this job",
-            given=f"{len(files)} files, {sum(map(len, files.values()))} characters",
-            expected=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} characters in all",
-        )
-    reserved = {"job.toml", "events.jsonl", "metrics.jsonl"}
-    for name in files:
-        with contextlib.suppress(ConfigError):
-            check_name("file", name.lower())
-            if name not in reserved:
-                continue
-        raise ConfigError(
-            "this file name cannot travel with a job",
-            given=repr(name),
-            expected="a plain name such as train.py, without folders",
-        )

@@ -79,9 +79,9 @@ class HubLive:
         """End a job."""
         await self._placement.stop(job, grace_s=grace_s)
 
-    async def resume(self, job: str) -> str:
-        """Start a job again from its newest checkpoint; return its name."""
-        return await self._placement.resume(job)
+    async def resume(self, job: str, *, spec: str = "") -> str:
+        """Start a job again from its newest checkpoint, with a changed file if it is given."""
+        return await self._placement.resume(job, spec=spec)
 
     def relay(self) -> dict[str, float]:
         """Return the counters of the relay."""

@@ -34,6 +34,10 @@ class Measures(msgspec.Struct, kw_only=True):
     """Seconds from plan to verdict, by route."""
     step_s: dict[str, float] = {}
     """Seconds of one optimizer step, by member."""
+    reports: dict[str, int] = {}
+    """In how many rounds each member told its speed."""
+    busy_s: dict[str, float] = {}
+    """Seconds of work, in all, from which its speed is known."""
 
 
 def mean(old: float | None, new: float, *, weight: float = EMA) -> float:

@@ -64,13 +64,18 @@ async def open_room(
 def _enrol(machine: JobRounds, job: Job, *, fresh: bool) -> None:
     """Take over from the record who lives, and where each can be dialled."""
     for member in job.members.values():
-        machine.dials[member.member] = member.dial
+        name, roll = member.member, machine.roll
+        machine.dials[name] = member.dial
         if member.state in LIVE_STATES:
-            machine.expect(member.member)
+            machine.expect(name)
             if member.leaving:
-                machine.roll.leaving.add(member.member)
+                roll.leaving.add(name)
             if member.incarnation and not fresh:
-                machine.roll.standing[member.member] = "live"
+                roll.standing[name] = "live"
+        elif member.state == "lost" and not fresh:
+            roll.standing[name] = "gone"  # it may come back yet
+        if job.outsiders.get(name) == member.attempt and not fresh:
+            roll.outsiders.add(name)
 
 
 def _recall(machine: JobRounds, rows: Rows) -> None:
@@ -85,8 +90,8 @@ def _recall(machine: JobRounds, rows: Rows) -> None:
         held = {m: lease.slot for m, lease in verdict.leases.items()}
         machine.progress.leases.held = held
     else:
-        live = {m for m, standing in machine.roll.standing.items() if standing == "live"}
-        machine.roll.recorded = live
+        there = {m for m, s in machine.roll.standing.items() if s in ("live", "gone")}
+        machine.roll.recorded = there - machine.roll.outsiders
 
 
 async def _reopen(room: Room, rows: Rows, book: RoundBook, now: float) -> None:

@@ -19,6 +19,8 @@ DEAD_BAND = 0.2
 """Differences below this share are taken for noise."""
 GRAIN = 32
 """Shares are multiples of one over this."""
+SURE_REPORTS, SURE_S = 5, 5.0
+"""Reports, and seconds of work, after which a member's speed is taken for known."""
 LEAST_LEFT = 0.1
 """A newcomer does nothing in a period of which less than this share is left."""
 
@@ -29,6 +31,8 @@ def learn_steps(measures: Measures, joins: Mapping[str, RoundJoin]) -> None:
         if join.steps > 0 and join.busy_s > 0:
             old, new = measures.step_s.get(member), join.busy_s / join.steps
             measures.step_s[member] = mean(old, new, weight=STEP_EMA)
+            measures.reports[member] = measures.reports.get(member, 0) + 1
+            measures.busy_s[member] = measures.busy_s.get(member, 0.0) + join.busy_s
 
 
 def share_of(own_s: float, fastest_s: float) -> float:
@@ -49,9 +53,16 @@ def paces(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, floa
     return {member: share for member, share in shares.items() if share < 1.0}
 
 
-def too_slow(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, float]:
-    """Return how many times slower than the fastest those are that cannot arrive in time."""
-    known = {member: step_s[member] for member in members if member in step_s}
+def too_slow(measures: Measures, members: Iterable[str]) -> dict[str, float]:
+    """Return how many times slower than the fastest those are that cannot arrive in time.
+
+    Single steps are noisy: only members are judged of which enough is known.
+    """
+    known = {
+        m: measures.step_s[m]
+        for m in members
+        if measures.reports.get(m, 0) >= SURE_REPORTS and measures.busy_s.get(m, 0.0) >= SURE_S
+    }
     fastest = min(known.values(), default=0.0)
     return {m: own / fastest for m, own in known.items() if fastest and own * SLOWEST > fastest}
 

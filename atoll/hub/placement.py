@@ -160,19 +160,35 @@ class Placement:
                 self._rounds.machine(job).stopping = True
             self._stop_at[job] = self._clock.monotonic() + grace_s
 
-    async def resume(self, job: str) -> str:
-        """Start a job that has ended again, from its newest complete checkpoint if it has one."""
+    async def resume(self, job: str, *, spec: str = "") -> str:
+        """Start a job that has ended again, from its newest complete checkpoint if it has one.
+
+        Args:
+            job: Which.
+            spec: A changed job file to go on with; empty: the same.
+
+        Raises:
+            ConfigError: the changed job file cannot go on where the job stands.
+        """
         record = self._jobs.get(job)
         if record.state in ("running", "waiting"):
             return job
+        nodes = record.nodes_wanted
+        if spec:
+            record = await self._jobs.replace_spec(job, spec)
+        if record.nodes_wanted != nodes:
+            await self._rounds.book.forget_leases(job)
         round_ = await self._checkpoints.newest(job)
         await self._checkpoints.begin(job, resume_round=round_)
-        await self._jobs.update(job, resume_round=round_, stopping=False)
         start = max(0, round_)
         cursors = await self._rounds.book.cursors_at(job, start)
-        await self._rounds.book.set_round(job, start, cursors, start_round=start, paused="")
         for member in record.members.values():
-            member.failures = 0
+            member.state, member.error, member.failures = "stopped", None, 0
+            member.leaving = False
+        await self._rounds.book.set_round(
+            job, start, cursors,
+            start_round=start, resume_round=round_, stopping=False, paused="", outsiders={},
+        )  # fmt: skip
         origin = f"the checkpoint of round {round_}" if round_ >= 0 else "the beginning"
         await self._stores.events.add(job, "resumed", f"goes on from {origin}")
         await self._jobs.set_state(job, "waiting", reason="it is being placed")
@@ -307,7 +323,8 @@ class Placement:
         if record.state != "running":
             return
         working = self._rounds.working(job)
-        end = outcome(record.members, stopping=record.stopping, working=working)
+        members = {n: m for n, m in record.members.items() if m.slot < record.nodes_wanted}
+        end = outcome(members, stopping=record.stopping, working=working)
         if end is None:
             return
         state, reason, error = end

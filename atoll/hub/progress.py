@@ -129,7 +129,7 @@ class Progress:
 
     def _note_slow(self, trainers: list[str]) -> list[Noted]:
         """Name, once, the members that cannot arrive with the others at any pace."""
-        slow = too_slow(self.measures.step_s, trainers)
+        slow = too_slow(self.measures, trainers)
         fresh = {m: ratio for m, ratio in slow.items() if m not in self._told_slow}
         self._told_slow |= fresh.keys()
         return [

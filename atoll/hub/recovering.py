@@ -15,7 +15,7 @@ from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.decisions import JobRounds
 from atoll.hub.events import Events
 from atoll.hub.forming import RECOVERING
-from atoll.hub.jobs import Jobs
+from atoll.hub.jobs import LIVE_STATES, Jobs
 from atoll.hub.room import ENDED, Room
 from atoll.hub.rounds import Rounds
 from atoll.wire.messages import Recover, Source, Sources, Standing
@@ -55,19 +55,21 @@ class Recovering:
             GroupError: the state is not needed any more, the job is ending.
         """
         room = self._rooms(job)
-        async with room.lock:
-            effects = room.machine.recover(member, self._clock.monotonic())
-            room.refuse(member, GroupError(RECOVERING, given=member))
-            await self._rounds.carry_out(room, effects)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(VERDICT_WAIT_S):
-                await room.decided.wait()
+        if body.ready:
+            async with room.lock:
+                effects = room.machine.recover(member, self._clock.monotonic())
+                room.refuse(member, GroupError(RECOVERING, given=member))
+                await self._rounds.carry_out(room, effects)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(VERDICT_WAIT_S):
+                    await room.decided.wait()
         deadline = self._clock.monotonic() + RETURN_S
         while True:
             async with room.lock:
                 if not self._rounds.has(job):
                     raise GroupError(ENDED, given=job)
-                holders = room.machine.roll.holders(member, body.failed)
+                named = room.machine.roll.holders(member, body.failed)
+                holders = [m for m in named if self._rounds.is_here(room, m)]
                 late = self._clock.monotonic() >= deadline
                 if holders or late or not self._may_return(room):
                     checkpoint = -1 if holders else await self._set_back(room, member)
@@ -96,7 +98,8 @@ class Recovering:
         """Return whether a process that had the state may still live, unheard."""
         members = self._jobs.get(room.job).members
         missed = [members[m] for m in room.machine.roll.missed() if m in members]
-        return any(m.state == "lost" and m.exit_code is None for m in missed)
+        unsure = LIVE_STATES | {"lost"}  # live: it is just coming back
+        return any(m.state in unsure and m.exit_code is None for m in missed)
 
     def _rooms(self, job: str) -> Room:
         return self._rounds.room(job)
@@ -127,8 +130,13 @@ class Recovering:
         cursors = await self._rounds.book.cursors_at(room.job, round_)
         await self._checkpoints.begin(room.job, resume_round=checkpoint)
         machine.rewind(round_, cursors)
+        outsiders = machine.roll.outsiders & record.members.keys()
         await self._rounds.book.set_round(
-            room.job, round_, cursors, start_round=machine.start_round
+            room.job,
+            round_,
+            cursors,
+            start_round=machine.start_round,
+            outsiders={m: record.members[m].attempt for m in outsiders},
         )
         text = (
             f"no member has the state of round {before} any more:"

@@ -131,7 +131,7 @@ class Roll:
 
         Whoever comes back from before has another history than those that go on now.
         """
-        self.outsiders = {m for m, s in self.standing.items() if s != "recovering"}
+        self.outsiders = {m for m, s in self.standing.items() if s in ("live", "away", "gone")}
         self.committed(())
         self._slow = {}
 

@@ -182,6 +182,14 @@ class RoundBook:
             setattr(record, name, value)
         await self._write(lambda: self._jobs.storing(job))
 
+    async def forget_leases(self, job: str) -> None:
+        """Drop where the data stood in all rounds: it will be dealt in another way."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM round_leases WHERE job = ?", (job,))
+
+        await self._write(lambda: write)
+
     async def set_paused(self, job: str, reason: str) -> None:
         """Store why a job does not go on just now; empty: it goes on."""
         self._jobs.get(job).paused = reason

@@ -284,6 +284,11 @@ class Rounds:
             if self._is_silent(room, member, now):
                 await self.carry_out(room, room.machine.silent(member, now))
 
+    def is_here(self, room: Room, member: str) -> bool:
+        """Return whether a member has a session, or may still come back to a hub that restarted."""
+        recent = self._clock.monotonic() - room.opened_at <= RETURN_S
+        return recent or self._wire.get(session_id(room.job, member)) is not None
+
     def _is_silent(self, room: Room, member: str, now: float) -> bool:
         """Return whether a member's process stands still or its connection broke."""
         session = self._wire.get(session_id(room.job, member))

@@ -27,6 +27,9 @@ class Process:
     plan: RoundPlan | None = None
     vote: RoundVote | None = None
     lease: Lease | None = None
+    """What it trains on."""
+    read: Lease | None = None
+    """Where its data stood when it joined."""
 
 
 @dataclass
@@ -40,8 +43,15 @@ class Group:
     processes: dict[str, Process] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     told: dict[int, list[RoundVote]] = field(default_factory=dict)
-    checkpoint: tuple[int, str] = (0, "start")
-    history: dict[int, str] = field(default_factory=dict)
+    checkpoint: tuple[int, str, dict[int, int]] = (0, "start", {})
+    counted: dict[int, int] = field(default_factory=dict)
+    """How much of each slot is in the present history."""
+    rewinds: int = 0
+    cut_off: dict[str, Process] = field(default_factory=dict)
+    """Processes that live, but that the hub takes for lost."""
+    means: dict[int, list[str]] = field(default_factory=dict)
+    spans: dict[tuple[int, str], tuple[Lease, Lease]] = field(default_factory=dict)
+    """What each member of an attempt has read: from, to."""
 
     def __post_init__(self) -> None:
         self.machine = JobRounds(
@@ -79,8 +89,11 @@ class Group:
         states = {self.processes[m].state for m in plan.members if m in self.processes}
         assert len(states) <= 1, "members of a plan stand on different states"
         for member in plan.members:
-            process = self.processes.get(member)
-            if process is not None and process.doing == "joining":
+            process = self.processes[member]
+            assert process.read is not None
+            lease = process.lease or Lease(int(member[1:]))
+            self.spans[plan.epoch, member] = (lease, process.read)
+            if process.doing == "joining":
                 process.doing, process.plan = "reducing", plan
 
     def decided(self, effect: Decided) -> None:
@@ -90,7 +103,7 @@ class Group:
         slots = [lease.slot for lease in verdict.leases.values()]
         assert len(slots) == len(set(slots)), "a slot has two holders"
         if verdict.committed:
-            self.history[verdict.round + 1] = verdict.digest
+            self.tally(verdict)
             votes = self.told.get(verdict.epoch, [])
             agreed = [v for v in votes if v.ok and v.digest == verdict.digest]
             assert agreed
@@ -101,6 +114,14 @@ class Group:
             if process is not None and process.doing == "voting" and process.plan == plan:
                 self.hear(process, member, verdict)
 
+    def tally(self, verdict: Verdict) -> None:
+        """Check that nothing that is in the mean was in an earlier one."""
+        for member in verdict.contributors:
+            start, end = self.spans[verdict.epoch, member]
+            slot = start.slot
+            assert start.cursor.get("offset", 0) >= self.counted.get(slot, 0), "counted twice"
+            self.counted[slot] = end.cursor["offset"]
+
     def hear(self, process: Process, member: str, verdict: Verdict) -> None:
         """A member hears the verdict on the attempt that it voted on."""
         vote = process.vote
@@ -108,7 +129,7 @@ class Group:
         process.doing = "training"
         if verdict.committed and vote.ok and vote.digest == verdict.digest:
             process.round, process.state = verdict.round + 1, verdict.digest
-            process.lease = verdict.leases.get(member)
+            process.lease = verdict.leases.get(member, process.read)
         elif verdict.committed:
             process.doing = "lost-touch"
 
@@ -131,14 +152,19 @@ class Group:
             paused=old.paused,
             progress=progress,
         )
+        self.machine.roll.outsiders = set(old.roll.outsiders)
+        for member in self.cut_off:
+            self.machine.roll.standing[member] = "gone"
+            if old.roll.knows(member):
+                self.machine.roll.recorded.add(member)
         for member, process in self.processes.items():
             self.machine.roll.standing[member] = "live"
             if self.machine.recovers:
                 self.machine.roll.recorded.add(member)
             if process.doing in ("joining", "reducing"):
                 process.doing = "training"  # it asks again
-        if old.plan is not None:
-            self.machine.reopen(old.plan, self.now)
+        if old.attempt is not None and old.plan is not None:
+            self.machine.reopen(old.plan, self.now, old.attempt.joins)
             for member in set(old.plan.members) - self.processes.keys():
                 self.take(self.machine.gone(member, self.now))
         for member, process in self.processes.items():
@@ -154,8 +180,18 @@ class Group:
         if self.machine.recovers:
             process.doing = "lost-touch"
 
+    def mend(self, member: str) -> None:
+        """A process that was taken for lost is back, and asks again what it had asked."""
+        self.processes[member] = process = self.cut_off.pop(member)
+        self.machine.back(member)
+        if process.doing == "voting":
+            self.send_vote(member, process)
+        elif process.doing in ("joining", "reducing"):
+            process.doing = "training"
+
     def relaunch(self, member: str) -> None:
         if member not in self.processes:
+            self.cut_off.pop(member, None)
             self.machine.launch(member)
             self.enter(member)
 
@@ -176,8 +212,12 @@ class Group:
 
     def send_join(self, member: str, process: Process) -> None:
         process.doing = "joining"
+        lease = process.lease or Lease(int(member[1:]))
+        offset = lease.cursor.get("offset", 0) + 10
+        process.read = Lease(lease.slot, {"data_pass": 0, "offset": offset})
+        join = RoundJoin(process.round, process.state, lease=process.read)
         try:
-            effects = self.machine.join(member, RoundJoin(process.round, process.state), self.now)
+            effects = self.machine.join(member, join, self.now)
         except LeftBehind:
             process.doing = "lost-touch"
             return
@@ -189,19 +229,25 @@ class Group:
         plan = process.plan
         assert plan is not None
         digest = f"{process.state}+{plan.epoch}" if good else ""
-        cursor = {"data_pass": 0, "offset": 10 * (plan.round + 1)}
-        lease = process.lease or Lease(int(member[1:]))
         process.vote = RoundVote(
             plan.round,
             plan.epoch,
             good,
             digest,
-            list(plan.members) if good else [],
+            self.reached(plan) if good else [],
             "" if good else "bad luck",
-            Lease(lease.slot, cursor),
+            process.read,
         )
         process.doing = "voting"
         self.send_vote(member, process)
+
+    def reached(self, plan: RoundPlan) -> list[str]:
+        """Return whose contributions are in the mean: of those that lived when it was made."""
+        if plan.epoch not in self.means:
+            self.means[plan.epoch] = [
+                m for m in plan.members if m in self.processes and not self.processes[m].frozen
+            ]
+        return self.means[plan.epoch]
 
     def send_vote(self, member: str, process: Process) -> None:
         vote = process.vote
@@ -248,9 +294,13 @@ class Group:
             p.round == self.machine.committed_round and m in self.machine.roll.stands
             for m, p in self.processes.items()
         ), "somebody had the state"
-        if self.machine.committed_round != self.checkpoint[0]:
-            self.machine.rewind(self.checkpoint[0], {})
-        process.round, process.state = self.checkpoint
+        round_, state, counted = self.checkpoint
+        if self.machine.committed_round != round_:
+            self.rewinds += 1
+            cursors = {slot: {"data_pass": 0, "offset": end} for slot, end in counted.items()}
+            self.machine.rewind(round_, cursors)
+            self.counted = dict(counted)
+        process.round, process.state = round_, state
 
     # -------------------------------------------------------------------- what happens
 
@@ -258,6 +308,9 @@ class Group:
         process = self.processes.get(member)
         if action == "go":
             self.step(member, good=good)
+        elif action == "all":
+            for name in list(self.processes):
+                self.step(name, good=True)
         elif action == "wait":
             self.wait(8.0)
         elif action == "restart":
@@ -265,6 +318,11 @@ class Group:
         elif action == "die" and process is not None:
             del self.processes[member]
             self.take(self.machine.gone(member, self.now))
+        elif action == "cut" and process is not None:
+            self.cut_off[member] = self.processes.pop(member)
+            self.take(self.machine.gone(member, self.now))
+        elif action == "mend" and member in self.cut_off:
+            self.mend(member)
         elif action == "leave" and process is not None:
             self.take(self.machine.leave(member, self.now))
             del self.processes[member]
@@ -281,7 +339,7 @@ class Group:
     def save(self) -> None:
         for process in self.processes.values():
             if process.round == self.machine.committed_round:
-                self.checkpoint = (process.round, process.state)
+                self.checkpoint = (process.round, process.state, dict(self.counted))
                 return
 
     def wait(self, seconds: float) -> None:

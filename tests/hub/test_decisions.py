@@ -10,8 +10,9 @@ from tests.hub.group_model import Group
 ACTIONS = st.tuples(
     st.sampled_from(
         ["go"] * 8
+        + ["all"] * 4
         + ["wait", "wait", "die", "relaunch", "relaunch", "freeze", "leave", "restart", "again"]
-        + ["save"]
+        + ["save", "cut", "mend", "mend"]
     ),
     st.integers(0, 3),
     st.sampled_from([True, True, True, True, False]),
