@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +16,7 @@ from tests.faults.simulation.faults import Cell
 from tests.faults.simulation.schedule import run_cell, run_random
 
 BLOCKS = 8
-SEEDS = 60
+SEEDS = 40
 """Random schedules of one block."""
 
 
@@ -35,16 +33,6 @@ def test_seed_names_a_schedule_exactly() -> None:
     first, again = run_random(11), run_random(11)
     assert first.trace == again.trace
     assert first.fingerprint != run_random(12).fingerprint
-
-
-def test_seed_names_the_same_schedule_in_another_process() -> None:
-    code = "from tests.faults.simulation.schedule import run_random as r; print(r(11).fingerprint)"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=True, timeout=100,
-    )  # fmt: skip
-    assert told.stdout.strip() == run_random(11).fingerprint
 
 
 # ------------------------------------------------- it notices what is wrong with a hub or member
