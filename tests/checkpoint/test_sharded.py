@@ -34,8 +34,16 @@ from torch.distributed.fsdp import fully_shard
 from atoll.checkpoint.sharded import load_sharded, save_sharded
 from atoll.errors import AtollError
 
-task = json.loads(sys.argv[1])
 torch.set_num_threads(1)
+tasks = json.loads(sys.stdin.readline())
+children = []
+for task in tasks:  # one import of torch for all ranks
+    child = os.fork()
+    if child == 0:
+        break
+    children.append(child)
+else:
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 store = dist.FileStore(task["store"], task["ranks"])
 dist.init_process_group("gloo", store=store, rank=task["rank"], world_size=task["ranks"],
                         timeout=timedelta(seconds=60))
@@ -82,37 +90,29 @@ try:
 except AtollError as error:
     answer["error"] = error.to_dict()
 if task["rank"] == 0 or "error" in answer:
-    print(json.dumps(answer), flush=True)
+    os.write(1, json.dumps(answer).encode() + b"\\n")
 dist.destroy_process_group()
+os._exit(0)
 """
 
 
 def ranks(folder: Path, do: str, count: int, *, seed: int = 1) -> list[dict[str, Any]]:
     """Run so many real processes; return what the first, and every failing one, said."""
     store = folder / f"store-{do}-{count}-{seed}"
-    processes = []
-    for rank in range(count):
-        task = {
+    tasks = [
+        {
             "store": str(store), "ranks": count, "rank": rank, "folder": str(folder / "job"),
             "do": do, "seed": seed,
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", RANK, json.dumps(task)],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-        )  # fmt: skip
-    answers = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, err
-            answers += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return answers
+        }
+        for rank in range(count)
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RANK],
+        input=json.dumps(tasks) + "\n", capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
