@@ -278,7 +278,7 @@ class Placement:
 
     async def _send_launches(self) -> None:
         """Put the commands for assigned members into the queues of their nodes, each once."""
-        for name, member_name in list(self._unsent):
+        for name, member_name in sorted(self._unsent):
             job = self._jobs.get(name)
             member = job.members[member_name]
             if job.state == "running" and member.state == "assigned":

@@ -149,6 +149,45 @@ def test_recover_during_an_attempt_waits_for_its_verdict(running: Running) -> No
         assert sources.round == 2
 
 
+def test_newcomer_that_fetches_ahead_holds_up_nobody(running: Running) -> None:
+    commit(running, 0)
+    with member(running.hub, die(running, "w1"), incarnation="new") as newcomer:
+        registered(newcomer)
+        answer = newcomer.request(Recover(ready=False))
+        assert isinstance(answer, Sources)
+        assert [peer.member for peer in answer.peers] == ["w0"]
+        plan = running.members[0].request(RoundJoin(1, "base1"), timeout_s=2.0)
+        assert isinstance(plan, RoundPlan)
+        assert plan.members == ["w0"]
+
+
+def test_resumed_job_goes_on_with_other_nodes(running: Running) -> None:
+    hub, job = running.hub, running.job
+    assert hub.hub is not None
+    commit(running, 0, leases=True)
+    error = {"kind": "LossNotFinite", "what": "nan"}
+    running.members[0].request(Finished(False, error=error))
+    until(lambda: job_of(hub, job).state == "failed")
+    commands(running.agent, 1)
+    spec = job_of(hub, job).spec.replace("nodes = 2\n", "nodes = 1\n", 1)
+    hub.call(hub.hub.live.resume(job, spec=spec))
+    assert launches(running.agent, 1)["w0"].attempt == 2
+    record = job_of(hub, job)
+    assert (record.state, record.nodes_wanted, record.leases) == ("running", 1, {})
+    assert record.members["w1"].state == "stopped"
+    with member(hub, launches_of(hub, job), incarnation="new") as w0:
+        assert registered(w0).num_slots == 1
+        w0.request(Finished(True))
+        until(lambda: job_of(hub, job).state == "done")
+
+
+def launches_of(hub: HubServer, job: str) -> Launch:
+    """Return a launch of the only member with a token of its present attempt."""
+    assert hub.hub is not None
+    token = hub.call(hub.hub.stores.auth.issue_job_token(job, member="w0", attempt=2))
+    return Launch(job, "w0", 0, token, "", attempt=2)
+
+
 def test_standing_on_another_state_is_refused_and_told(running: Running) -> None:
     commit(running, 0)
     launch = die(running, "w1")
