@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+import atoll.hub.leases
 import atoll.hub.round_book
-import atoll.hub.verdicts
-from atoll.wire.messages import RoundPlan, Verdict
 from tests.faults.simulation.faults import Cell
 from tests.faults.simulation.schedule import run_cell, run_random
 
@@ -49,32 +47,23 @@ def test_verdict_that_is_told_before_it_is_durable_is_noticed(
     store = atoll.hub.round_book.RoundBook.add_verdict
 
     async def told_first(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Durable in the end, if the hub lives so long; meanwhile everybody is told.
-        writing = asyncio.get_running_loop().create_task(store(self, *args, **kwargs))
-        del writing
+        async def later() -> None:
+            await asyncio.sleep(0.3)
+            await store(self, *args, **kwargs)
 
+        tasks.append(asyncio.get_running_loop().create_task(later()))
+
+    tasks: list[Any] = []
     monkeypatch.setattr(atoll.hub.round_book.RoundBook, "add_verdict", told_first)
-    assert broken_by(Cell("kill", "verdict stored", "hub", "relay"))
+    assert broken_by(Cell("kill", "verdict told", "hub", "relay"))
 
 
-def test_commit_without_asking_everybody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge: Callable[..., Verdict] = atoll.hub.verdicts.judge
+def test_slot_that_is_leased_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_the_same(members: Iterable[str], **more: Any) -> dict[str, int]:
+        return dict.fromkeys(members, 0)
 
-    def first_vote_wins(plan: RoundPlan, votes: Any, left: Any) -> Verdict:
-        good = {member: vote for member, vote in votes.items() if vote.ok}
-        first = next(iter(good.values()), None)
-        if first is None:
-            return judge(plan, votes, left)
-        return Verdict(plan.round, plan.epoch, True, first.digest, [*first.contributors, "w9"])
-
-    for module in (atoll.hub.verdicts, *_users_of(judge)):
-        monkeypatch.setattr(module, "judge", first_vote_wins)
-    assert broken_by(Cell("kill", "reducing", "worker", "relay"))
-
-
-def _users_of(judge: Callable[..., Verdict]) -> list[Any]:
-    hubs = [module for name, module in sys.modules.items() if name.startswith("atoll.hub.")]
-    return [module for module in hubs if getattr(module, "judge", None) is judge]
+    monkeypatch.setattr(atoll.hub.leases, "deal", all_the_same)
+    assert broken_by(Cell("slow", "join wait", "worker", "relay"))
 
 
 def test_state_that_is_damaged_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Stands in for the hub's `Checkpoints`: parts arrive, the manifest comes last, both are durable."""
+"""Stands in for the hub's `Checkpoints`: parts arrive, the manifest comes last; both last."""
 
 from __future__ import annotations
 

@@ -143,9 +143,9 @@ class Faults:
     def _connections(self, process: Process) -> Iterator[Any]:
         for other in self.world.processes:
             near = other is process or process is self.world.hub
-            if near and other.alive and other.link is not None:
-                if other.link.connection is not None:
-                    yield other.link.connection
+            connection = other.link.connection if other.link is not None else None
+            if near and other.alive and connection is not None:
+                yield connection
 
     def _cut(self, process: Process, seconds: float) -> None:
         for line in self._lines(process):

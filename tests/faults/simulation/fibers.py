@@ -7,6 +7,7 @@ with playwright) and otherwise threads of which all but one wait.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, InvalidStateError
@@ -14,13 +15,14 @@ from typing import Any, Protocol
 
 from tests.faults.simulation.scheduler import Alarm, Process, Scheduler
 
+greenlets: Any
 try:
-    import greenlet as greenlets
+    greenlets = importlib.import_module("greenlet")
 except ImportError:  # pragma: no cover - depends on what else is installed
-    greenlets = None  # type: ignore[assignment]
+    greenlets = None
 
 
-class Killed(BaseException):  # noqa: N818 - a signal, not an error
+class Killed(BaseException):
     """Unwinds the fibers of a process that was killed."""
 
 
@@ -124,7 +126,9 @@ class Fiber:
 class Fibers:
     """All fibers of a world."""
 
-    def __init__(self, scheduler: Scheduler, failed: Callable[[Fiber, BaseException], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, failed: Callable[[Fiber, BaseException], None]
+    ) -> None:
         self.scheduler = scheduler
         self.current: Fiber | None = None
         self.failed = failed
@@ -264,6 +268,12 @@ class SimulatedFuture:
             raise InvalidStateError
         self._error = error
         self._end("done")
+
+    def offer(self, value: Any, error: BaseException | None = None) -> None:
+        """End with a value or an error, unless it has ended."""
+        if not self.done():
+            self._value, self._error = value, error
+            self._end("done")
 
     def _end(self, state: str) -> None:
         self._state = state

@@ -275,9 +275,7 @@ class SimulatedLink:
         if connection is None:
             self._waiting.append((to, frames, future, deadline))
             late = DeadlineExceeded("the hub is away", given=to)
-            self.world.scheduler.at(
-                deadline, lambda: future.done() or future.set_exception(late), self.process
-            )
+            self.world.scheduler.at(deadline, lambda: future.offer(None, late), self.process)
             return
         self.world.relaying(self, to)
         for frame in frames:

@@ -27,7 +27,7 @@ from tests.faults.simulation import recovery
 from tests.faults.simulation.disk import JOB, hash_of
 from tests.faults.simulation.oracle import Contribution, Stretch
 from tests.faults.simulation.processes import LEFT, Child
-from tests.faults.simulation.state import ELEMENTS, Replica
+from tests.faults.simulation.state import ELEMENTS, Replica, digest_of
 
 if TYPE_CHECKING:
     from tests.faults.simulation.fibers import SimulatedFuture
@@ -78,8 +78,8 @@ class Member(Child):
         pieces = [image[i : i + recovery.CHUNK] for i in range(0, len(image), recovery.CHUNK)]
         if kind == "chunk":
             return ("chunk", pieces[rest[0]])
-        hashes = [recovery.digest_of(piece) for piece in pieces]
-        return ("manifest", recovery.digest_of(image), hashes)
+        hashes = [digest_of(piece) for piece in pieces]
+        return ("manifest", digest_of(image), hashes)
 
     def broke(self, process: Any) -> None:
         """A connection to another process ended."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from tests.faults.simulation.scheduler import Process, Scheduler
@@ -127,9 +128,7 @@ class Connection:
         for direction in (UP, DOWN):
             when = max(x.arrival(60, direction) for x in self._lines)
             end, process = self._end[direction], self._process[direction]
-            self.scheduler.at(
-                when, lambda end=end: end.disconnected(self, code), process  # type: ignore[misc]
-            )
+            self.scheduler.at(when, partial(end.disconnected, self, code), process)
 
     def _over(self, direction: int, code: int) -> None:
         if self._open[direction]:
@@ -142,10 +141,9 @@ class Connection:
             if self._process[direction] is process:
                 self._open[direction] = False
             else:
-                when = max(self._last[direction], max(x.arrival(60, direction) for x in self._lines))
-                self.scheduler.at(
-                    when, lambda d=direction: self._over(d, 1006), self._process[direction]  # type: ignore[misc]
-                )
+                when = max(self._last[direction], *(x.arrival(60, direction) for x in self._lines))
+                over = partial(self._over, direction, 1006)
+                self.scheduler.at(when, over, self._process[direction])
 
     def heard_of_client(self) -> float:
         """Return when the server last got a sign of life; idle clients send one every 2 s."""

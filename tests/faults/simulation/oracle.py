@@ -1,4 +1,4 @@
-"""What must hold whatever happens; the oracle watches a world and remembers every broken promise."""
+"""What must hold whatever happens: the oracle watches a world and remembers what did not."""
 
 from __future__ import annotations
 
@@ -96,6 +96,8 @@ class Oracle:
             self.complain(f"{member} applied epoch {epoch} without being in its plan")
         if plan.route != "alone" and verdict.digest != reduced.digest:
             self.complain(f"{member} applied another result than the verdict's in epoch {epoch}")
+        if list(verdict.contributors) != list(reduced.contributors) and plan.route != "alone":
+            self.complain(f"{member} and the verdict on epoch {epoch} count other contributors")
         self._count_history(round_, epoch, digest, member)
         self._check_mean(epoch, reduced.contributors, reduced.weight, reduced.tensors[0])
         self._check_tokens(round_, epoch, verdict.contributors or list(reduced.contributors))
@@ -165,7 +167,7 @@ class Oracle:
         history = self.history
         for table in (history.digests, history.epochs, history.stretches):
             for round_ in [r for r in table if r >= to]:
-                del table[round_]  # type: ignore[attr-defined]
+                del table[round_]
 
     def check_records(self) -> None:
         """Compare what was told with what is durable."""

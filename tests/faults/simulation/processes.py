@@ -23,6 +23,7 @@ from tests.faults.simulation.disk import JOB
 from tests.faults.simulation.link import SimulatedLink
 from tests.faults.simulation.network import Line
 from tests.faults.simulation.scheduler import Process
+from tests.faults.simulation.threads import Event
 
 if TYPE_CHECKING:
     from tests.faults.simulation.world import World
@@ -89,7 +90,7 @@ class ReducerProcess(Child):
 
     def begin(self, token: str) -> None:
         link: Any = self.connect(f"{JOB}/reducer", token)
-        stop = self.world.threading.Event()
+        stop: Any = Event(self.world.fibers)
 
         def serve() -> None:
             try:
@@ -222,7 +223,9 @@ class SimulatedReducers:
         if job in self._wanted and self._hub.alive:
             world = self._world
             name = f"reducer#{world.number()}"
-            self._running = ReducerProcess(world, name, world.new_line(), parent=_Watcher(self), attempt=0)
+            self._running = ReducerProcess(
+                world, name, world.new_line(), parent=_Watcher(self), attempt=0
+            )
             world.processes.append(self._running)
             self._hub.dependents.append(self._running)
             self._running.begin(token)

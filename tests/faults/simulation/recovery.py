@@ -51,9 +51,7 @@ def _from_checkpoint(member: Member, sources: Sources) -> Replica:
     return member.world.checkpoint(sources.checkpoint_round)
 
 
-def _take(
-    member: Member, sources: Sources, failed: set[str]
-) -> tuple[bytes | None, list[str]]:
+def _take(member: Member, sources: Sources, failed: set[str]) -> tuple[bytes | None, list[str]]:
     """Return the bytes of the state, or None when nobody could give them."""
     world = member.world
     manifests: dict[str, tuple[str, list[str]]] = {}
@@ -115,9 +113,7 @@ def ask(member: Member, donor: str, question: tuple[Any, ...]) -> tuple[Any, ...
         reply = target.answer(question)
         if target.alive and target.running:
             when = max(line.arrival(200, 0) for line in lines)
-            world.scheduler.at(
-                when, lambda: future.done() or future.set_result(reply), member
-            )
+            world.scheduler.at(when, lambda: future.offer(reply), member)
 
     when = max(line.arrival(100, 0) for line in lines)
     world.scheduler.at(when, answer, target)

@@ -152,9 +152,7 @@ def run_random(seed: int) -> Outcome:
     return _run(f"random:{seed}", "random faults", setting, arm)
 
 
-def _run(
-    seed: str, what: str, setting: Setting, arm: Callable[[World, Faults], None]
-) -> Outcome:
+def _run(seed: str, what: str, setting: Setting, arm: Callable[[World, Faults], None]) -> Outcome:
     with simulated(seed, setting) as world:
         faults = Faults(world)
         arm(world, faults)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from tests.faults.simulation.fibers import Fiber, Fibers, Parking, SimulatedFuture
@@ -121,7 +122,7 @@ class Thread:
         self,
         fibers: Fibers,
         group: None = None,
-        target: Callable[..., Any] = lambda: None,
+        target: Callable[..., Any] = print,
         name: str = "thread",
         args: Iterable[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -130,7 +131,7 @@ class Thread:
     ) -> None:
         self.name, self.daemon = name, daemon
         self._fibers = fibers
-        self._call = lambda: target(*args, **(kwargs or {}))
+        self._call: Callable[[], Any] = partial(target, *args, **(kwargs or {}))
         self._fiber: Fiber | None = None
         self._ended = Event(fibers)
 
