@@ -87,6 +87,10 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
         "codec": ("strategy", overrides.codec),
         "every": ("strategy", overrides.every),
     }
+    bounds = tables.get("job", {}).get("nodes")
+    if overrides.nodes is not None and isinstance(bounds, dict) and "min" in bounds:
+        least = min(bounds["min"], overrides.nodes)
+        changes["nodes"] = ("job", {"min": least, "max": overrides.nodes})
     for key, (table, value) in changes.items():
         if value is not None:
             tables.setdefault(table, {})[key] = value
@@ -105,6 +109,28 @@ def parse_text(text: str, overrides: Overrides, *, name: str) -> Submission:
         ConfigError: it is wrong.
     """
     return build(_parse(text, name=name), overrides)
+
+
+def change_for_resume(text: str, *, nodes: int | None, preset: str, settings: Sequence[str]) -> str:
+    """Return a resolved job file with what may change when it is resumed; "" if nothing does.
+
+    Args:
+        text: The job's own file.
+        nodes: Another number of members.
+        preset: Another strategy; its options begin at that preset's defaults.
+        settings: ``table.key=value``.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    if nodes is None and not preset and not settings:
+        return ""
+    tables = _parse(text, name="the job's file")
+    if nodes is not None:
+        tables["job"]["min_nodes"] = min(int(tables["job"].get("min_nodes", 0)), nodes)
+    if preset:
+        tables["strategy"] = {"preset": preset}
+    return build(tables, Overrides(nodes=nodes, settings=settings)).text
 
 
 def _parse(text: str, *, name: str) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class LocalRun:
     """A new job; or else:"""
     resume: str = ""
     """A job of an earlier embedded run."""
+    changed: str = ""
+    """The job file with which that one goes on, if it is another."""
     parameters: int = 0
     """Of the model, if known; for the comparison with data parallel training."""
     picture: Picture | None = None
@@ -127,7 +129,7 @@ def _enter(plan: LocalRun, client: HubClient) -> str:
     """Submit the new job or resume the old one; return its id."""
     if plan.submission is not None:
         return client.submit(plan.submission.text, files=plan.submission.files)
-    return client.resume(plan.resume)
+    return client.resume(plan.resume, spec=plan.changed)
 
 
 def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:

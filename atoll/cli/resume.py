@@ -10,17 +10,28 @@ import typer
 
 def resume(
     job: Annotated[str, typer.Argument(help="A job of the hub, or a folder runs/JOB.")],
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-n", min=1, help="Go on with so many members.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Go on with another strategy, e.g. ddp.")] = "",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.steps=4000.")
+    ] = None,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
     detach: Annotated[
         bool, typer.Option("--detach/--follow", help="Resume and return at once.")
     ] = False,
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
 ) -> None:
-    """Resume a job that was stopped, failed or interrupted."""
+    """Resume a job that was stopped, failed or interrupted.
+
+    Model, data, seed and script stay what they were; members and strategy may change.
+    """
     from atoll.cli import screen
     from atoll.cli.embedded import recall_embedded
+    from atoll.cli.jobfile import change_for_resume
     from atoll.cli.precheck import check_names
-    from atoll.config import load_spec
+    from atoll.config import parse_spec
 
     console = screen.output()
     folder = Path(job) if (Path(job) / "job.toml").exists() else runs / job
@@ -28,16 +39,24 @@ def resume(
     if local is not None:
         from atoll.cli.local_run import LocalRun, run_local
 
-        place, nodes = local
-        parameters = check_names(load_spec(folder / "job.toml"))
+        place, before = local
+        text = (folder / "job.toml").read_text(encoding="utf-8")
+        changed = change_for_resume(text, nodes=nodes, preset=preset, settings=set_ or ())
+        parameters = check_names(parse_spec(changed or text))
         plan = LocalRun(
-            folder=place, jobs=folder.parent, nodes=nodes, resume=folder.name, parameters=parameters
-        )
+            folder=place, jobs=folder.parent, nodes=nodes or before, resume=folder.name,
+            changed=changed, parameters=parameters,
+        )  # fmt: skip
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import known_hub
     from atoll.cli.remote_run import follow_remote
 
     where = known_hub.find(hub)
     with where.client() as client:
-        name = client.resume(Path(job).name)
+        name = Path(job).name
+        text = str(client.job(name)["spec"])
+        changed = change_for_resume(text, nodes=nodes, preset=preset, settings=set_ or ())
+        if changed:
+            check_names(parse_spec(changed))
+        name = client.resume(name, spec=changed)
     raise typer.Exit(follow_remote(where, name, runs=runs, detach=detach, console=console))

@@ -29,6 +29,13 @@ class StopAsked(msgspec.Struct, frozen=True):
     grace_s: float = 10.0
 
 
+class ResumeAsked(msgspec.Struct, frozen=True):
+    """Body of a resume."""
+
+    spec: str = ""
+    """The job file from now on; empty: the same."""
+
+
 def view_of(context: Context, job: str) -> dict[str, Any]:
     """Return the whole view of a job."""
     return job_view(
@@ -86,7 +93,8 @@ async def stop(request: Request, context: Context) -> Response:
 async def resume(request: Request, context: Context) -> Response:
     """POST /api/jobs/J/resume: start it again from its newest checkpoint."""
     job = job_of(request, context)
-    return Json({"job": await context.live.resume(job)})
+    body = await body_as(request, ResumeAsked)
+    return Json({"job": await context.live.resume(job, spec=body.spec)})
 
 
 async def read_metrics(request: Request, context: Context) -> Response:

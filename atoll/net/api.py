@@ -180,9 +180,17 @@ class HubClient:
         """Ask a job to save and end; its processes are killed after `grace_s`."""
         self._rest.call("POST", _path(job, "stop"), json={"grace_s": grace_s})
 
-    def resume(self, job: str) -> str:
-        """Go on with a job from its last checkpoint; return the id under which it runs."""
-        return str(self._rest.json("POST", _path(job, "resume"), json={})["job"])
+    def resume(self, job: str, *, spec: str = "") -> str:
+        """Go on with a job from its last checkpoint; return the id under which it runs.
+
+        Args:
+            job: The job.
+            spec: Its job file from now on, with other nodes or another strategy; empty: the same.
+
+        Raises:
+            ConfigError: the job file is wrong, or changes what cannot change.
+        """
+        return str(self._rest.json("POST", _path(job, "resume"), json={"spec": spec})["job"])
 
     def drain(self, node: str, *, draining: bool = True, reason: str = "") -> None:
         """Have a machine give its work back and take none, or take work again."""

@@ -166,6 +166,10 @@ class Trainer:
         sums = (restored.counters.get(name, 0) for name in ("first_loss_sum", "first_tokens"))
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
+        if int(restored.counters.get("num_slots", len(self.task.leases))) != self.num_slots:
+            # Another number of members deals the data anew: places of the old deal mean nothing.
+            self.task.leases.clear()
+            return None
         place = restored.cursor if restored.cursor is not None else self.task.leases.get(self.slot)
         return Cursor.from_dict(place) if place else None
 
@@ -319,6 +323,7 @@ class Trainer:
         counters: dict[str, float | int | str] = {
             **self.totals.to_dict(),
             "chain": self.chain,
+            "num_slots": self.num_slots,
             "first_loss_sum": self.first.loss_sum,
             "first_tokens": self.first.tokens,
         }
