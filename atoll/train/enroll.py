@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget
@@ -110,11 +110,12 @@ def enroll(
     (server,) = servers
     link, group = connection.link, connection.group
 
-    def fetch(*, ready: bool) -> Recovered:
+    def fetch(*, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
         return recover(
             link, job=environment.job, me=environment.member,
             ask=lambda question: group.recover(question.failed, ready=ready), on_event=announce,
             deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, stop=should_stop,
+            distrusted=list(distrusted),
         )  # fmt: skip
 
     def announce(event: Event) -> None:

@@ -75,8 +75,13 @@ class Hub(Protocol):
 class Fetch(Protocol):
     """Fetches the committed state; may take long."""
 
-    def __call__(self, *, ready: bool) -> Recovered:
-        """Return it; `ready`: it is loaded at once, so that rounds may wait for it."""
+    def __call__(self, *, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
+        """Return it.
+
+        Args:
+            ready: It is loaded at once, so that rounds may wait for it.
+            distrusted: Members whose state did not fit before.
+        """
         ...
 
 
@@ -117,13 +122,15 @@ class Lifeline:
         self._hub, self._fetch, self._server = hub, fetch, server
         self._announce, self._should_stop = announce, should_stop
         self._begun: Work[Recovered] | None = None
+        self._distrusted: set[str] = set()
 
     def begin(self) -> None:
         """Start to fetch, while model and data are still being built."""
         self._begun = self._start(ready=False)
 
     def _start(self, *, ready: bool) -> Work[Recovered]:
-        return Work.start(lambda: self._fetch(ready=ready), name="recover")
+        distrusted = list(self._distrusted)
+        return Work.start(lambda: self._fetch(ready=ready, distrusted=distrusted), name="recover")
 
     def offer(self, task: Task, state: CommittedState) -> None:
         """Offer this member's committed state to whoever comes late, from now on."""
@@ -151,6 +158,7 @@ class Lifeline:
                 self._announce(Event("recovery-refused", f"{task.member}: {error}"))
                 if attempt == ATTEMPTS:
                     raise
+                self._distrusted.update(recovered.sources)
                 continue
             break
         seconds, sources = RealClock().monotonic() - began, tuple(recovered.sources)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.checkpoint import BackgroundSaver, Saved, Store, collect
+from atoll.checkpoint.image import image_nbytes
 from atoll.strategies.strategy import Outer
 from atoll.task import Task
 
@@ -29,12 +30,27 @@ class Moment:
     """Name of the outer strategy."""
 
 
+SLACK_BYTES = 1 << 20
+"""For counters and metadata that are not known yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Saving:
     """Where checkpoints go; neither: nowhere."""
 
     store: Store | None
     saver: BackgroundSaver | None
+
+    def reserve(self, task: Task, outer: Outer, *, shared: bool) -> None:
+        """Get memory for later saves ahead; the optimizer has its state by now."""
+        if self.saver is None:
+            return
+        own, common = collect(
+            task, outer=outer.state_dict(), codec={}, cursor={}, counters={}, about={},
+            own_model=not outer.one_model, base="", leases=task.leases,
+        )  # fmt: skip
+        parts = (own, common) if shared else (own,)
+        self.saver.reserve(sum(image_nbytes(part) for part in parts) + SLACK_BYTES)
 
     def save(self, task: Task, outer: Outer, moment: Moment) -> bool:
         """Save the state right after a committed round; return whether it was taken.

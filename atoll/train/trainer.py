@@ -129,6 +129,7 @@ class Trainer:
         self.saving = Saving(store=store, saver=saver)
         self._held_out: float | None = None
         self._saved_round = -1
+        self._reserved = False
         self._publish: Callable[[Path, str], None] | None = None
 
     # ----------------------------------------------------------------------- putting together
@@ -289,6 +290,9 @@ class Trainer:
         """Save and evaluate after a committed round, if it is time."""
         self.chain = chained(self.chain, sync)
         stopping = self.group.stopping
+        if not self._reserved:
+            self._reserved = True
+            self.saving.reserve(self.task, self.outer, shared=self._is_first)
         self._held_out = None
         if self.task.round % self.rhythm.evaluate == 0 and not last:
             self._held_out = self._evaluate_share().loss

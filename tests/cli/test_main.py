@@ -13,7 +13,7 @@ from atoll.cli import main as command
 
 VERBS = [
     *("demo", "hub", "join", "run", "status", "logs", "stop", "resume"),
-    *("generate", "report", "ticket", "doctor"),
+    *("generate", "report", "ticket", "doctor", "checkpoint"),
 ]
 
 
