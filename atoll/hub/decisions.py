@@ -204,7 +204,7 @@ class JobRounds(Gathering):
             for member in attempt.missing():
                 effects += self.leave_out(member, "it did not vote in time")
             effects += self._leave_out_odd_ones(attempt)
-        verdict = judge(attempt.plan, attempt.votes, attempt.left)
+        verdict = judge(attempt.plan, attempt.votes, attempt.left, least=self.min_nodes)
         self.unwell = {m for m, vote in attempt.votes.items() if not vote.ok}
         if verdict.committed:
             verdict, notes = self._commit(attempt, verdict, now)

@@ -49,13 +49,16 @@ def outvoted(votes: Mapping[str, RoundVote], unwell: Container[str]) -> dict[str
     return out | dict.fromkeys(odd_ones(votes), ODD)
 
 
-def judge(plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str]) -> Verdict:
+def judge(
+    plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str], *, least: int = 0
+) -> Verdict:
     """Return the verdict on an attempt: all remaining votes are ok and agree, or it is aborted.
 
     Args:
         plan: The attempt.
         votes: What each member voted.
         left: Members that no longer count, whether they voted or not.
+        least: With fewer members the run pauses: nothing is committed by what is left of them.
     """
     counted = {m: votes[m] for m in plan.members if m in votes and m not in set(left)}
     unwell = [f"{m}: {vote.reason or 'not ok'}" for m, vote in counted.items() if not vote.ok]
@@ -70,5 +73,8 @@ def judge(plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str]) 
         )
     else:
         first = next(iter(counted.values()))
-        return Verdict(plan.round, plan.epoch, True, first.digest, first.contributors)
+        there = max(len(counted), len(first.contributors))
+        if there >= least:
+            return Verdict(plan.round, plan.epoch, True, first.digest, first.contributors)
+        reason = f"{there} of at least {least} members are left"
     return Verdict(plan.round, plan.epoch, False, reason=reason)

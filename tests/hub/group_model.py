@@ -109,6 +109,8 @@ class Group:
             assert agreed
             assert all(v.contributors == verdict.contributors for v in agreed)
             assert self.machine.committed_round == verdict.round + 1
+            there = max(len(verdict.contributors), len(self.machine.roll.stands))
+            assert there >= self.least, "fewer than the least number met"
         for member in plan.members:
             process = self.processes.get(member)
             if process is not None and process.doing == "voting" and process.plan == plan:
@@ -305,7 +307,7 @@ class Group:
     # -------------------------------------------------------------------- what happens
 
     def act(self, action: str, member: str, good: bool) -> None:
-        process = self.processes.get(member)
+        """Let something happen; what cannot happen now does not."""
         if action == "go":
             self.step(member, good=good)
         elif action == "all":
@@ -315,26 +317,31 @@ class Group:
             self.wait(8.0)
         elif action == "restart":
             self.restart()
-        elif action == "die" and process is not None:
-            del self.processes[member]
-            self.take(self.machine.gone(member, self.now))
-        elif action == "cut" and process is not None:
-            self.cut_off[member] = self.processes.pop(member)
-            self.take(self.machine.gone(member, self.now))
+        elif action == "relaunch":
+            self.relaunch(member)
         elif action == "mend" and member in self.cut_off:
             self.mend(member)
-        elif action == "leave" and process is not None:
+        elif action == "save":
+            self.save()
+        elif member in self.processes:
+            self.befall(action, member)
+
+    def befall(self, action: str, member: str) -> None:
+        """Let something happen to a process."""
+        process = self.processes[member]
+        if action == "freeze":
+            process.frozen = not process.frozen
+        elif action == "again" and process.doing == "joining":
+            self.send_join(member, process)
+        elif action in ("die", "cut"):
+            del self.processes[member]
+            if action == "cut":
+                self.cut_off[member] = process
+            self.take(self.machine.gone(member, self.now))
+        elif action == "leave":
             self.take(self.machine.leave(member, self.now))
             del self.processes[member]
             assert member not in self.machine.waits_for()
-        elif action == "relaunch":
-            self.relaunch(member)
-        elif action == "freeze" and process is not None:
-            process.frozen = not process.frozen
-        elif action == "again" and process is not None and process.doing == "joining":
-            self.send_join(member, process)
-        elif action == "save":
-            self.save()
 
     def save(self) -> None:
         for process in self.processes.values():

@@ -35,7 +35,7 @@ class Nobody:
 
     async def stop(self, job: str, *, grace_s: float) -> None: ...
 
-    async def resume(self, job: str) -> str:
+    async def resume(self, job: str, *, spec: str = "") -> str:
         return job
 
     def relay(self) -> dict[str, float]:
