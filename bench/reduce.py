@@ -30,6 +30,7 @@ import torch
 import torch.distributed
 
 from atoll.codec.table import make_codec
+from atoll.group.board import BoardStore
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
 from atoll.net.api import HubClient
@@ -139,9 +140,9 @@ def time_plain(
     """Time torch.distributed's own all-reduce among the same members."""
     dist: Any = torch.distributed
     plan = group.join(group.committed_round, base="base")
-    host, _, port = plan.store.rpartition(":")
+    host, _, _ = plan.store.rpartition(":")
     timeout = timedelta(seconds=60)
-    store = dist.PrefixStore("plain", dist.TCPStore(host, int(port), None, False, timeout, False))
+    store = BoardStore(plan.store, "plain", deadline=time.monotonic() + timeout.total_seconds())
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
@@ -222,7 +223,8 @@ def measure(
     job, tokens = node.submit(nodes=members, route=route)
     processes = []
     for member, token in sorted(tokens.items()):
-        command = [sys.executable, "-m", "bench.reduce", "--member", member, "--token", token]
+        command = [sys.executable, "-m", "bench.reduce", "--member", member]
+        command += [f"--token={token}"]  # it may begin with a dash
         command += ["--hub", hub["url"], "--job", job, "--route", route]
         command += ["--members", str(members), "--rounds", str(rounds)]
         processes.append(

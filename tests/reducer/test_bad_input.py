@@ -143,7 +143,7 @@ def finish(bench: Bench, *, members: list[str] = HEALTHY) -> list[str]:
 
 GOOD = make_codec("fp32").encode(vector(BAD), key="x")
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "another job's tensors": {"sizes": [5], "total_bytes": 20, "count": 1},
     "another codec": {"codec": "bf16", "total_bytes": 2 * ELEMENTS, "count": 1},
     "unknown codec": {"codec": "fp99"},
@@ -164,7 +164,7 @@ WRONG = {
 def test_contribution_that_is_wrong_is_refused_by_name_and_the_others_go_on(
     bench: Bench, what: str
 ) -> None:
-    changes: dict[str, Any] = WRONG[what]
+    changes = WRONG[what]
     head = head_of(GOOD, **changes)
     data = bytes(GOOD.data)[: min(head.total_bytes, 256 * 1024)]
     bench.send(BAD, head, data)
