@@ -66,6 +66,8 @@ def test_a_newcomer_stands_where_the_last_round_left_everybody(
         assert task.step == 8
         found = outer.committed(task).tensors
         expected = run.outer.committed(run.task).tensors
+        assert found is not None
+        assert expected is not None
         assert all(map(torch.equal, found, expected))
         assert all(map(torch.equal, task.parameters(), expected))
 

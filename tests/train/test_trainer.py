@@ -265,6 +265,7 @@ def test_a_stream_goes_where_the_group_sends_it() -> None:
     for _ in range(4):
         next(other)
     expected = other.place()
+    assert expected is not None
     late = make(1)
     assert late.place() is None  # it reads along in the first slot
     late.rejoin(3)
