@@ -7,7 +7,6 @@ import logging
 import platform
 import signal
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,7 +21,7 @@ from atoll.checkpoint import save_weights
 from atoll.clock import Clock, RealClock
 from atoll.codec import make_codec
 from atoll.config import WorkerEnvironment, load_spec, worker_environment
-from atoll.errors import AtollError, ConfigError, GroupLeft, HubError, LeftBehind, ScriptError
+from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind
 from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.strategies.strategy import SyncResult
@@ -31,6 +30,7 @@ from atoll.strategies.wrapped import OuterOptimizer
 from atoll.task import Task
 from atoll.train.deal import deal
 from atoll.train.enroll import Enrolled, enroll
+from atoll.train.last_words import told_error
 from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
 from atoll.train.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
@@ -390,18 +390,6 @@ class Run:
             if error is None:
                 raise
             log.warning("the hub was not told how this ended: %s", trouble)
-
-
-def told_error(error: BaseException, *, member: str) -> AtollError:
-    """Return the error that the hub is told when a script raised."""
-    if isinstance(error, AtollError):
-        return error
-    lines = "".join(traceback.format_exception(error)[-6:]).strip()
-    return ScriptError(
-        f"the script raised {type(error).__name__}: {error}",
-        given=f"member {member} on {platform.node()}: {lines}",
-        remedy="see the job's log",
-    )
 
 
 def _metrics_of(incarnation: str) -> Callable[[int, list[Point]], Metrics]:

@@ -13,7 +13,8 @@ from atoll.checkpoint import load_weights
 from atoll.errors import ConfigError, DataError
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroups
-from atoll.run import Run, join, told_error
+from atoll.run import Run, join
+from atoll.train.last_words import told_error
 from tests.contracts.strategy_suite import (
     BATCH,
     adamw,
