@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget
 from atoll.clock import RealClock
 from atoll.config import WorkerEnvironment
+from atoll.errors import AuthError
 from atoll.group.connect import Connection, connect_group
 from atoll.group.reach import own_address
 from atoll.net.sync_link import SyncLink
 from atoll.recovery import Recovered, StateServer, recover
 from atoll.train.lifeline import Lifeline
 from atoll.wire.messages import CheckpointPart, CheckpointState, Event, Finished
+
+log = logging.getLogger(__name__)
 
 RECOVERY_TIMEOUT_S = 3600.0
 """Longest time that one recovery may take: a large model on a slow link."""
@@ -70,7 +74,11 @@ class Enrolled:
     def close(self, finished: Finished | None = None) -> None:
         """Stop offering the state and close the session, with last words."""
         self.server.close()
-        self.connection.close(finished)
+        try:
+            self.connection.close(finished)
+        except AuthError as error:
+            # Tokens end with the job: these words were heard, only the answer was lost.
+            log.info("the job is over: %s", error)
 
 
 def enroll(
