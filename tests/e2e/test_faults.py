@@ -98,19 +98,3 @@ def test_missing_empty_or_small_text_is_refused(atoll: Atoll, text: str | None, 
     assert done.code == 1, done.both
     assert "DataError" not in done.err.splitlines()[-1]
     assert words in done.err, done.err
-
-
-def test_all_workers_killed_at_once_go_on_from_the_newest_checkpoint(atoll: Atoll) -> None:
-    running = atoll.start("run", str(atoll.job(steps=STEPS, every=10)), "--local", "2")
-    folder = folder_of(atoll)
-    until(lambda: events_of(folder, "checkpoint"))
-    for worker in atoll.workers():
-        worker.kill()
-    done = running.wait()
-    assert done.code == 0, done.both
-    assert "SIGKILL" in done.both or "-9" in done.both
-    assert events_of(folder, "alarm:rewound") or events_of(folder, "rewound")
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["replicas_identical"] is True
-    assert summary["steps"] == STEPS
-    assert not atoll.processes()
