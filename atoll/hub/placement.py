@@ -19,7 +19,9 @@ from atoll.hub.stores import Stores
 from atoll.ids import member_id, session_id
 from atoll.wire.messages import Launch, Stop, pack_command
 
-FATAL_KINDS = frozenset({"ScriptError", "ConfigError", "DataError", "LossNotFinite"})
+FATAL_KINDS = frozenset(
+    {"ScriptError", "ConfigError", "DataError", "LossNotFinite", "CheckpointCorrupt"}
+)
 """Errors of the job itself: every member would meet them, so the first ends the job.
 
 A process that was killed, ran out of memory or lost the hub is none of them."""
