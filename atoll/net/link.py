@@ -171,9 +171,11 @@ class Link:
                         connection = await self._connect()
                         break
                     except HubUnreachable as error:
-                        last = error
                         if not patient:
                             raise
+                        if last is None:
+                            logger.warning("%s waits for its hub: %s", self.session, error)
+                        last = error
                     await asyncio.sleep(wait_s)
         except TimeoutError:
             raise last or HubUnreachable(

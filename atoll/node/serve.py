@@ -26,6 +26,9 @@ from atoll.wire.messages import NodeInfo
 
 log = logging.getLogger(__name__)
 
+RETURN_TIMEOUT_S = 30 * 86_400.0
+"""How long a machine that has joined before waits for its hub to come back."""
+
 CONNECT_TIMEOUT_S = 20.0
 
 REAP_S = 1.0
@@ -85,7 +88,10 @@ def run_node(
         while True:
             served = _Served(on_ready)
             try:
-                asyncio.run(_serve(options, me, info=info, on_ready=served, on_status=on_status))
+                serving = _serve(
+                    options, me, info=info, known=trusted, on_ready=served, on_status=on_status
+                )
+                asyncio.run(serving)
                 return
             except AuthError:
                 if not (trusted or served.once):
@@ -146,10 +152,14 @@ async def _serve(
     me: Identity,
     *,
     info: NodeInfo,
+    known: bool,
     on_ready: Callable[[Identity], None],
     on_status: Callable[[Status], None],
 ) -> None:
-    """Connect and serve until a signal comes or the hub turns this node away for good."""
+    """Connect and serve until a signal comes or the hub turns this node away for good.
+
+    A machine that has joined before waits for a hub that is away: both may have been restarted.
+    """
     leaving, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(lambda: hurry.set() if leaving.is_set() else leaving.set())
     connecting = asyncio.create_task(
@@ -159,7 +169,8 @@ async def _serve(
             token=me.token,
             info=info,
             stats=probe.load_figures,
-            timeout_s=CONNECT_TIMEOUT_S,
+            timeout_s=RETURN_TIMEOUT_S if known else CONNECT_TIMEOUT_S,
+            patient=known,
         )
     )
     asked = asyncio.create_task(leaving.wait())

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import socket
 import sqlite3
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,22 @@ def test_hub_whose_folder_is_lost_goes_on_from_its_backup(atoll: Atoll) -> None:
     database = sqlite3.connect(atoll.folder / "srv" / "hub" / "hub.sqlite")
     assert database.execute("SELECT count(*) FROM restored").fetchone() == (1,)
     database.close()
+
+
+def test_machine_that_starts_before_its_hub_waits_for_it(atoll: Atoll) -> None:
+    port = str(free_port())
+    serve = ("hub", "--host", "127.0.0.1", "--port", port)
+    first = atoll.start(*serve)
+    ticket = ticket_of(ready(atoll, first))
+    node = atoll.join(ticket, name="n0")
+    with find(home=atoll.home).client() as client:
+        until(lambda: client.nodes() and client.nodes()[0]["state"] == "online")
+    for process in (first, node):
+        process.popen.kill()
+        process.popen.wait()
+    again = atoll.join(ticket, name="n0")
+    with pytest.raises(subprocess.TimeoutExpired):  # a power cut: the hub takes longer to start
+        again.popen.wait(timeout=4.0)
+    known = ready(atoll, atoll.start(*serve))
+    with known.client() as client:
+        until(lambda: [n["state"] for n in client.nodes()] == ["online"])
