@@ -30,13 +30,13 @@ POLL_S = 0.2
 class SetBack(GroupError):
     """Nobody has the committed state any more: the run goes on from a checkpoint."""
 
-    def __init__(self, round_: int) -> None:
-        """Go on from the checkpoint of a round; -1: from the beginning."""
+    def __init__(self, round_: int, *, lease: Lease | None = None) -> None:
+        """Go on from the checkpoint of a round, -1: from the beginning; `lease`: with what data."""
         super().__init__(
             "nobody has the committed state any more",
             expected=f"the checkpoint of round {round_}" if round_ >= 0 else "a fresh start",
         )
-        self.round = round_
+        self.round, self.lease = round_, lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Lifeline:
         for attempt in range(1, ATTEMPTS + 1):
             recovered, answer = self._newest()
             if recovered.shared is None:
-                raise SetBack(answer.checkpoint_round)
+                raise SetBack(answer.checkpoint_round, lease=answer.lease)
             task.pace = answer.pace
             try:
                 chain = adopt(task, outer, shared=recovered.shared, inner=recovered.inner)

@@ -204,6 +204,8 @@ class Trainer:
                 report, announce = self.recorder.outlets
                 self.recorder.close()
                 self.prepare(slot=self.slot, num_slots=self.num_slots, round_=error.round)
+                if error.lease is not None:  # the hub deals the data anew when it sets a run back
+                    self.stream.move(error.lease.slot, error.lease.cursor)
                 self.connect(report=report, announce=announce, publish=self._publish)
                 late = False
 
