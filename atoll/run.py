@@ -106,7 +106,7 @@ class Run:
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
         self._recorder: Recorder | None = None
-        self._close_metrics: Callable[[], None] = lambda: None
+        self._close_metrics: Callable[[], object] = lambda: None
         self._totals, self._meter = Totals(), Meter()
         self._values: dict[str, float] = {}
         self._mark = self._reported = self._clock.monotonic()
@@ -281,7 +281,7 @@ class Run:
             return Recorder(task, clock=self._clock)
         link = connection.link
         outbox = link.outbox(_metrics_of(link.incarnation))
-        self._close_metrics = lambda: _ignore(outbox.close(timeout_s=FLUSH_TIMEOUT_S))
+        self._close_metrics = lambda: outbox.close(timeout_s=FLUSH_TIMEOUT_S)
         return Recorder(task, clock=self._clock, report=outbox.add, announce=link.notify)
 
     def _after_step(self, sync: SyncResult | None) -> None:
@@ -398,7 +398,3 @@ def _metrics_of(incarnation: str) -> Callable[[int, list[Point]], Metrics]:
 
 def _number(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def _ignore(value: object) -> None:
-    """Drop a value that says whether everything was sent: there is nothing to be done."""

@@ -3,13 +3,12 @@
 A job file has the tables `[job]`, `[model]`, `[data]`, `[train]`, `[strategy]` and
 `[checkpoint]`. `[model]` and `[strategy]` also take the options of the model and of the outer
 strategy they name: each component declares its own options as a frozen dataclass and reads them
-with :func:`read_table`. The environment is read here and nowhere else.
+with :func:`read_table`. The environment is read in `environment`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import tomllib
 import types
 import typing
@@ -17,6 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
+from atoll.config.environment import child_environment as child_environment
+from atoll.config.environment import home as home
+from atoll.config.environment import read_worker_environment as read_worker_environment
+from atoll.config.environment import worker_environment as worker_environment
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
 
@@ -145,21 +149,6 @@ class JobSpec:
     train: TrainTable = dataclasses.field(default_factory=TrainTable)
     strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerEnvironment:
-    """What a node agent tells a worker process through its environment."""
-
-    hub: str
-    """URL of the hub, http://HOST:PORT."""
-    token: str
-    job: str
-    member: str
-    directory: Path
-    """Own folder of this process on this machine."""
-    spec: Path
-    """The job's TOML file."""
 
 
 ROUTES = ("auto", "direct", "relay")
@@ -350,54 +339,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     raise ConfigError("this value cannot be written as TOML", given=repr(value))
-
-
-def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment | None:
-    """Return what the node agent set, or None when this process was started by hand."""
-    if "ATOLL_JOB" not in environment:
-        return None
-    try:
-        return WorkerEnvironment(
-            hub=environment["ATOLL_HUB"],
-            token=environment["ATOLL_TOKEN"],
-            job=environment["ATOLL_JOB"],
-            member=environment["ATOLL_MEMBER"],
-            directory=Path(environment["ATOLL_DIRECTORY"]),
-            spec=Path(environment["ATOLL_SPEC"]),
-        )
-    except KeyError as error:
-        raise ConfigError(
-            "the environment of this worker is incomplete",
-            given=f"{error.args[0]} is missing",
-            remedy="start workers with `atoll run`, or unset ATOLL_JOB to run alone",
-        ) from error
-
-
-def worker_environment() -> WorkerEnvironment | None:
-    """Return what the node agent told this process, or None."""
-    return read_worker_environment(os.environ)
-
-
-def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, str]:
-    """Return this process's environment plus what a worker needs to know."""
-    environment = dict(os.environ)
-    environment.update(
-        ATOLL_HUB=worker.hub,
-        ATOLL_TOKEN=worker.token,
-        ATOLL_JOB=worker.job,
-        ATOLL_MEMBER=worker.member,
-        ATOLL_DIRECTORY=str(worker.directory),
-        ATOLL_SPEC=str(worker.spec),
-        PYTHONUNBUFFERED="1",
-    )
-    if threads:
-        environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
-    return environment
-
-
-def home() -> Path:
-    """Return the folder where Atoll keeps what outlives a run: node identity, known hub."""
-    if "ATOLL_HOME" in os.environ:
-        return Path(os.environ["ATOLL_HOME"])
-    base = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
-    return Path(base) / "atoll" if base else Path.home() / ".local" / "state" / "atoll"
