@@ -33,8 +33,8 @@ types: $(STAMP)
 
 check: lint types  ## ruff, format check, mypy strict
 
-test: $(STAMP)  ## the whole suite
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## the whole suite, two files at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(STAMP)  ## every benchmark, quick form
 	@for name in loop reduce hub diloco; do $(BIN)/python -m bench.$$name --quick || exit 1; done

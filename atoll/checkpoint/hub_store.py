@@ -20,6 +20,7 @@ from atoll.checkpoint.store import stamped
 from atoll.errors import CheckpointMissing, HubUnreachable
 from atoll.net.api import HubClient
 from atoll.net.retry import backoff
+from atoll.net.way import PLAIN, Way
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder
 from atoll.wire.messages import CheckpointPart
 
@@ -53,13 +54,15 @@ class HubStore:
         self._retry_s = retry_s
 
     @classmethod
-    def reading(cls, url: str, token: str, job: str, *, scratch: Path) -> HubStore:
+    def reading(
+        cls, url: str, token: str, job: str, *, way: Way = PLAIN, scratch: Path
+    ) -> HubStore:
         """Return a store that is only read: parts go to the hub by another way."""
 
         def refuse(part: CheckpointPart) -> bool:
             raise RuntimeError(f"{part.name} was put into a store that is only read")
 
-        return cls(HubClient(url, token), job, publish=refuse, scratch=scratch)
+        return cls(HubClient(url, token, way=way), job, publish=refuse, scratch=scratch)
 
     def close(self) -> None:
         """Close the connections to the hub."""

@@ -32,6 +32,8 @@ class HubTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     url: str
     token: str
     job: str
+    ca: str = ""
+    proxy: str = ""
     retry_s: float = 600.0
     """How long a hub that does not answer is tried again."""
 

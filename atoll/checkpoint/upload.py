@@ -13,6 +13,7 @@ from atoll.errors import CheckpointError, CheckpointMissing, HubUnreachable
 from atoll.net.api import SLOW_ANSWER_S
 from atoll.net.rest import Rest
 from atoll.net.retry import backoff
+from atoll.net.way import PLAIN, Way
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 
 TIMEOUT_S = 30.0
@@ -35,10 +36,11 @@ class Upload:
         *,
         token: str,
         job: str,
+        way: Way = PLAIN,
         pause: Callable[[float], None],
         moment: Moment = unobserved,
     ) -> None:
-        self._rest = Rest(url, token, timeout_s=TIMEOUT_S)
+        self._rest = Rest(url, token, way=way, timeout_s=TIMEOUT_S)
         self._job = job
         self._pause = pause
         self._moment = moment

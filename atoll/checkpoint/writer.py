@@ -126,11 +126,18 @@ class Writer:
 
     def _upload(self, target: HubTarget, order: Order, views: dict[str, memoryview]) -> bool:
         """Send the parts; whether the checkpoint is complete, the hub tells to the trainer."""
-        from atoll.checkpoint.upload import Upload  # HTTP takes as long to load as all the rest
+        # HTTP takes as long to load as all the rest.
+        from atoll.checkpoint.upload import Upload
+        from atoll.net.way import Way
 
         self._give_up_at = time.monotonic() + target.retry_s
         upload = Upload(
-            target.url, token=target.token, job=target.job, pause=self._pause, moment=self._moment
+            target.url,
+            token=target.token,
+            way=Way(ca=target.ca, proxy=target.proxy),
+            job=target.job,
+            pause=self._pause,
+            moment=self._moment,
         )
         with contextlib.closing(upload):
             for name, view in views.items():

@@ -23,6 +23,10 @@ class WorkerEnvironment:
     """Own folder of this process on this machine."""
     spec: Path
     """The job's TOML file."""
+    ca: str = ""
+    """PEM file of the hub's certificate authority; empty: none is pinned."""
+    proxy: str = ""
+    """URL of the proxy to the hub; empty: none."""
 
 
 def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment | None:
@@ -37,6 +41,8 @@ def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment
             member=environment["ATOLL_MEMBER"],
             directory=Path(environment["ATOLL_DIRECTORY"]),
             spec=Path(environment["ATOLL_SPEC"]),
+            ca=environment.get("ATOLL_CA", ""),
+            proxy=environment.get("ATOLL_PROXY", ""),
         )
     except KeyError as error:
         raise ConfigError(
@@ -61,6 +67,8 @@ def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, s
         ATOLL_MEMBER=worker.member,
         ATOLL_DIRECTORY=str(worker.directory),
         ATOLL_SPEC=str(worker.spec),
+        ATOLL_CA=worker.ca,
+        ATOLL_PROXY=worker.proxy,
         PYTHONUNBUFFERED="1",
     )
     if threads:

@@ -11,6 +11,7 @@ from atoll.group.hub import HubGroup
 from atoll.ids import session_id
 from atoll.net.api import HubClient
 from atoll.net.sync_link import SyncLink, connect
+from atoll.net.way import way_of
 from atoll.wire.messages import Finished, Registered
 
 CONNECT_TIMEOUT_S = 60.0
@@ -33,7 +34,9 @@ class Connection:
             StorageFull: the hub's disk is full.
             HubUnreachable: nobody answers.
         """
-        with HubClient(self.environment.hub, self.environment.token) as client:
+        environment = self.environment
+        way = way_of(environment)
+        with HubClient(environment.hub, environment.token, way=way) as client:
             client.put_file(self.environment.job, name, path)
 
     def close(self, finished: Finished | None = None) -> None:
@@ -78,6 +81,7 @@ def connect_group(
         environment.hub,
         session=session_id(environment.job, environment.member),
         token=environment.token,
+        way=way_of(environment),
         stats=lambda: stats() if groups else {},
         timeout_s=CONNECT_TIMEOUT_S,
         patient=True,

@@ -24,6 +24,7 @@ from atoll.net.streams import (
     told,
     write_verified,
 )
+from atoll.net.way import PLAIN, Way
 from atoll.wire.messages import (
     Done,
     Message,
@@ -60,19 +61,22 @@ class HubClient:
     answered with.
     """
 
-    def __init__(self, url: str, token: str = "", *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, token: str = "", *, way: Way = PLAIN, timeout_s: float = 30.0
+    ) -> None:
         """Open nothing yet.
 
         Args:
-            url: http://HOST:PORT.
+            url: http(s)://HOST:PORT[/PREFIX].
             token: An operator's, node's or job's token; empty for `join` and `health` only.
+            way: How the hub is reached.
             timeout_s: Longest wait for the hub to accept, to take or to send anything.
 
         Raises:
             ConfigError: the URL has another form.
         """
         self._timeout_s = timeout_s
-        self._rest = Rest(url, token, timeout_s=timeout_s)
+        self._rest = Rest(url, token, way=way, timeout_s=timeout_s)
         self.url = self._rest.url
 
     def close(self) -> None:

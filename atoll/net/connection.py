@@ -109,7 +109,7 @@ class Connection:
         """Send a heartbeat every few seconds, as a request: its answer shows that the hub lives."""
         while True:
             await asyncio.sleep(self.welcome.heartbeat_s)
-            beat = pack(Beat(_figures(stats)), id=next(self._ids))
+            beat = pack(Beat(_figures(stats), self._clock.wall()), id=next(self._ids))
             await self.send(beat, kind=Kind.CONTROL)
 
     async def _watch(self, gate: ReadingGate, dead_after_s: float) -> None:

@@ -26,6 +26,7 @@ from atoll.net.gate import ReadingGate
 from atoll.net.greeting import greet, is_final, make_hello, refusal
 from atoll.net.retry import backoff
 from atoll.net.transport import ConnectionLost, Dial
+from atoll.net.way import PLAIN, Way
 from atoll.net.websocket import dial as dial_websocket
 from atoll.wire.frames import Buffer, Frame, Kind, decode_relay, encode_relay
 from atoll.wire.limits import DEAD_AFTER_S
@@ -444,6 +445,7 @@ async def open_link(
     *,
     session: str,
     token: str,
+    way: Way = PLAIN,
     info: NodeInfo | None = None,
     incarnation: str | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
@@ -452,7 +454,8 @@ async def open_link(
 ) -> Link:
     """Return a started link to the hub at `url`; see `Link.start` for what it raises."""
     hello = make_hello(session=session, token=token, incarnation=incarnation, info=info)
-    link = Link(lambda: dial_websocket(url, timeout_s=min(timeout_s, 10.0)), hello, stats=stats)
+    dial_s = min(timeout_s, 10.0)
+    link = Link(lambda: dial_websocket(url, way=way, timeout_s=dial_s), hello, stats=stats)
     await link.start(timeout_s=timeout_s, patient=patient)
     return link
 

@@ -16,20 +16,21 @@ from atoll.errors import (
     HubUnreachable,
     from_dict,
 )
-from atoll.net.unreachable import at, place_of, unreachable
+from atoll.net.unreachable import place_of, unreachable
+from atoll.net.way import PLAIN, Way
 
 
 class Rest:
     """Calls the hub's REST interface with one token."""
 
-    def __init__(self, url: str, token: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str, token: str, *, way: Way = PLAIN, timeout_s: float) -> None:
         """Open nothing yet.
 
         Raises:
-            ConfigError: the URL is not http(s)://HOST:PORT.
+            ConfigError: the URL is not http(s)://HOST:PORT[/PREFIX], or a certificate is missing.
         """
-        host, port, secure = place_of(url)
-        self.url = f"{'https' if secure else 'http'}://{at(host, port)}"
+        place = place_of(url)
+        self.url = place.url
         headers = {"User-Agent": f"atoll/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -37,7 +38,9 @@ class Rest:
             base_url=self.url,
             headers=headers,
             timeout=timeout_s,
-            trust_env=False,  # a hub is a machine of one's own: no proxy is in between
+            verify=way.context(secure=place.secure) or True,
+            proxy=way.proxy or None,
+            trust_env=False,  # what the environment says was decided where the way was made
         )
 
     def close(self) -> None:

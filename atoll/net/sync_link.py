@@ -17,6 +17,7 @@ from atoll.net.inbox import Inbox, Mailroom
 from atoll.net.link import Link, Parts, open_link
 from atoll.net.loop import LoopThread
 from atoll.net.outbox import CAPACITY, Outbox, SyncOutbox, keep_every_second
+from atoll.net.way import PLAIN, Way
 from atoll.wire.messages import Message, NodeInfo, Welcome
 
 T = TypeVar("T")
@@ -215,6 +216,7 @@ def connect(
     *,
     session: str,
     token: str,
+    way: Way = PLAIN,
     info: NodeInfo | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
     timeout_s: float = 20.0,
@@ -226,6 +228,7 @@ def connect(
         url: The hub.
         session: Own address, e.g. ``"job/w0"``.
         token: What proves that this process may have it.
+        way: How the hub is reached.
         info: What this machine is (for a node).
         stats: Figures for the heartbeat; called on the loop's thread.
         timeout_s: Time for the first connection.
@@ -243,6 +246,7 @@ def connect(
             url,
             session=session,
             token=token,
+            way=way,
             info=info,
             stats=stats,
             timeout_s=timeout_s,

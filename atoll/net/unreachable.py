@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from atoll.errors import ConfigError, HubUnreachable
 
 
-def place_of(url: str) -> tuple[str, int, bool]:
-    """Return host, port and whether TLS is wanted of a hub's URL.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a hub is."""
+
+    host: str
+    port: int
+    secure: bool
+    """Whether TLS is spoken there."""
+    prefix: str = ""
+    """Path below which it is, e.g. `/atoll` behind a reverse proxy; empty or without end slash."""
+
+    @property
+    def url(self) -> str:
+        """The hub's URL, http(s)://HOST:PORT[/PREFIX]."""
+        return f"{'https' if self.secure else 'http'}://{at(self.host, self.port)}{self.prefix}"
+
+    @property
+    def websocket(self) -> str:
+        """The URL of its WebSocket."""
+        scheme = "wss" if self.secure else "ws"
+        return f"{scheme}://{at(self.host, self.port)}{self.prefix}/ws"
+
+
+def place_of(url: str) -> Place:
+    """Return where the hub of a URL is.
 
     Raises:
-        ConfigError: it is not http(s)://HOST:PORT.
+        ConfigError: it is not http(s)://HOST:PORT[/PREFIX].
     """
-    wrong = ConfigError("this is not the URL of a hub", given=url, expected="http://HOST:PORT")
+    form = "http://HOST:PORT or https://HOST:PORT/PREFIX"
+    wrong = ConfigError("this is not the URL of a hub", given=url, expected=form)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -23,7 +48,10 @@ def place_of(url: str) -> tuple[str, int, bool]:
     secure = parts.scheme in ("https", "wss")
     if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
         raise wrong
-    return parts.hostname, port or (443 if secure else 80), secure
+    if parts.query or parts.fragment:
+        raise wrong
+    default = 443 if secure else 80
+    return Place(parts.hostname, port or default, secure, parts.path.rstrip("/"))
 
 
 def at(host: str, port: int) -> str:
@@ -33,7 +61,8 @@ def at(host: str, port: int) -> str:
 
 def unreachable(url: str, error: BaseException) -> HubUnreachable:
     """Return the error for a connection that could not be opened, naming host, port and reason."""
-    host, port, _ = place_of(url)
+    place = place_of(url)
+    host, port = place.host, place.port
     reason, remedy = _diagnosis(error, host=host, port=port)
     return HubUnreachable(
         f"no hub answers at {at(host, port)}",

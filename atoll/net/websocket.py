@@ -17,6 +17,7 @@ from websockets.exceptions import (
 from atoll.errors import HubUnreachable
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
 from atoll.net.unreachable import at, place_of, unreachable
+from atoll.net.way import PLAIN, Way
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
@@ -49,22 +50,20 @@ class WebSocketTransport:
         await self._connection.close(code, reason)
 
 
-async def dial(url: str, *, timeout_s: float = 10.0) -> Transport:
-    """Open a connection to the hub at ``http://HOST:PORT``.
-
-    Proxies of the environment are not used: a hub is a machine of one's own.
+async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transport:
+    """Open a connection to the hub at ``http(s)://HOST:PORT[/PREFIX]``.
 
     Raises:
         HubUnreachable: says host, port and why: refused, timed out, unknown name, not a hub.
         ConfigError: the URL has another form.
     """
-    host, port, secure = place_of(url)
-    target = f"{'wss' if secure else 'ws'}://{at(host, port)}/ws"
+    place = place_of(url)
     try:
         connection = await connect(
-            target,
+            place.websocket,
+            ssl=way.context(secure=place.secure),
             compression=None,  # tensors do not compress, and messages are small
-            proxy=None,
+            proxy=way.proxy or None,
             ping_interval=None,  # heartbeats are messages of our own
             open_timeout=timeout_s,
             close_timeout=CLOSE_TIMEOUT_S,
@@ -73,7 +72,7 @@ async def dial(url: str, *, timeout_s: float = 10.0) -> Transport:
         )
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(
-            f"what answers at {at(host, port)} is not a hub",
+            f"what answers at {at(place.host, place.port)} is not a hub",
             given=_answer(error),
             expected="a hub's WebSocket at /ws",
             remedy="check host and port: `atoll hub` prints them when it starts",

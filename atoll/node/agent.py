@@ -27,6 +27,7 @@ from atoll.errors import (
 )
 from atoll.net.link import Link
 from atoll.net.retry import backoff
+from atoll.net.way import PLAIN, Way
 from atoll.node import launch
 from atoll.node.launch import Exit, JobProcess
 from atoll.node.shipping import Key, LineShipping
@@ -69,7 +70,7 @@ _REFUSALS = (AuthError, ConfigError, WireError)
 class Agent:
     """Runs the processes that the hub asks this machine for, until told to leave."""
 
-    def __init__(self, link: Link, *, node: str, home: Path, hub: str) -> None:
+    def __init__(self, link: Link, *, node: str, home: Path, hub: str, way: Way = PLAIN) -> None:
         """Serve on a link that is connected already.
 
         Args:
@@ -77,11 +78,13 @@ class Agent:
             node: Its id.
             home: Folder of this agent; jobs get folders under ``home/jobs``.
             hub: URL that workers dial.
+            way: How they reach it.
         """
         self._link = link
         self._queue = f"node/{node}"
         self._root = home / "jobs"
         self._hub = hub
+        self._way = way
         self._running: dict[Key, JobProcess] = {}
         self._processes: set[JobProcess] = set()
         """All that have not ended, also those whose place a newer one has taken."""
@@ -221,7 +224,11 @@ class Agent:
             await old.replace()
         try:
             process = launch.start(
-                command, root=self._root, hub=self._hub, on_line=self._lines.open(key)
+                command,
+                root=self._root,
+                hub=self._hub,
+                way=self._way,
+                on_line=self._lines.open(key),
             )
         except AtollError as error:
             log.error("%s %s was not started: %s", *key, error)

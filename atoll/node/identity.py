@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll.errors import ConfigError, StorageFull
+from atoll.net.way import Way
 
 _FILE = "node.json"
 
@@ -17,10 +18,23 @@ class Identity:
     """What a machine keeps of its first join."""
 
     hub: str
-    """URL of the hub, http://HOST:PORT."""
+    """URL of the hub, http(s)://HOST:PORT[/PREFIX]."""
     node: str
     """Its node id, the address of its session."""
     token: str
+    ca: str = ""
+    """PEM file of the hub's certificate authority."""
+    certificate: str = ""
+    """PEM file of this machine's own certificate."""
+    key: str = ""
+    """PEM file of its key."""
+    proxy: str = ""
+    """URL of the proxy to the hub."""
+
+    @property
+    def way(self) -> Way:
+        """How the hub is reached."""
+        return Way(ca=self.ca, certificate=self.certificate, key=self.key, proxy=self.proxy)
 
 
 def load_identity(home: Path, *, hub: str) -> Identity | None:

@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 
 from atoll import config
 from atoll.errors import AtollError, ConfigError, from_dict
+from atoll.net.way import PLAIN, Way
 from atoll.node import parent
 from atoll.node.exits import count_oom_kills, explain_exit
 from atoll.node.output import TAIL_LINES, LineHandler, read_output
@@ -152,13 +153,16 @@ class JobProcess:
         )
 
 
-def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> JobProcess:
+def start(
+    command: Launch, *, root: Path, hub: str, way: Way = PLAIN, on_line: LineHandler
+) -> JobProcess:
     """Start the process that a command asks for; to be called on the loop of the main thread.
 
     Args:
         command: Which member of which job.
         root: Folder of this agent's jobs; the process gets ``root/JOB/MEMBER`` as its own.
         hub: URL of the hub.
+        way: How it is reached.
         on_line: Called with every line it prints, stdout and stderr together, in another thread.
 
     Raises:
@@ -168,7 +172,7 @@ def start(command: Launch, *, root: Path, hub: str, on_line: LineHandler) -> Job
     module = "atoll.reducer" if command.member == "reducer" else "atoll.node.worker"
     try:
         _end_former(directory)
-        environment = prepare(command, directory=directory, hub=hub)
+        environment = prepare(command, directory=directory, hub=hub, way=way)
         popen = subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=directory,
@@ -224,7 +228,7 @@ def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) 
         loop.call_soon_threadsafe(tell)
 
 
-def prepare(command: Launch, *, directory: Path, hub: str) -> dict[str, str]:
+def prepare(command: Launch, *, directory: Path, hub: str, way: Way = PLAIN) -> dict[str, str]:
     """Write the job file and the user's files; return the environment of the process.
 
     Raises:
@@ -251,5 +255,7 @@ def prepare(command: Launch, *, directory: Path, hub: str) -> dict[str, str]:
         member=command.member,
         directory=directory.resolve(),
         spec=spec_path.resolve(),
+        ca=way.ca,
+        proxy=way.proxy,
     )
     return config.child_environment(worker, threads=spec.job.threads)

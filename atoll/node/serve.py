@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import AuthError
-from atoll.ids import safe_name
-from atoll.net.api import HubClient
 from atoll.net.link import Link, open_link
 from atoll.net.ticket import Ticket
 from atoll.node import identity, parent, preempt, probe
 from atoll.node.agent import Agent
 from atoll.node.identity import Identity
+from atoll.node.joining import enter
 from atoll.node.preempt import Notices
 from atoll.wire.messages import NodeInfo
 
@@ -84,7 +83,7 @@ def run_node(
             info = probe.node_info(options.home, slots=options.slots, compute=compute)
             me = identity.load_identity(options.home, hub=options.ticket.url)
             trusted = me is not None
-            me = me or _join(options, info)
+            me = me or _enter(options, info)
         while True:
             served = _Served(on_ready)
             try:
@@ -98,7 +97,7 @@ def run_node(
                     raise
                 log.warning("the hub does not know this machine any more: joining again")
             with _interruptible():
-                me, trusted = _join(options, info), False
+                me, trusted = _enter(options, info), False
     except KeyboardInterrupt:
         return
 
@@ -137,14 +136,9 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _join(options: NodeOptions, info: NodeInfo) -> Identity:
-    """Exchange the ticket for a node id and its token, and keep them."""
-    name = safe_name(options.name or info.hostname)
-    with HubClient(options.ticket.url) as client:
-        node, token = client.join(options.ticket.secret, name=name, info=info)
-    me = Identity(hub=options.ticket.url, node=node, token=token)
-    identity.save_identity(options.home, me)
-    return me
+def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
+    """Join with the ticket."""
+    return enter(options.ticket, home=options.home, name=options.name, info=info)
 
 
 async def _serve(
@@ -167,6 +161,7 @@ async def _serve(
             me.hub,
             session=me.node,
             token=me.token,
+            way=me.way,
             info=info,
             stats=probe.load_figures,
             timeout_s=RETURN_TIMEOUT_S if known else CONNECT_TIMEOUT_S,
@@ -181,7 +176,7 @@ async def _serve(
         return
     asked.cancel()
     link = connecting.result()
-    agent = Agent(link, node=me.node, home=options.home, hub=me.hub)
+    agent = Agent(link, node=me.node, home=options.home, hub=me.hub, way=me.way)
     on_ready(me)
     tasks = [
         asyncio.create_task(agent.serve()),

@@ -16,6 +16,7 @@ from atoll.config import worker_environment
 from atoll.errors import AtollError, ConfigError
 from atoll.ids import session_id
 from atoll.net.sync_link import connect
+from atoll.net.way import way_of
 from atoll.reducer.server import AWAY_S, Reducer
 
 log = logging.getLogger("atoll.reducer")
@@ -47,7 +48,9 @@ def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
             remedy="the hub or a node agent starts it; ATOLL_* are set as for workers",
         )  # fmt: skip
     session = session_id(worker.job, worker.member)
-    with connect(hub or worker.hub, session=session, token=worker.token, patient=True) as link:
+    with connect(
+        hub or worker.hub, session=session, token=worker.token, way=way_of(worker), patient=True
+    ) as link:
         log.info("reducing for job %s", worker.job)
         Reducer(link, job=worker.job, away_s=away_s).serve(stop=stop)
     return 0

@@ -14,6 +14,7 @@ from atoll.errors import AuthError
 from atoll.group.connect import Connection, connect_group
 from atoll.group.reach import own_address
 from atoll.net.sync_link import SyncLink
+from atoll.net.way import way_of
 from atoll.recovery import Recovered, StateServer, recover
 from atoll.train.lifeline import Lifeline
 from atoll.wire.messages import CheckpointPart, CheckpointState, Event, Finished
@@ -55,8 +56,9 @@ class Enrolled:
         """Return where the job's checkpoints are read from."""
         environment = self.environment
         return HubStore.reading(
-            environment.hub, environment.token, environment.job, scratch=environment.directory
-        )
+            environment.hub, environment.token, environment.job,
+            way=way_of(environment), scratch=environment.directory,
+        )  # fmt: skip
 
     def saver(self) -> BackgroundSaver:
         """Return what writes this member's checkpoints and brings them to the hub."""
@@ -66,7 +68,10 @@ class Enrolled:
             answer = link.request(part, timeout_s=PUBLISH_TIMEOUT_S)
             return isinstance(answer, CheckpointState) and answer.published
 
-        target = HubTarget(url=environment.hub, token=environment.token, job=environment.job)
+        target = HubTarget(
+            url=environment.hub, token=environment.token, job=environment.job,
+            ca=environment.ca, proxy=environment.proxy,
+        )  # fmt: skip
         return BackgroundSaver(
             target, scratch=environment.directory, publish=publish, on_event=link.notify
         )

@@ -46,6 +46,7 @@ from atoll.wire.queue_messages import (
     QueueRelease,
 )
 from atoll.wire.round_messages import (
+    Account,
     CheckpointPart,
     CheckpointState,
     MemberLost,
@@ -64,11 +65,14 @@ from atoll.wire.session_messages import (
     Failure,
     Hello,
     NodeInfo,
+    Offer,
+    Offering,
     Undeliverable,
     Welcome,
 )
 
 __all__ = [
+    "Account",
     "Acked",
     "Beat",
     "Body",
@@ -91,6 +95,8 @@ __all__ = [
     "Message",
     "Metrics",
     "NodeInfo",
+    "Offer",
+    "Offering",
     "Peer",
     "Point",
     "ProcessState",
@@ -135,7 +141,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         | QueueRelease | Launch | Stop | ProcessState | LogLines | Acked | Metrics | Event
         | Finished | Register | Registered | Roster | RosterReply | RoundJoin | RoundPlan
         | RoundVote | Verdict | MemberLost | CheckpointPart | CheckpointState
-        | Lease | Recover | Source | Sources | Standing | Leaving | Drain
+        | Lease | Recover | Source | Sources | Standing | Leaving | Drain | Offering
     )  # fmt: skip
 
 

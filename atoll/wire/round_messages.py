@@ -23,6 +23,18 @@ class RosterReply(Message, frozen=True):
     peers: list[Peer]
 
 
+class Account(Message, frozen=True):
+    """What a member tells of its period and of the round before it; None: unknown."""
+
+    phases: dict[str, float] = {}
+    """Seconds of the round before this one, as it went here: `wait` (from its join to its plan),
+    `send` (the exchange), `vote` (from its vote to its verdict), `apply`."""
+    update_norm: float | None = None
+    """L2 norm of what it wants to contribute, before encoding."""
+    loss: float | None = None
+    """Mean loss over its steps since the last round, nats per token."""
+
+
 class RoundJoin(Message, frozen=True):
     """Ask to take part in a round; answered by `RoundPlan` when all are there or time is up."""
 
@@ -37,6 +49,8 @@ class RoundJoin(Message, frozen=True):
     """Optimizer steps of this member since the last round."""
     busy_s: float = 0.0
     """Seconds they took."""
+    account: Account | None = None
+    """What else it tells of the period, for people and alarms."""
     lease: Lease | None = None
     """Where this member's data stands now; counts if the round is committed with it."""
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.wire.message import Message
+
+KINDS = ("trainer", "script", "command", "container")
+"""Kinds of job."""
 
 
 class Hello(Message, frozen=True):
@@ -42,6 +47,8 @@ class Beat(Message, frozen=True):
     """Notice: I live. `stats` are figures for the dashboard (cpu, memory, sent_bytes, ...)."""
 
     stats: dict[str, float] = {}
+    time: float = 0.0
+    """The sender's wall clock, seconds since 1970; 0: not told."""
 
 
 class Credit(Message, frozen=True):
@@ -55,6 +62,35 @@ class Undeliverable(Message, frozen=True):
     """Notice of the hub to a sender: nobody is at address `to`; the frame was dropped."""
 
     to: str
+
+
+class Offer(Message, frozen=True):
+    """What the owner of a machine lets the cluster have of it. A node tells it when it changes.
+
+    Zero means no limit.
+    """
+
+    cores: float = 0.0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    upload_bps: float = 0.0
+    download_bps: float = 0.0
+    kinds: list[str] = msgspec.field(default_factory=lambda: list(KINDS))
+    """Kinds of job that it runs: the built-in `trainer`, a Python `script`, a `command`, a
+    `container`; `signed`: containers whose image its owner's keys have signed."""
+    mounts: list[str] = []
+    """Folders of this machine that containers may mount."""
+    labels: list[str] = []
+    text: list[str] = []
+    """The policy in words, a line each, for people."""
+    paused: str = ""
+    """Why it takes no work at this moment, e.g. `on battery` or `quiet hours until 07:00`."""
+
+
+class Offering(Message, frozen=True):
+    """A node tells that its owner's policy, or what follows from it just now, has changed."""
+
+    offer: Offer
 
 
 class NodeInfo(Message, frozen=True):
@@ -72,3 +108,10 @@ class NodeInfo(Message, frozen=True):
     slots: int = 1
     """How many workers it takes at once."""
     matmul_gflops: float = 0.0
+    gpu_memory_bytes: int = 0
+    """Memory of its first accelerator."""
+    gpus: int = 0
+    launchers: list[str] = msgspec.field(default_factory=lambda: ["process"])
+    """How it can start processes: `process`, `container`."""
+    offer: Offer | None = None
+    """What its owner lets the cluster have; None: everything, at any time."""

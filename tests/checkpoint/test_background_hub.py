@@ -33,7 +33,7 @@ class Site:
         self._lock = threading.Lock()
         self.start()
         assert self.server is not None
-        self.port = place_of(self.server.url)[1]
+        self.port = place_of(self.server.url).port
         self.url: str = self.server.url
         self.agent: Peer = node(self.server, "box", slots=1)
         self.job: str = submit(self.server, nodes=1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from atoll.errors import (
     VersionMismatch,
 )
 from atoll.net.greeting import Replaced
-from atoll.wire.frames import HEADER, MAGIC, Kind, encode, encode_relay
+from atoll.wire.frames import HEADER, MAGIC, Kind, decode, encode, encode_relay
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import (
     Acked,
@@ -32,6 +33,7 @@ from atoll.wire.messages import (
     RosterReply,
     Welcome,
     pack,
+    unpack,
 )
 from tests.net.scripted import WAIT_S, ScriptedHub, run
 
@@ -289,8 +291,12 @@ def test_heartbeats_carry_the_figures_and_a_broken_source_does_not_stop_them(
         peer = await hub.welcome(heartbeat_s=0.01)
         await starting
         beats = [await peer.transport.receive() for _ in range(2)]
-        assert beats[0] == pack(Beat(), id=2)
-        assert beats[1] == pack(Beat({"cpu": 0.5}), id=3)
+        envelopes = [unpack(decode(beat)) for beat in beats]
+        assert [envelope.id for envelope in envelopes] == [2, 3]
+        bodies = [envelope.body for envelope in envelopes]
+        assert [body.stats for body in bodies if isinstance(body, Beat)] == [{}, {"cpu": 0.5}]
+        times = [body.time for body in bodies if isinstance(body, Beat)]
+        assert all(abs(told - time.time()) < WAIT_S for told in times)
         await link.close()
 
     with caplog.at_level(logging.ERROR):

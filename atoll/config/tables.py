@@ -1,0 +1,191 @@
+"""The tables of a job file as frozen dataclasses; every default is here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobTable:
+    """`[job]`: what runs, where, and on how many machines."""
+
+    name: str = "job"
+    """Start of the job's name; a date is added."""
+    nodes: int = 1
+    """How many members train together; `nodes = {min = 2, max = 8}` lets them come and go."""
+    min_nodes: int = 0
+    """Below so many members the run pauses; 0: all are needed to start, one to go on."""
+    seed: int = 7
+    """Seed of the model, the data order and everything random."""
+    route: str = "auto"
+    """How tensors travel: `auto`, `direct` (torch.distributed) or `relay` (through the hub)."""
+    script: str = ""
+    """Python file to run instead of the built-in trainer."""
+    command: list[str] = dataclasses.field(default_factory=list)
+    """Program to run instead of the built-in trainer or a script, e.g. `["bash", "train.sh"]`."""
+    args: list[str] = dataclasses.field(default_factory=list)
+    """Arguments of the script or the command."""
+    code: str = ""
+    """Folder beside the job file that travels to the nodes; resolved: `sha256:HEX` of its pack."""
+    requirements: str = ""
+    """File in `code` that lists packages: nodes build an environment from it, once per content."""
+    artifacts: list[str] = dataclasses.field(default_factory=list)
+    """Patterns of files, below the folder it works in, that are collected at the hub."""
+    queues: list[str] = dataclasses.field(default_factory=list)
+    """Queues and topics beyond its own that it may use, e.g. `pool/experience`."""
+    on: list[str] = dataclasses.field(default_factory=list)
+    """Nodes that may run it; empty: any."""
+    priority: int = 0
+    """Among waiting jobs the higher one is placed first; equals in the order of submission."""
+    retries: int = 0
+    """How often a process whose program failed is started again before that ends the job."""
+    threads: int = 1
+    """torch threads per worker; 0 leaves torch's own choice."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NeedsTable:
+    """`[needs]`: what one process of the job needs, and may use, of a machine; 0: no matter."""
+
+    cores: float = 0.0
+    """Processor cores."""
+    memory_gb: float = 0.0
+    """Memory in GB (10^9 bytes)."""
+    gpu: str = ""
+    """`any`, or part of an accelerator's name, e.g. `H200`."""
+    gpu_memory_gb: float = 0.0
+    """Memory of one accelerator."""
+    disk_gb: float = 0.0
+    """Free disk."""
+    bandwidth_mbps: float = 0.0
+    """Measured megabits per second between the machine and the hub, the slower direction."""
+    labels: list[str] = dataclasses.field(default_factory=list)
+    """Labels that the machine's owner gave it, all of them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaunchTable:
+    """`[launch]`: how a process is started on its machine."""
+
+    launcher: str = "process"
+    """`process`, or `container` (Docker or Podman)."""
+    image: str = ""
+    """Image of the container."""
+    pull: str = "missing"
+    """When the image is pulled: `missing`, `always` or `never`."""
+    mounts: list[str] = dataclasses.field(default_factory=list)
+    """`HOST:CONTAINER` or `HOST:CONTAINER:ro`; the machine's owner must allow them."""
+    network: str = "host"
+    """`host`, `bridge` or `none` (a job without network cannot speak to the hub)."""
+    env: list[str] = dataclasses.field(default_factory=list)
+    """`NAME=VALUE` for its environment."""
+    nice: int = 0
+    """Niceness of the process; the machine's owner may raise it."""
+    signature: str = ""
+    """Signature of a pinned image, for owners who accept signed images only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataTable:
+    """`[data]`: the text, how it becomes tokens, and how it is dealt out."""
+
+    corpus: str = "stdlib"
+    """`stdlib` (sources of Python's standard library) or `files:GLOB`."""
+    tokenizer: str = "bytes"
+    """`bytes`, or `bpe:SIZE` (trained on the corpus)."""
+    order: str = "shuffled"
+    """`shuffled`: blocks are dealt at random; `contiguous`: each slot gets one stretch."""
+    held_out: float = 0.05
+    """Share of the text that no shard contains."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainTable:
+    """`[train]`: the inner optimizer and its schedule, per member."""
+
+    steps: int = 2000
+    """Optimizer steps of each member."""
+    batch: int = 16
+    """Sequences per step and member."""
+    optimizer: str = "adamw"
+    """`adamw` or `sgd`."""
+    lr: float = 4e-3
+    """Peak learning rate."""
+    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
+    """AdamW's two decay rates."""
+    momentum: float = 0.0
+    """Momentum of `sgd`."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay (of matrices only)."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+    warmup: int = 50
+    """Steps until the peak rate is reached."""
+    schedule: str = "cosine"
+    """`cosine` or `constant`, after the warm-up."""
+    final_lr: float = 0.1
+    """Last rate as a share of the peak, for `cosine`."""
+    pace: str = "measured"
+    """Steps per round: `measured` (slower machines do fewer, all arrive together) or `equal`."""
+    eval_every: int = 0
+    """Rounds between evaluations on held-out text; 0: about ten in a run."""
+    eval_tokens: int = 65_536
+    """Held-out tokens of one evaluation during the run (all of them at the end)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointTable:
+    """`[checkpoint]`: when the state is saved."""
+
+    every: int = 0
+    """Rounds between checkpoints; 0: about eight in a run. A stop always saves one."""
+    keep: int = 2
+    """How many of the newest are kept."""
+    keep_every: int = 0
+    """Every checkpoint whose round is a multiple of this is kept, too; 0: none."""
+    keep_best: int = 0
+    """How many with the lowest held-out loss are kept, too."""
+    to: str = ""
+    """Folder or object store for copies, as an fsspec URL, e.g. `s3://bucket/runs`; empty: none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyTable:
+    """`[strategy]`: inner x outer x codec; anything left out comes from the preset."""
+
+    preset: str = "diloco"
+    """A row of the table of presets, e.g. `diloco`, `local-sgd`, `ddp`, `alone`."""
+    inner: str = ""
+    """How one optimizer step is computed; empty: the preset's."""
+    outer: str = ""
+    """How members come to agree; empty: the preset's."""
+    codec: str = ""
+    """How tensors are encoded, e.g. `fp32`, `int8`, `feedback(int8)`; empty: the preset's."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the outer strategy (every, outer_lr, ...): any other key of the table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelTable:
+    """`[model]`: which model."""
+
+    name: str = "gpt"
+    """A built-in model."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of that model (layers, width, ...): any other key of the table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A whole job file."""
+
+    job: JobTable = dataclasses.field(default_factory=JobTable)
+    needs: NeedsTable = dataclasses.field(default_factory=NeedsTable)
+    launch: LaunchTable = dataclasses.field(default_factory=LaunchTable)
+    model: ModelTable = dataclasses.field(default_factory=ModelTable)
+    data: DataTable = dataclasses.field(default_factory=DataTable)
+    train: TrainTable = dataclasses.field(default_factory=TrainTable)
+    strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
+    checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)

@@ -1,0 +1,41 @@
+"""A job as TOML text with every default written out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from atoll.config.tables import JobSpec
+from atoll.errors import ConfigError
+
+
+def dump_spec(spec: JobSpec) -> str:
+    """Return the job as TOML text with every default written out; `parse_spec` reads it back."""
+    lines: list[str] = []
+    for field in dataclasses.fields(spec):
+        table = getattr(spec, field.name)
+        lines.append(f"[{field.name}]")
+        for entry in dataclasses.fields(table):
+            value = getattr(table, entry.name)
+            if entry.name == "options":
+                lines += [f"{key} = {_toml(item)}" for key, item in value.items()]
+            else:
+                lines.append(f"{entry.name} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    """Return a str, bool, number or list as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    raise ConfigError("this value cannot be written as TOML", given=repr(value))
