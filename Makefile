@@ -21,8 +21,8 @@ install: $(STAMP)  ## make .venv and install Atoll into it
 demo: $(STAMP)  ## four nodes on this machine train one small GPT, about 3 minutes
 	@$(BIN)/atoll demo
 
-system:  ## Debian packages that the browser and network tests use (needs root)
-	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux
+system:  ## Debian packages that the browser, network and container tests use (needs root)
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux docker.io nginx-light
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

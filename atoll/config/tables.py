@@ -189,3 +189,12 @@ class JobSpec:
     train: TrainTable = dataclasses.field(default_factory=TrainTable)
     strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
+
+    @property
+    def kind(self) -> str:
+        """What kind of program it is: `trainer`, `script`, `command` or `container`."""
+        if self.launch.launcher == "container":
+            return "container"
+        if self.job.command:
+            return "command"
+        return "script" if self.job.script else "trainer"
