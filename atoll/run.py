@@ -216,9 +216,11 @@ class Run:
             tokens: Tokens (or samples) of the step. Members weigh by them when they agree.
             values: Anything else; the last one of a second is kept.
         """
+        value = None if loss is None else _number(loss)
         if self._task is not None:
             self._task.tokens += tokens
-        self._meter.add(tokens, loss=None if loss is None else _number(loss))
+            self._task.losses.add(value)
+        self._meter.add(tokens, loss=value)
         self._values |= {name: _number(value) for name, value in values.items()}
 
     def finish(self) -> None:

@@ -66,6 +66,26 @@ class Period:
 
 
 @dataclass(slots=True)
+class Losses:
+    """The mean loss over the steps since the last round, for people."""
+
+    _sum: float = 0.0
+    _count: int = 0
+
+    def add(self, loss: float | None) -> None:
+        """Count a step's loss, if it is known; one that is not finite makes the mean so."""
+        if loss is not None:
+            self._sum += loss
+            self._count += 1
+
+    def take(self) -> float | None:
+        """Return the mean since the last call and start again; None without a step."""
+        total, count = self._sum, self._count
+        self._sum, self._count = 0.0, 0
+        return total / count if count else None
+
+
+@dataclass(slots=True)
 class Task:
     """One member's training, as strategies see and change it."""
 
@@ -93,6 +113,8 @@ class Task:
     """The data, where somebody deals it out anew from round to round."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     """Where each slot of the data stood at the last round."""
+    losses: Losses = field(default_factory=Losses, repr=False)
+    """Of the steps since the last round."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
 
     def begin_period(self, due: int, *, together: bool = False) -> None:

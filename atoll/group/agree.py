@@ -22,7 +22,7 @@ from atoll.errors import (
     PeerRefused,
 )
 from atoll.group.group import Group, Reduced, Resting, Work
-from atoll.wire.messages import Lease, RoundPlan, Verdict
+from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ def agree(
     steps: int = 0,
     busy_s: float = 0.0,
     lease: Lease | None = None,
+    account: Account | None = None,
     resting: Resting = nullcontext,
     stalled_s: float = STALLED_S,
     clock: Clock | None = None,
@@ -90,6 +91,7 @@ def agree(
         steps: Optimizer steps of this member since the last round.
         busy_s: Seconds they took.
         lease: Where this member's data stands now.
+        account: What people should know of the period; decides nothing.
         resting: Surrounds every wait: others may read the state meanwhile.
         stalled_s: How long to try without any change of the members.
         clock: Source of time for the seconds.
@@ -105,8 +107,9 @@ def agree(
         attempts.begin("join")
         with resting():
             plan = group.join(
-                round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease
-            )
+                round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
+                account=account,
+            )  # fmt: skip
         attempts.begin("reduce")
         reduced, trouble = _reduce(group, xs, codec, weight=weight, key=key, resting=resting)
         attempts.begin("commit")
@@ -226,6 +229,7 @@ def agree_later(
     steps: int = 0,
     busy_s: float = 0.0,
     lease: Lease | None = None,
+    account: Account | None = None,
     stalled_s: float = STALLED_S,
 ) -> Work[Agreed]:
     """Begin :func:`agree` on a background thread, so that training goes on meanwhile.
@@ -237,7 +241,8 @@ def agree_later(
     return Work.start(
         lambda: agree(
             group, copies, codec=codec, weight=weight, base=base, round_=round_, key=key,
-            tokens=tokens, steps=steps, busy_s=busy_s, lease=lease, stalled_s=stalled_s,
+            tokens=tokens, steps=steps, busy_s=busy_s, lease=lease, account=account,
+            stalled_s=stalled_s,
         ),
         name=f"agree-{group.me}",
     )  # fmt: skip

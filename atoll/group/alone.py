@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.codec.codec import Codec
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.group import Reduced, Resting, Work
-from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
 
 ALONE_DIGEST = "alone"
 """Digest of a result that never left its member."""
@@ -58,6 +58,7 @@ class Alone:
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
+        account: Account | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Return the plan of a round of one; see :meth:`Group.join`."""

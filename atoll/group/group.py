@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.codec import Codec
 from atoll.errors import DeadlineExceeded
-from atoll.wire.messages import Lease, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
 
 T = TypeVar("T")
 
@@ -219,6 +219,7 @@ class Group(Protocol):
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
+        account: Account | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the others and return who takes part.
@@ -230,6 +231,7 @@ class Group(Protocol):
             steps: Optimizer steps of this member since the last round.
             busy_s: Seconds they took.
             lease: Where this member's data stands now; counts if the round is committed with it.
+            account: What else it tells of the period, for people; decides nothing.
             deadline: Monotonic time at which to give up. None: while the group is paused, because
                 too few members are there, there is no end to it.
 

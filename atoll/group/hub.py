@@ -27,6 +27,7 @@ from atoll.group.routes import Errand, Routes
 from atoll.group.talk import Talk
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
+    Account,
     Done,
     Event,
     Lease,
@@ -178,13 +179,14 @@ class HubGroup:
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
+        account: Account | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the plan of a round; see :meth:`Group.join`."""
         began = RealClock().monotonic()
         request = RoundJoin(
             round=round_, base=base, reachable=self._look_around(), tokens=tokens, steps=steps,
-            busy_s=busy_s, lease=lease,
+            busy_s=busy_s, account=account, lease=lease,
         )  # fmt: skip
         plan = self._talk.ask(request, RoundPlan, deadline=deadline)
         with self._lock:

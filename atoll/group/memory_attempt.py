@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from atoll.codec.table import make_codec
 from atoll.errors import AtollError
 from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
-from atoll.wire.messages import Lease, RoundPlan, Verdict
+from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Join:
     lease: Lease | None
     at: float
     """Monotonic time."""
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Attempt:
     """One epoch: its plan and what came in."""
 
     plan: RoundPlan
-    leases: dict[str, Lease] = field(default_factory=dict)
-    """Where the members' data stood when they joined."""
+    joins: dict[str, Join] = field(default_factory=dict)
+    """What its members told when they joined."""
     left: set[str] = field(default_factory=set)
     """Members of the plan that are not waited for any more."""
     shares: dict[str, Share] = field(default_factory=dict)
@@ -46,6 +47,16 @@ class Attempt:
     error: AtollError | None = None
     votes: dict[str, Vote] = field(default_factory=dict)
     verdict: Verdict | None = None
+
+    @property
+    def leases(self) -> dict[str, Lease]:
+        """Where the members' data stood when they joined."""
+        return {m: join.lease for m, join in self.joins.items() if join.lease is not None}
+
+    @property
+    def accounts(self) -> dict[str, Account]:
+        """What they told of their periods, for people."""
+        return {m: join.account for m, join in self.joins.items() if join.account is not None}
 
     def compute_if_complete(self) -> None:
         """Average once no contribution is missing of those that are waited for."""

@@ -15,7 +15,7 @@ from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
 from atoll.group.memory_attempt import Attempt, Vote
 from atoll.group.memory_table import MemoryTable
 from atoll.reducer.mean import Share, result_digest
-from atoll.wire.messages import Lease, Registered, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Sources, Verdict
 
 FINISH_SHARE = 0.6
 """Share of the time to leave in which a round that is under way may still end."""
@@ -77,6 +77,7 @@ class MemoryGroup:
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
+        account: Account | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for all living members; see :meth:`Group.join`."""
@@ -85,7 +86,7 @@ class MemoryGroup:
         timeout_s = None
         if deadline is not None:
             timeout_s = max(0.0, deadline - RealClock().monotonic())
-        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s, lease)
+        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s, lease, account)
         plan = attempt.plan
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
         return plan

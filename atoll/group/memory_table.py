@@ -25,7 +25,7 @@ from atoll.errors import (
 from atoll.group.memory_attempt import Attempt, Join, Vote, why_aborted
 from atoll.group.memory_leases import Leases
 from atoll.reducer.mean import Mean, Share
-from atoll.wire.messages import Lease, Registered, RoundPlan, Source, Sources, Verdict
+from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Source, Sources, Verdict
 
 Standing = Literal["live", "recovering", "gone"]
 
@@ -199,6 +199,7 @@ class MemoryTable:
         base: str,
         timeout_s: float | None,
         lease: Lease | None = None,
+        account: Account | None = None,
     ) -> Attempt:
         """Return the attempt that a member is in; without a time-out while the group is paused."""
         with self._changed:
@@ -208,7 +209,7 @@ class MemoryTable:
             if self._attends(member):
                 return self._attempts[self._epoch]
             self._refused.pop(member, None)
-            self._joins[member] = Join(round_, base, lease, self._clock.monotonic())
+            self._joins[member] = Join(round_, base, lease, self._clock.monotonic(), account)
             self._stands.add(member)
             try:
                 return self._planned(member, timeout_s)
@@ -306,8 +307,7 @@ class MemoryTable:
             route="alone" if len(members) == 1 else "relay", timeout_s=self.timeout_s,
             stopping=self._stopping,
         )  # fmt: skip
-        leases = {m: join.lease for m, join in self._joins.items() if join.lease is not None}
-        self._attempts[self._epoch] = Attempt(plan, leases)
+        self._attempts[self._epoch] = Attempt(plan, dict(self._joins))
         self._attempts.pop(self._epoch - 8, None)
         self._joins.clear()
         self._changed.notify_all()
@@ -384,7 +384,7 @@ class MemoryTable:
         self._committed, self._unwell = plan.round + 1, set()
         self._stands = {name for name in votes if self._standing[name] == "live"}
         contributors = list(attempt.mean.contributors) if attempt.mean is not None else []
-        moved = {m: attempt.leases[m] for m in contributors if m in attempt.leases}
+        moved = {m: lease for m, lease in attempt.leases.items() if m in contributors}
         leases = self._leases.commit(moved, self._present())
         pace = {name: pace for name, pace in self.paces.items() if self._standing[name] != "gone"}
         digest = next(iter(votes.values())).digest

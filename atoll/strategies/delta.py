@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,13 +72,19 @@ def pseudo_gradient(start: Tensor, now: Tensor, *, out: Tensor | None = None) ->
     return torch.sub(start, now, out=out)
 
 
-def is_finite(vector: Tensor) -> bool:
-    """Return whether no element is NaN or infinite, mostly in one pass.
+def length(vector: Tensor) -> float:
+    """Return the Euclidean norm; NaN or infinite exactly when an element is. Mostly in one pass.
 
-    A sum is NaN or infinite whenever an element is; the slow look is needed only when the sum
-    itself overflows.
+    Norm and check for finite values are one reading of memory. Only where the squares overflow,
+    or all vanish, the values are scaled first.
     """
-    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+    norm = float(torch.linalg.vector_norm(vector))
+    if (math.isfinite(norm) and norm > 0.0) or not vector.numel():
+        return norm
+    largest = float(vector.abs().max())  # NaN wins
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(vector / largest))
 
 
 def digest(vector: Tensor) -> str:

@@ -21,6 +21,7 @@ from atoll.net.sync_link import SyncLink, connect
 from atoll.net.ticket import parse_ticket
 from atoll.reducer.server import Reducer
 from atoll.wire.messages import (
+    Account,
     Finished,
     Launch,
     Lease,
@@ -74,11 +75,12 @@ class CappedGroup(HubGroup):
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
+        account: Account | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         plan = super().join(
             round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
-            deadline=deadline,
+            account=account, deadline=deadline,
         )  # fmt: skip
         self._plan = plan = msgspec.structs.replace(plan, timeout_s=min(plan.timeout_s, self.cap_s))
         return plan

@@ -17,7 +17,7 @@ from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.direct import DirectRoute
 from atoll.group.group import Group, Reduced, Work, flatten, unflatten
 from atoll.group.memory import MemoryGroup, MemoryGroups
-from atoll.wire.messages import Lease, RoundPlan
+from atoll.wire.messages import Account, Lease, RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
 
 T = TypeVar("T")
@@ -38,11 +38,12 @@ class DirectMember(MemoryGroup):
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
+        account: Account | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         plan = super().join(
             round_, base=base, tokens=tokens, steps=steps, busy_s=busy_s, lease=lease,
-            deadline=deadline,
+            account=account, deadline=deadline,
         )  # fmt: skip
         return msgspec.structs.replace(plan, route="direct") if len(plan.members) > 1 else plan
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from atoll.errors import ConfigError
-from atoll.strategies.delta import Flat, digest, is_finite, pseudo_gradient
+from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
 
 
 def test_reading_and_writing_a_model_is_exact() -> None:
@@ -52,12 +54,25 @@ def test_digests_differ_when_one_bit_does() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([1.0, 2.0], True),
-        ([1.0, float("nan")], False),
-        ([float("inf"), float("-inf")], False),
-        ([3e38, 3e38], True),
-        ([], True),
+        ([3.0, 4.0], 5.0),
+        ([3e38, 4e38 / 2], 3.6056e38),
+        ([3e-30, 4e-30], 5e-30),
+        ([0.0, 0.0], 0.0),
+        ([], 0.0),
     ],
 )
-def test_finite_vectors_are_told_from_others(values: list[float], expected: bool) -> None:
-    assert is_finite(torch.tensor(values)) is expected
+def test_length_is_the_euclidean_norm_also_where_squares_overflow_or_vanish(
+    values: list[float], expected: float
+) -> None:
+    assert length(torch.tensor(values)) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, math.nan], [math.inf, -math.inf], [0.0, math.inf], [3e38, math.nan, 3e38]]
+)
+def test_length_of_what_is_not_finite_is_not_finite(values: list[float]) -> None:
+    assert not math.isfinite(length(torch.tensor(values)))
+
+
+def test_length_is_not_infinite_just_because_many_large_values_are() -> None:
+    assert math.isfinite(length(torch.full((4,), 1e38)))

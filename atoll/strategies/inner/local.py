@@ -35,6 +35,7 @@ class Local:
         value = loss.item()
         self._refuse_unless_finite(task, value, 0.0)
         task.tokens += tokens
+        task.losses.add(value)
         with task.gate.moving():
             outer.gradients(task)
             length = self._update(task, value)

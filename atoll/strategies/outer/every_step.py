@@ -14,6 +14,7 @@ Differs from DistributedDataParallel:
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
 from atoll.errors import LossNotFinite
 from atoll.group.group import Group
-from atoll.strategies.delta import Flat, digest, is_finite
+from atoll.strategies.delta import Flat, digest, length
 from atoll.strategies.meeting import Meeting
 from atoll.strategies.outer.periodic import Weigher, outcome, residuals, start_volume
 from atoll.strategies.start import same_start
@@ -93,7 +94,8 @@ class EveryStepOuter:
                 parameter.grad = torch.zeros_like(parameter)
         combined = Flat([*(_gradient(p) for p in self._parameters), *self._buffers])
         vector = combined.read(self._scratch)
-        if not is_finite(vector):
+        norm = length(vector)
+        if not math.isfinite(norm):
             raise LossNotFinite(
                 "a gradient is not finite; it was not averaged",
                 given=f"member {task.member}, step {task.step + 1}",
@@ -105,7 +107,7 @@ class EveryStepOuter:
         try:
             agreed = self._meeting.hold(
                 task, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
-                key="gradient",
+                key="gradient", norm=norm,
             )  # fmt: skip
         finally:
             task.free_period()
@@ -118,6 +120,7 @@ class EveryStepOuter:
         self._weigher.reset(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         self._last = outcome(
             agreed, number, seconds, digest=self._base, delta_norm=float(mean.norm())

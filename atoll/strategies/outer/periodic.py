@@ -11,6 +11,7 @@ stays local.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -23,7 +24,7 @@ from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.agree import Agreed
 from atoll.group.group import Group
-from atoll.strategies.delta import Flat, digest, is_finite, pseudo_gradient
+from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
 from atoll.strategies.meeting import Meeting
 from atoll.strategies.start import DIGEST_ELEMENTS, same_start
 from atoll.strategies.strategy import Committed, SyncResult, Traffic
@@ -154,7 +155,8 @@ class PeriodicOuter(ABC):
     def _round(self, task: Task) -> SyncResult:
         entered = self._clock.monotonic()
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
-        if not is_finite(delta):
+        norm = length(delta)
+        if not math.isfinite(norm):
             raise LossNotFinite(
                 "the parameters are not finite; they were not averaged",
                 given=f"member {task.member}, step {task.step}",
@@ -164,17 +166,18 @@ class PeriodicOuter(ABC):
         number, prepare_s = task.round, self._clock.monotonic() - entered
         agreed = self._meeting.hold(
             task, [delta], codec=self._codec, weight=self._weigher.weight(task),
-            base=self._base, key=KEY,
+            base=self._base, key=KEY, norm=norm,
         )  # fmt: skip
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
-        norm = float(mean.norm())
+        delta_norm = float(mean.norm())
         self._apply(mean, task.step, alone=agreed.plan.route == "alone")
         self._settle(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
-        return outcome(agreed, number, seconds, digest=self._base, delta_norm=norm)
+        return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
 
     def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
         """Move the common state, and take it over into the model."""
