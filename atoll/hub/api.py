@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from atoll.errors import HubError
-from atoll.hub import pages, rest_files, rest_hub, rest_jobs, rest_queues
+from atoll.hub import pages, rest_blobs, rest_files, rest_hub, rest_jobs, rest_queues
 from atoll.hub.auth import Role
 from atoll.hub.context import Context, Live
 from atoll.hub.endpoint import Endpoint, Handler, Refused
@@ -66,6 +66,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at(f"{job}/files", own_job, node, get=rest_files.list_files),
         at(f"{job}/files/{{path:path}}", own_job, node, get=rest_files.get_file,
            put=rest_files.put_file),
+        at("/api/blobs/{sha256}", everyone, get=rest_blobs.get_blob, put=rest_blobs.put_blob),
         at("/api/queues", operator, node, get=rest_queues.show_queues),
         at("/api/queues/dead", everyone, get=rest_queues.show_dead),
         at("/api/queues/put", everyone, post=rest_queues.put),

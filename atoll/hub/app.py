@@ -47,6 +47,9 @@ SWEEP_S = 0.25
 
 TICKS_PER_SECOND = 4
 
+BLOBS_EVERY_S = 600
+"""Pause between looks for blobs that nobody holds."""
+
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -263,6 +266,8 @@ class Hub:
                 if count % TICKS_PER_SECOND == 0:
                     await self.placement.tick()
                     await self.stores.queue.expire()
+                if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
+                    self.tasks.start(self.stores.blobs.sweep(), name="sweep of blobs")
                 if not reckoned and self.clock.monotonic() >= reckon_at:
                     reckoned = True
                     await self.membership.reckon()

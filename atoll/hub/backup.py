@@ -1,4 +1,4 @@
-"""A copy of a hub, taken while it works: its database, its secrets, and the folders of its jobs.
+"""A copy of a hub, taken while it works: database, secrets, blobs, and the folders of its jobs.
 
 A backup is a folder with the time as its name. It appears by one rename when everything in it is
 on the disk and has been checked; what was interrupted is never taken for one. Its `backup.json`
@@ -46,6 +46,8 @@ from atoll.hub.backup_files import (
     sync_folders,
     write_synced,
 )
+from atoll.hub.blobs import FOLDER as BLOBS
+from atoll.hub.blobs import held_in
 from atoll.wire.manifest import MANIFEST_NAME, decode_manifest
 
 DATABASE = "hub.sqlite"
@@ -153,6 +155,8 @@ def _take(
         copying = _Copying(work, before)
         copying.database(data / DATABASE)
         copying.file(data / SECRETS, f"data/{SECRETS}", private=True)
+        for sha256 in _blobs_in(work / "data" / DATABASE):
+            copying.blob(data / BLOBS / sha256[:2] / sha256, f"data/{BLOBS}/{sha256[:2]}/{sha256}")
         for job in _jobs_in(work / "data" / DATABASE):
             copying.job(jobs / job, f"jobs/{job}")
         listing = Listing(
@@ -192,6 +196,18 @@ class _Copying:
         copy_database(source, copy)
         sync_file(copy)
         self.entries.append(Entry(name, copy.stat().st_size, hash_of(copy), 0))
+
+    def blob(self, source: Path, name: str) -> None:
+        """Copy a blob that is held, or share it: one of that name always has the same bytes."""
+        known, target = self._known.get(name), self._work / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if known and self._before and link(self._before / name, target):
+            self.entries.append(known)
+            return
+        try:
+            self.file(source, name)
+        except FileNotFoundError:
+            self.left_out.append(f"{name}: nobody needed it any more when it was to be copied")
 
     def job(self, folder: Path, name: str) -> None:
         """Copy a job's folder; checkpoints last, newest first."""
@@ -316,6 +332,12 @@ def _jobs_in(database: Path) -> list[str]:
     """Return the jobs that a database knows."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         return [job for (job,) in connection.execute("SELECT job FROM jobs ORDER BY job")]
+
+
+def _blobs_in(database: Path) -> list[str]:
+    """Return the blobs that somebody holds in a database."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return held_in(connection)
 
 
 def _put_in_place(work: Path, target: Path, taken: float) -> Path:

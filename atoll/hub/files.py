@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
-import os
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
-from atoll.errors import AtollError, ConfigError, StorageFull, WireError
+from atoll.errors import ConfigError
+from atoll.hub import receiving
 from atoll.hub.database import Database
 from atoll.ids import new_token
 
@@ -37,11 +35,8 @@ MAX_FILE_BYTES = 64 * 2**30
 
 MAX_LISTED = 10_000
 _MAX_DEPTH = 8
-_WRITE_BYTES = 1 * 2**20
-"""Bytes gathered before a thread writes them: below it, the change of threads costs more."""
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -109,9 +104,11 @@ class Files:
         path = self.path(job, name)
         temporary = self._incoming / new_token()
         try:
-            with _told_when_full(path):
-                hexdigest = await self._receive(temporary, chunks, sha256.lower())
-                status = await asyncio.to_thread(_put_in_place, temporary, path)
+            with receiving.told_when_full(path):
+                hexdigest, _ = await receiving.receive(
+                    temporary, chunks, sha256=sha256, max_bytes=MAX_FILE_BYTES
+                )
+                status = await asyncio.to_thread(receiving.put_in_place, temporary, path)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -122,26 +119,6 @@ class Files:
 
         await self._database.write(remember)
         return FileInfo(name, status.st_size, hexdigest, status.st_mtime)
-
-    async def _receive(self, target: Path, chunks: AsyncIterator[bytes], expected: str) -> str:
-        """Write the bytes to `target`, flushed; return their hash."""
-        hasher, total = hashlib.sha256(), 0
-        with target.open("wb") as file:
-            async for block in _blocks(chunks):
-                total += len(block)
-                if total > MAX_FILE_BYTES:
-                    raise WireError("a file is too large", expected=f"{MAX_FILE_BYTES} bytes")
-                await asyncio.to_thread(_write_block, file, hasher, block)
-            await asyncio.to_thread(_flush, file)
-        found = hasher.hexdigest()
-        if expected and found != expected:
-            raise WireError(
-                "a file arrived damaged",
-                given=f"SHA-256 {found}, {total} bytes",
-                expected=f"SHA-256 {expected}",
-                remedy="send it again",
-            )
-        return found
 
     async def write(self, job: str, name: str, data: bytes) -> FileInfo:
         """Store bytes that the hub made itself."""
@@ -190,55 +167,6 @@ def _walk(folder: Path) -> Iterator[FileInfo]:
                 found += 1
         if found == MAX_LISTED:
             return
-
-
-async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Gather small chunks into blocks worth a trip to another thread."""
-    gathered = bytearray()
-    async for chunk in chunks:
-        gathered += chunk
-        if len(gathered) >= _WRITE_BYTES:
-            yield bytes(gathered)
-            gathered.clear()
-    yield bytes(gathered)
-
-
-@contextlib.contextmanager
-def _told_when_full(path: Path) -> Iterator[None]:
-    """Turn the operating system's "no room" into an error a person can act on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise StorageFull(
-                "no room is left for a file",
-                given=str(path),
-                remedy="free some space on the hub's disk and send it again; the old file is safe",
-            ) from error
-        raise AtollError("a file cannot be written", given=f"{path} ({error})") from error
-
-
-def _write_block(file: BinaryIO, hasher: hashlib._Hash, block: bytes) -> None:
-    file.write(block)
-    hasher.update(block)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _put_in_place(temporary: Path, path: Path) -> os.stat_result:
-    """Give the file its name, durably, and return what it is now."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.replace(path)
-    if os.name == "posix":  # elsewhere a folder cannot be flushed, and need not be
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    return path.stat()
 
 
 def _hash(path: Path) -> str:

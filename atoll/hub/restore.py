@@ -33,6 +33,7 @@ from atoll.hub.backup_files import (
     sync_folders,
     write_synced,
 )
+from atoll.hub.blobs import FOLDER as BLOBS
 from atoll.wire.messages import RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ def restore(folder: Path, *, data: Path, jobs: Path, clock: Clock) -> Listing | 
     _verify(backup, listing)
     try:
         data.mkdir(parents=True, exist_ok=True)
-        _put_jobs(backup, listing, jobs)
+        _put_files(backup, listing, "jobs/", jobs)
+        _put_files(backup, listing, f"data/{BLOBS}/", data / BLOBS)
         _put_data(backup, listing, data, jobs=jobs, now=clock.wall())
     except OSError as error:
         raise failed_at(data, error) from error
@@ -150,11 +152,11 @@ def _verify(backup: Path, listing: Listing) -> None:
         )
 
 
-def _put_jobs(backup: Path, listing: Listing, jobs: Path) -> None:
-    """Copy the files of jobs; a manifest comes after the parts that it names."""
-    names = [entry.name for entry in listing.files if entry.name.startswith("jobs/")]
+def _put_files(backup: Path, listing: Listing, start: str, folder: Path) -> None:
+    """Copy what begins with `start` to a folder; a manifest comes after the parts that it names."""
+    names = [entry.name for entry in listing.files if entry.name.startswith(start)]
     for name in sorted(names, key=lambda name: (name.endswith("manifest.json"), name)):
-        target = jobs / name.removeprefix("jobs/")
+        target = folder / name.removeprefix(start)
         if target.exists():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -165,8 +167,8 @@ def _put_jobs(backup: Path, listing: Listing, jobs: Path) -> None:
             scratch.replace(target)
         finally:
             scratch.unlink(missing_ok=True)
-    if jobs.exists():
-        sync_folders(jobs)
+    if folder.exists():
+        sync_folders(folder)
 
 
 def _put_data(backup: Path, listing: Listing, data: Path, *, jobs: Path, now: float) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.clock import Clock
-from atoll.hub import auth, events, files, jobs, logs, metrics, queue_sqlite
+from atoll.hub import auth, blobs, events, files, jobs, logs, metrics, queue_sqlite
 from atoll.hub.auth import Auth
+from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
 from atoll.hub.files import Files
@@ -21,6 +22,7 @@ from atoll.hub.queue_sqlite import SqliteQueue
 
 SCHEMAS = (
     auth.SCHEMA,
+    blobs.SCHEMA,
     events.SCHEMA,
     files.SCHEMA,
     jobs.SCHEMA,
@@ -43,6 +45,7 @@ class Stores:
     metrics: Metrics
     events: Events
     files: Files
+    blobs: Blobs
 
     async def close(self) -> None:
         """Finish every write, then close the database. May be called again."""
@@ -80,6 +83,7 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> S
             metrics=Metrics(database, jobs_dir=jobs_dir),
             events=told,
             files=Files(database, jobs_dir=jobs_dir),
+            blobs=Blobs(database, folder=data / blobs.FOLDER, clock=clock),
         )
     except BaseException:
         database.close()

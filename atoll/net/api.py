@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from atoll.errors import CheckpointMissing
+from atoll.errors import CheckpointMissing, HubError
 from atoll.net.rest import Rest
 from atoll.net.streams import (
     BLOCK_BYTES,
@@ -266,6 +266,51 @@ class HubClient:
             for item in self._rest.json("GET", _path(job, "files"))
         ]
 
+    # ------------------------------------------------------------------------------ blobs
+
+    def put_blob(self, source: Path | bytes, *, progress: Progress | None = None) -> str:
+        """Send a blob, unless the hub has it; return its SHA-256. Unheld it goes after an hour.
+
+        Raises:
+            ConfigError: there is no such file.
+            StorageFull: the hub's disk is full.
+        """
+        sha256, nbytes = measure(source)
+        if not self.has_blob(sha256):
+            self._rest.call(
+                "PUT",
+                f"/api/blobs/{sha256}",
+                content=told(blocks(source), nbytes, progress),
+                headers={"Content-Length": str(nbytes)},
+                timeout=max(self._timeout_s, SLOW_ANSWER_S),
+            )
+        return sha256
+
+    def has_blob(self, sha256: str) -> bool:
+        """Return whether the hub has a blob; if so, it stays for another hour."""
+        absent = _no_blob(sha256)
+        try:
+            self._rest.call("HEAD", f"/api/blobs/{quote(sha256, safe='')}", absent=absent)
+        except HubError as error:
+            if error is absent:
+                return False
+            raise
+        return True
+
+    def get_blob(self, sha256: str, target: Path, *, progress: Progress | None = None) -> None:
+        """Fetch a blob into a file that appears whole or not at all.
+
+        Raises:
+            HubError: the hub does not have it.
+            CheckpointCorrupt: it arrived damaged.
+            StorageFull: the disk here is full.
+        """
+        path = f"/api/blobs/{quote(sha256, safe='')}"
+        with self._rest.stream("GET", path, absent=_no_blob(sha256)) as response:
+            nbytes = int(response.headers.get("Content-Length", "0"))
+            source = told(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
+            write_verified(target, source, sha256=sha256)
+
     # ----------------------------------------------------------------------------- queues
 
     def queues(self) -> list[dict[str, Any]]:
@@ -343,6 +388,11 @@ def _path(job: str, *parts: str) -> str:
 def _absent(job: str, path: str) -> CheckpointMissing:
     """Return the error for a file that the hub does not have."""
     return CheckpointMissing("the hub has no such file", given=f"{path} of {job}")
+
+
+def _no_blob(sha256: str) -> HubError:
+    """Return the error for a blob that the hub does not have."""
+    return HubError("the hub does not have this blob", given=sha256)
 
 
 def _hash_of(response: httpx.Response) -> str:

@@ -44,7 +44,7 @@ class Instants:
 
 def watch(instants: Instants) -> None:
     """Count what the hub does to its disk from now on."""
-    from atoll.hub import database, files
+    from atoll.hub import database, receiving
 
     class Connection(sqlite3.Connection):
         def execute(self, sql: str, /, *args: Any) -> sqlite3.Cursor:
@@ -65,7 +65,7 @@ def watch(instants: Instants) -> None:
         return put
 
     database.sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)  # type: ignore
-    files._put_in_place = watched(files._put_in_place)
+    receiving.put_in_place = watched(receiving.put_in_place)
 
 
 def live(*, folder: str, port: int, kill_at: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from atoll.errors import ConfigError, StorageFull, WireError
-from atoll.hub import files as files_module
+from atoll.hub import receiving
 from atoll.hub.stores import Stores
 from tests.hub.durable import with_stores
 
@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_and_the_old_file_stays(
 
     async def test(stores: Stores) -> None:
         await stores.files.write("j", "a", b"old")
-        monkeypatch.setattr(files_module, "_write_block", full)
+        monkeypatch.setattr(receiving, "_write_block", full)
         with pytest.raises(StorageFull, match="the old file is safe"):
             await stores.files.put("j", "a", stream(b"new"))
         assert stores.files.path("j", "a").read_bytes() == b"old"

@@ -200,6 +200,16 @@ class SimulatedFiles:
         return []
 
 
+class SimulatedBlobs:
+    """Stands in for `Blobs`: simulated jobs bring no code, so there is nothing to keep."""
+
+    async def sweep(self) -> int:
+        return 0
+
+    def drop(self, connection: sqlite3.Connection, owner: str) -> None:
+        """Nobody holds anything."""
+
+
 def hash_of(data: bytes) -> str:
     """Return what stands in for the SHA-256 of a file."""
     import hashlib

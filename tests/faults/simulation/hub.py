@@ -17,7 +17,12 @@ from atoll.hub.outbox import Outbox
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Credit, Envelope, Hello, Message, Undeliverable
-from tests.faults.simulation.disk import SimulatedDatabase, SimulatedEvents, SimulatedFiles
+from tests.faults.simulation.disk import (
+    SimulatedBlobs,
+    SimulatedDatabase,
+    SimulatedEvents,
+    SimulatedFiles,
+)
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import DOWN, Connection
 from tests.faults.simulation.scheduler import Process
@@ -99,6 +104,7 @@ class HubLife(Process):
         database: Any = SimulatedDatabase(disk, self.loop, self)
         events: Any = SimulatedEvents(disk)
         files: Any = SimulatedFiles(disk)
+        blobs: Any = SimulatedBlobs()
         clock = world.scheduler
         self.stores = Stores(
             database=database,
@@ -109,6 +115,7 @@ class HubLife(Process):
             metrics=Metrics(database, jobs_dir=NOWHERE),
             events=events,
             files=files,
+            blobs=blobs,
         )
         options = app.HubOptions(
             data=NOWHERE, jobs=NOWHERE, reducers=world.reducers_beside_hub, **world.hub_options
