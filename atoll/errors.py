@@ -21,6 +21,7 @@
     │   ├── CheckpointCorrupt
     │   └── CheckpointMissing
     ├── StorageFull            no room left on a disk
+    ├── NotAllowed             the owner of a machine does not let a job do that there
     ├── JobError               a job failed; carries node and traceback
     │   ├── ScriptError
     │   ├── LossNotFinite
@@ -165,6 +166,10 @@ class CheckpointMissing(CheckpointError):
 
 class StorageFull(AtollError):
     """No room is left on a disk; what was there before stays valid."""
+
+
+class NotAllowed(AtollError):
+    """The owner of a machine does not let a job do that there."""
 
 
 class JobError(AtollError):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
 from atoll.config.environment import child_environment as child_environment
+from atoll.config.environment import container_hosts as container_hosts
 from atoll.config.environment import home as home
 from atoll.config.environment import read_worker_environment as read_worker_environment
 from atoll.config.environment import worker_environment as worker_environment
+from atoll.config.environment import worker_variables as worker_variables
 from atoll.config.reading import load_spec as load_spec
 from atoll.config.reading import parse_spec as parse_spec
 from atoll.config.reading import read_spec as read_spec

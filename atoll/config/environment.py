@@ -57,23 +57,39 @@ def worker_environment() -> WorkerEnvironment | None:
     return read_worker_environment(os.environ)
 
 
+def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
+    """Return the variables by which a worker is told what it needs to know."""
+    return {
+        "ATOLL_HUB": worker.hub,
+        "ATOLL_TOKEN": worker.token,
+        "ATOLL_JOB": worker.job,
+        "ATOLL_MEMBER": worker.member,
+        "ATOLL_DIRECTORY": str(worker.directory),
+        "ATOLL_SPEC": str(worker.spec),
+        "ATOLL_CA": worker.ca,
+        "ATOLL_PROXY": worker.proxy,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, str]:
     """Return this process's environment plus what a worker needs to know."""
-    environment = dict(os.environ)
-    environment.update(
-        ATOLL_HUB=worker.hub,
-        ATOLL_TOKEN=worker.token,
-        ATOLL_JOB=worker.job,
-        ATOLL_MEMBER=worker.member,
-        ATOLL_DIRECTORY=str(worker.directory),
-        ATOLL_SPEC=str(worker.spec),
-        ATOLL_CA=worker.ca,
-        ATOLL_PROXY=worker.proxy,
-        PYTHONUNBUFFERED="1",
-    )
+    environment = {**os.environ, **worker_variables(worker)}
     if threads:
         environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     return environment
+
+
+def container_hosts() -> list[str]:
+    """Return where a daemon for containers may listen: DOCKER_HOST alone, or the usual sockets."""
+    if os.environ.get("DOCKER_HOST"):
+        return [os.environ["DOCKER_HOST"]]
+    sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker" / "run" / "docker.sock"]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        sockets += [Path(runtime) / "docker.sock", Path(runtime) / "podman" / "podman.sock"]
+    sockets.append(Path("/run/podman/podman.sock"))
+    return [f"unix://{socket}" for socket in sockets if socket.exists()]
 
 
 def home() -> Path:

@@ -81,6 +81,8 @@ class LaunchTable:
     """`host`, `bridge` or `none` (a job without network cannot speak to the hub)."""
     env: list[str] = dataclasses.field(default_factory=list)
     """`NAME=VALUE` for its environment."""
+    read_only: bool = False
+    """The container's own files cannot be changed; its folder and /tmp can."""
     nice: int = 0
     """Niceness of the process; the machine's owner may raise it."""
     signature: str = ""
