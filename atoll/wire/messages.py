@@ -37,13 +37,26 @@ from atoll.wire.member_messages import (
 from atoll.wire.message import Message
 from atoll.wire.queue_messages import (
     QueueAck,
+    QueueAckMany,
     QueueClaim,
+    QueueEntry,
     QueueExtend,
+    QueueExtendMany,
     QueueItem,
     QueueItems,
+    QueueLost,
+    QueueOpen,
+    QueueOptions,
     QueuePut,
     QueuePutDone,
+    QueuePutMany,
+    QueuePutManyDone,
     QueueRelease,
+    TopicAck,
+    TopicItem,
+    TopicItems,
+    TopicPublish,
+    TopicRead,
 )
 from atoll.wire.round_messages import (
     Account,
@@ -101,12 +114,20 @@ __all__ = [
     "Point",
     "ProcessState",
     "QueueAck",
+    "QueueAckMany",
     "QueueClaim",
+    "QueueEntry",
     "QueueExtend",
+    "QueueExtendMany",
     "QueueItem",
     "QueueItems",
+    "QueueLost",
+    "QueueOpen",
+    "QueueOptions",
     "QueuePut",
     "QueuePutDone",
+    "QueuePutMany",
+    "QueuePutManyDone",
     "QueueRelease",
     "Recover",
     "Register",
@@ -120,6 +141,11 @@ __all__ = [
     "Sources",
     "Standing",
     "Stop",
+    "TopicAck",
+    "TopicItem",
+    "TopicItems",
+    "TopicPublish",
+    "TopicRead",
     "Undeliverable",
     "Verdict",
     "Welcome",
@@ -142,6 +168,8 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         | Finished | Register | Registered | Roster | RosterReply | RoundJoin | RoundPlan
         | RoundVote | Verdict | MemberLost | CheckpointPart | CheckpointState
         | Lease | Recover | Source | Sources | Standing | Leaving | Drain | Offering
+        | QueueOpen | QueuePutMany | QueuePutManyDone | QueueAckMany | QueueExtendMany | QueueLost
+        | TopicPublish | TopicRead | TopicItems | TopicAck
     )  # fmt: skip
 
 
