@@ -1,0 +1,75 @@
+"""Follows the owner's policy and the state of the machine, and tells when something changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Awaitable, Callable
+
+from atoll.clock import Clock, RealClock
+from atoll.node.manners.decide import Mind, Pause
+from atoll.node.manners.senses import Senses
+from atoll.node.manners.sleep import SleepWatch
+from atoll.node.policy import Policy, PolicyFile
+
+LOOK_S = 1.0
+"""Pause between two looks."""
+
+Act = Callable[[Policy, Pause], Awaitable[None]]
+
+
+class Manners:
+    """Watches one machine."""
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        *,
+        senses: Senses | None = None,
+        clock: Clock | None = None,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        """Read nothing yet; `now` is local time."""
+        self._file = file
+        self._senses = senses or Senses()
+        self._clock = clock or RealClock()
+        self._now = now
+        self._mind = Mind()
+        self._news = asyncio.Event()
+        self._sleep = SleepWatch(self._news.set)
+
+    async def look(self) -> tuple[Policy, Pause]:
+        """Return what the owner wants, and whether work pauses.
+
+        Raises:
+            ConfigError: the policy is wrong and there was no right one before.
+        """
+        policy = self._file.read()
+        reading = await asyncio.to_thread(self._senses.read, policy)
+        if self._sleep.sleeping:
+            reading = dataclasses.replace(reading, sleeping=True)
+        pause = self._mind.follow(
+            policy, reading, now=self._now(), monotonic=self._clock.monotonic()
+        )
+        return policy, pause
+
+    async def follow(self, act: Act) -> None:
+        """Call `act` now and whenever policy or pause have changed, until cancelled."""
+        listening = asyncio.create_task(self._sleep.run())
+        told: tuple[Policy, Pause] | None = None
+        try:
+            while True:
+                self._news.clear()
+                found = await self.look()
+                if found != told:
+                    told = found
+                    await act(*found)
+                if found[1].cause == "sleep":
+                    await self._sleep.release()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), LOOK_S)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
