@@ -42,6 +42,9 @@ MEMBER_STATES = ("assigned", "starting", "running", "done", "failed", "lost", "l
 LIVE_STATES = frozenset({"assigned", "starting", "running"})
 """States of a member whose process is on its way or there."""
 
+SILENT_KINDS = frozenset({"command", "container"})
+"""Kinds of job whose processes need not speak to the hub."""
+
 _MAX_TAIL = 50
 _MAX_RESULT_BYTES = 256 * 1024
 
@@ -80,6 +83,15 @@ class Job(msgspec.Struct, kw_only=True):
     """TOML text with every default written out."""
     files: list[str] = []
     """Names of the texts that travel with it."""
+    kind: str = "trainer"
+    """`trainer`, `script`, `command` or `container`."""
+    priority: int = 0
+    retries: int = 0
+    """How often each process may fail by itself and is started again."""
+    batch: str = ""
+    """Label of the jobs that were submitted together."""
+    key: str = ""
+    """What the submitter called this submission; the same again is the same job."""
     nodes_wanted: int = 1
     min_nodes: int = 0
     """Below so many members it pauses; 0: all are needed to start, one to go on."""
@@ -113,6 +125,11 @@ class Job(msgspec.Struct, kw_only=True):
     def over(self) -> bool:
         """Whether it has ended."""
         return self.state in ENDED
+
+    @property
+    def silent(self) -> bool:
+        """Whether its processes may never speak to the hub: their node tells how they fare."""
+        return self.kind in SILENT_KINDS
 
 
 JobList = list[Job]
@@ -157,9 +174,12 @@ class Jobs:
             created=now,
             spec=dump_spec(spec),
             files=sorted(files),
+            kind=spec.kind,
+            priority=spec.job.priority,
+            retries=spec.job.retries,
             nodes_wanted=spec.job.nodes,
             min_nodes=spec.job.min_nodes,
-            steps=spec.train.steps,
+            steps=0 if spec.job.command else spec.train.steps,
             seed=spec.job.seed,
         )
         self._names.add(job.job)  # before anything is awaited

@@ -8,10 +8,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from atoll.clock import Clock
 from atoll.errors import AuthError, HubError
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.jobs import LIVE_STATES, Job, Member
+from atoll.hub.node_book import NodeBook, Standing
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Session, Sessions
 from atoll.hub.stores import Stores
@@ -22,6 +25,7 @@ from atoll.wire.messages import (
     Finished,
     Leaving,
     NodeInfo,
+    Offering,
     Peer,
     ProcessState,
     Register,
@@ -45,6 +49,7 @@ class Node:
     connected: bool = True
     draining: bool = False
     """It will go away soon and gets no new work."""
+    drain_reason: str = ""
     last_heard: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
 
@@ -68,6 +73,7 @@ class Membership:
         self._rounds = rounds
         self._checkpoints = checkpoints
         self._clock = clock
+        self._book = NodeBook(stores.database)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.nodes: dict[str, Node] = {}
         self.changed: Callable[[str], Awaitable[None]] = _ignore
@@ -77,19 +83,40 @@ class Membership:
 
     async def node_opened(self, session: Session) -> None:
         """A node agent connected; a new process of it has no children from before."""
-        known = self.nodes.get(session.address)
+        known, before = self.nodes.get(session.address), self._book.get(session.address)
+        same = before is not None and before.incarnation == session.incarnation
         info = session.info or (known.info if known else NodeInfo("", "", "", ""))
         node = Node(session.address, info, session.incarnation)
-        if known is not None and known.incarnation == session.incarnation:
-            node.draining = known.draining
+        if known is not None and same:  # what it told since its agent started still holds
+            node.info = msgspec.structs.replace(info, offer=known.info.offer)
+        if before is not None and same:  # also when the hub was restarted meanwhile
+            node.draining, node.drain_reason = before.draining, before.reason
         self.nodes[session.address] = node
+        await self._remember(node)
         if known is None or not known.connected:
             await self._events.add("", "node-online", f"{session.address} is online")
-        if known is not None and known.incarnation != session.incarnation:
+        if same:
+            await self._silent_are_back(session.address)
+        elif before is not None:
             for job, member in self._members_on(session.address):
-                if member.state == "starting" and not self._session(job, member.member):
+                unheard = not member.incarnation and member.state != "assigned"
+                if unheard and not self._session(job, member.member):
                     await self._lose(job.job, member.member, "its node agent was restarted")
         await self.changed("")
+
+    async def _remember(self, node: Node) -> None:
+        standing = Standing(node.incarnation, node.draining, node.drain_reason)
+        await self._book.put(node.node, standing)
+
+    async def _silent_are_back(self, node: str) -> None:
+        """Processes that never speak live on while their node is away: they are there again."""
+        for job in self._jobs.list():
+            for member in list(job.members.values()) if job.state == "running" else []:
+                gone = member.state == "lost" and member.exit_code is None
+                if gone and job.silent and not member.incarnation and member.node == node:
+                    await self._jobs.update_member(job.job, member.member, state="running")
+                    text = f"{member.member} is back with {node}"
+                    await self._events.add(job.job, "member-back", text, member=member.member)
 
     async def node_lost(self, session: Session) -> None:
         """A node agent is gone; members that speak for themselves live on."""
@@ -114,10 +141,29 @@ class Membership:
             raise AuthError("only a node can be drained", given=session.address)
         if node.draining != body.draining:
             node.draining = body.draining
+            node.drain_reason = body.reason if body.draining else ""
+            await self._remember(node)
             why = f": {body.reason}" if body.reason else ""
             text = f"{node.node} {'will go away' if body.draining else 'stays'}{why}"
             kind = "node-draining" if body.draining else "node-stays"
             await self._events.add("", kind, text)
+        await self.changed("")
+
+    async def offering(self, session: Session, body: Offering) -> None:
+        """What the owner of a node lets the cluster have of it has changed.
+
+        Raises:
+            AuthError: the session is not that of a node.
+        """
+        node = self.nodes.get(session.address)
+        if node is None:
+            raise AuthError("only a node can offer itself", given=session.address)
+        before = node.info.offer.paused if node.info.offer else ""
+        node.info = msgspec.structs.replace(node.info, offer=body.offer)
+        if body.offer.paused != before:
+            kind = "node-paused" if body.offer.paused else "node-unpaused"
+            text = f"takes no work: {body.offer.paused}" if body.offer.paused else "takes work"
+            await self._events.add("", kind, f"{node.node} {text}")
         await self.changed("")
 
     def free_slots(self) -> dict[str, int]:
@@ -174,6 +220,8 @@ class Membership:
             await self._jobs.update_member(
                 session.job, session.member, dial=body.dial, serves=body.state
             )
+            if job.silent and job.state == "running" and not self._rounds.has(job.job):
+                await self._rounds.open(job, fresh=True)  # a container that holds a trainer
             return await self._rounds.register(job, record)
 
     async def leaving(self, session: Session, body: Leaving) -> None:
@@ -228,7 +276,9 @@ class Membership:
             )
         if body.state != "exited":
             if record.state in ("assigned", "starting"):
-                await self._jobs.update_member(body.job, body.member, state=body.state)
+                silent = self._jobs.get(body.job).silent and not record.incarnation
+                state = "running" if silent else body.state  # nobody else will tell
+                await self._jobs.update_member(body.job, body.member, state=state)
             return
         await self._jobs.update_member(
             body.job,
@@ -245,7 +295,8 @@ class Membership:
             await self._hear_last_words(body.job, body.member)
         async with self._locks[body.job]:
             record = self._record(body.job, body.member)
-            if record is None or record.state not in LIVE_STATES:
+            unheard = self._jobs.get(body.job).silent and record is not None
+            if record is None or record.state not in LIVE_STATES | ({"lost"} if unheard else set()):
                 return
             state = _end_state(record, body.exit_code, stopping=self._jobs.get(body.job).stopping)
             await self._jobs.update_member(body.job, body.member, state=state)

@@ -133,7 +133,8 @@ class Placement:
         """Take up the running jobs of an earlier life of the hub."""
         for job in self._jobs.list():
             if job.state == "running":
-                await self._rounds.open(job, fresh=False)
+                if not job.silent or any(m.incarnation for m in job.members.values()):
+                    await self._rounds.open(job, fresh=False)
                 if job.stopping:
                     self._stop_at[job.job] = self._clock.monotonic() + job.grace_s
                 await self.reducers.take_up(job)
@@ -161,6 +162,9 @@ class Placement:
             if self._rounds.has(job):
                 self._rounds.machine(job).stopping = True
             self._stop_at[job] = self._clock.monotonic() + grace_s
+            for member in self._membership.live(job) if record.silent else []:
+                if not record.members[member].incarnation:  # it knows of no rounds to finish
+                    await self._end_process(record, member, grace_s=grace_s)
 
     async def resume(self, job: str, *, spec: str = "") -> str:
         """Start a job that has ended again, from its newest complete checkpoint if it has one.
@@ -227,7 +231,8 @@ class Placement:
         for slot, node in enumerate(nodes):
             await self._jobs.assign(job.job, member=member_id(slot), slot=slot, node=node)
         await self._jobs.set_state(job.job, "running")
-        await self._rounds.open(self._jobs.get(job.job), fresh=True)
+        if not job.silent:
+            await self._rounds.open(self._jobs.get(job.job), fresh=True)
         await self.reducers.need(job)
         for member in self._jobs.get(job.job).members.values():
             if member.state in LIVE_STATES:
@@ -324,7 +329,7 @@ class Placement:
         record = self._jobs.get(job)
         if record.state != "running":
             return
-        working = self._rounds.working(job)
+        working = self._working(record)
         members = {n: m for n, m in record.members.items() if m.slot < record.nodes_wanted}
         end = outcome(members, stopping=record.stopping, working=working)
         if end is None:
@@ -343,6 +348,13 @@ class Placement:
         await self.reducers.stop(job)
         await self._stores.auth.revoke_job(job)
 
+    def _working(self, job: Job) -> set[str] | None:
+        """Return the members at work, not merely on their way to it; None: all that live."""
+        working = self._rounds.working(job.job)
+        if working is None or not job.silent:
+            return working
+        return working | {m.member for m in job.members.values() if not m.incarnation}
+
     async def tick(self) -> None:
         """End members whose grace is over, and complete what was left undone; once a second."""
         now = self._clock.monotonic()
@@ -359,7 +371,8 @@ class Placement:
         running = [record for record in self._jobs.list() if record.state == "running"]
         for record in running:  # what a full disk interrupted is done now
             async with self._lock:
-                if record.state == "running" and not self._rounds.has(record.job):
+                met = record.silent or self._rounds.has(record.job)
+                if record.state == "running" and not met:
                     await self._rounds.open(record, fresh=True)
                 await self._review(record.job)
         await self.reducers.tick()
@@ -367,11 +380,12 @@ class Placement:
             await self._send_launches()
             await self.schedule()
 
-    async def _end_process(self, job: Job, member: str) -> None:
-        """Tell a member's node to end its process."""
+    async def _end_process(self, job: Job, member: str, *, grace_s: float | None = None) -> None:
+        """Tell a member's node to end its process: asked first, killed after a grace."""
+        grace_s = self._kill_grace_s if grace_s is None else grace_s
         record = job.members[member]
         await self._stores.queue.put(
             f"node/{record.node}",
             key=f"{job.job}/{member}/{record.attempt}/stop",
-            payload=pack_command(Stop(job.job, member, self._kill_grace_s, record.attempt)),
+            payload=pack_command(Stop(job.job, member, grace_s, record.attempt)),
         )

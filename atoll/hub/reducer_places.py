@@ -160,4 +160,7 @@ class ReducerPlaces:
 
 
 def _may_relay(job: Job) -> bool:
-    return job.nodes_wanted > 1 and parse_spec(job.spec).job.route != "direct"
+    if job.nodes_wanted == 1:
+        return False
+    spec = parse_spec(job.spec)
+    return spec.job.route != "direct" and not spec.job.command

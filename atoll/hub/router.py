@@ -36,6 +36,7 @@ from atoll.wire.messages import (
     LogLines,
     Message,
     Metrics,
+    Offering,
     ProcessState,
     QueueAck,
     QueueClaim,
@@ -103,6 +104,7 @@ class Router:
             Standing: self._standing,
             Leaving: self._leaving,
             Drain: self._drain,
+            Offering: self._offering,
             CheckpointPart: self._checkpoint_part,
             Stop: self._stop,
         }
@@ -261,6 +263,10 @@ class Router:
 
     async def _drain(self, session: Session, body: Drain, id: int) -> Message:
         await self._membership.drain(session, body)
+        return Done()
+
+    async def _offering(self, session: Session, body: Offering, id: int) -> Message:
+        await self._membership.offering(session, body)
         return Done()
 
     async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:

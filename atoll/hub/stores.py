@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.clock import Clock
-from atoll.hub import auth, blobs, events, files, jobs, logs, metrics, queue_sqlite
+from atoll.hub import auth, blobs, events, files, jobs, logs, metrics, node_book, queue_sqlite
 from atoll.hub.auth import Auth
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
@@ -28,6 +28,7 @@ SCHEMAS = (
     jobs.SCHEMA,
     logs.SCHEMA,
     metrics.SCHEMA,
+    node_book.SCHEMA,
     queue_sqlite.SCHEMA,
 )
 """Tables of the modules above."""
