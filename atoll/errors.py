@@ -9,7 +9,8 @@
     ├── HubError               the hub refused or could not be reached
     │   ├── HubUnreachable
     │   ├── AuthError
-    │   └── PortTaken
+    │   ├── PortTaken
+    │   └── QueueFull
     ├── GroupError             members could not agree
     │   ├── PeerLost
     │   ├── PeerRefused
@@ -122,6 +123,10 @@ class AuthError(HubError):
 
 class PortTaken(HubError):
     """Another program listens on the port."""
+
+
+class QueueFull(HubError):
+    """A queue has no room for what was put into it."""
 
 
 class GroupError(AtollError):
