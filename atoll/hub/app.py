@@ -25,6 +25,7 @@ from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
 from atoll.hub.outbox import Send
 from atoll.hub.placement import KILL_GRACE_S, Placement
+from atoll.hub.recording import Recording, node_stats
 from atoll.hub.recovering import Recovering
 from atoll.hub.reducers import Reducers, torch_is_here
 from atoll.hub.refusals import Refusals
@@ -163,6 +164,7 @@ class Hub:
         self.live = HubLive(
             stores, self.sessions, self.membership, self.placement, self.rounds, clock
         )
+        self.recording = Recording(stores, clock=clock)
         self.sessions.listener = self
         self._web: Application | None = None
 
@@ -201,6 +203,7 @@ class Hub:
         """End reducers and tasks, then close the stores; members are left to come back."""
         await self.tasks.close()
         await self.checkpoints.close()
+        await self.recording.close()
         await self.stores.close()
 
     async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -266,6 +269,7 @@ class Hub:
                 if count % TICKS_PER_SECOND == 0:
                     await self.placement.tick()
                     await self.stores.queue.expire()
+                    await self.recording.tick(node_stats(self.membership, self.sessions))
                 if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
                     self.tasks.start(self.stores.blobs.sweep(), name="sweep of blobs")
                 if not reckoned and self.clock.monotonic() >= reckon_at:

@@ -10,6 +10,7 @@ import msgspec
 
 from atoll.clock import Clock
 from atoll.hub.database import Database
+from atoll.hub.newest import Newest
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -34,6 +35,7 @@ class Events:
         self._database = database
         self._jobs_dir = jobs_dir
         self._clock = clock
+        self._newest = Newest()
 
     async def add(
         self,
@@ -60,6 +62,7 @@ class Events:
                 (job, event["time"], event["kind"], event["text"], member,
                  _encoder.encode(event["fields"]).decode()),
             ).fetchone()  # fmt: skip
+            self._newest.stored(job, id_)
             if id_ % 100 == 0:
                 connection.execute(
                     "DELETE FROM events WHERE job = ? AND id <= (SELECT id FROM events"
@@ -74,10 +77,23 @@ class Events:
 
     async def read(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return events with an id above `after`, oldest first."""
+        if self._newest.is_all(job, after):
+            return []
+        events = await self._select(job, after, limit, "ASC")
+        if not events:
+            self._newest.nothing_after(job, after)
+        return events
+
+    async def tail(self, job: str, *, limit: int) -> list[dict[str, Any]]:
+        """Return the last events, oldest first."""
+        events = await self._select(job, 0, limit, "DESC")
+        return events[::-1]
+
+    async def _select(self, job: str, after: int, limit: int, order: str) -> list[dict[str, Any]]:
         rows = await self._database.read(
             lambda connection: connection.execute(
                 "SELECT id, time, kind, text, member, fields FROM events"
-                " WHERE job = ? AND id > ? ORDER BY id LIMIT ?",
+                f" WHERE job = ? AND id > ? ORDER BY id {order} LIMIT ?",
                 (job, after, limit),
             ).fetchall()
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 from atoll.clock import Clock
 from atoll.hub.database import Database
+from atoll.hub.newest import Newest
 from atoll.wire.limits import MAX_LOG_LINE
 
 SCHEMA = """
@@ -41,6 +43,7 @@ class Logs:
         self._max_lines = max_lines
         self._news: dict[str, asyncio.Event] = {}
         self._untrimmed: dict[str, int] = {}
+        self._newest = Newest()
 
     async def add(
         self, job: str, member: str, *, source: str, seq: int, lines: Sequence[str]
@@ -77,6 +80,8 @@ class Logs:
                 "INSERT OR REPLACE INTO log_cursors VALUES (?, ?, ?, ?)",
                 (job, member, source, last),
             )
+            (newest,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+            self._newest.stored(job, newest)
             self._trim(connection, job, len(fresh))
             return last
 
@@ -104,37 +109,51 @@ class Logs:
         *,
         after: int = 0,
         member: str = "",
+        search: str = "",
         limit: int = 1000,
         wait_s: float = 0.0,
     ) -> list[dict[str, Any]]:
-        """Return lines with an id above `after`, oldest first; wait up to `wait_s` for some."""
+        """Return lines with an id above `after`, oldest first; wait up to `wait_s` for some.
+
+        `search`: only lines with this text in them, in upper or lower case.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_s, MAX_WAIT_S)
         while True:
             # Before looking, so that lines stored in between are not slept over.
             news = self._news.setdefault(job, asyncio.Event())
-            lines = await self._select(job, "id > ?", after, member, limit, "ASC")
+            lines = []
+            if not self._newest.is_all(job, after):
+                lines = await self._select(job, after, member, search, limit, "ASC")
+                if not lines and not member and not search:
+                    self._newest.nothing_after(job, after)
             left_s = deadline - loop.time()
             if lines or left_s <= 0:
                 return lines
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), left_s)
 
-    async def tail(self, job: str, *, member: str = "", limit: int = 50) -> list[dict[str, Any]]:
-        """Return the last lines, oldest first."""
-        lines = await self._select(job, "id > ?", 0, member, limit, "DESC")
+    async def tail(
+        self, job: str, *, member: str = "", search: str = "", limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Return the last lines (with a text in them), oldest first."""
+        lines = await self._select(job, 0, member, search, limit, "DESC")
         return lines[::-1]
 
     async def _select(
-        self, job: str, where: str, value: int, member: str, limit: int, order: str
+        self, job: str, after: int, member: str, search: str, limit: int, order: str
     ) -> list[dict[str, Any]]:
-        values: list[object] = [job, value]
+        where = "job = ? AND id > ?"
+        values: list[object] = [job, after]
         if member:
             where += " AND member = ?"
             values.append(member)
+        if search:
+            where += " AND text LIKE ? ESCAPE '\\'"
+            values.append(_containing(search))
         rows = await self._database.read(
             lambda connection: connection.execute(
-                f"SELECT id, member, time, text FROM logs WHERE job = ? AND {where}"
+                f"SELECT id, member, time, text FROM logs WHERE {where}"
                 f" ORDER BY id {order} LIMIT ?",
                 (*values, limit),
             ).fetchall()
@@ -143,3 +162,8 @@ class Logs:
             {"id": id_, "member": name, "time": time, "text": text}
             for id_, name, time, text in rows
         ]
+
+
+def _containing(text: str) -> str:
+    """Return the LIKE pattern of everything that contains a text."""
+    return "%" + re.sub(r"([%_\\])", r"\\\1", text) + "%"

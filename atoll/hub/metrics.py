@@ -2,7 +2,8 @@
 
 `metrics.jsonl` in the job's folder keeps every point. The database keeps enough of them for a
 chart: when a member has more than `MAX_POINTS`, every second point of its older half goes, so the
-past gets coarser but never shorter. Points with held-out figures are rare and stay.
+past gets coarser but never shorter. Points with held-out figures are rare and stay, up to a bound
+of their own. What single points do not tell any more, the buckets of the history do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgspec
 
 from atoll.hub.database import Database
 from atoll.hub.events import append_lines
+from atoll.hub.history import History
+from atoll.hub.newest import Newest
 from atoll.wire.messages import Point
 
 SCHEMA = """
@@ -36,11 +39,18 @@ CREATE TABLE IF NOT EXISTS point_cursors (
 MAX_POINTS = 4_000
 """Points of one member in the database, but for those with held-out figures."""
 
+CONDENSED_POINTS = 150
+"""The same, some time after the end of the job."""
+
+MAX_HELD_OUT = 1_000
+"""Points of one member with held-out figures in the database."""
+
 HELD_OUT_LOSS = "held_out_loss"
 HELD_OUT_LOSS_SUM = "held_out_loss_sum"
 HELD_OUT_TOKENS = "held_out_tokens"
 """Name of the value that a member measures on text that nobody trains on, nats per token."""
 
+_HELD_OUT = frozenset({HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS})
 _MAX_VALUES = 64
 _encoder = msgspec.json.Encoder()
 
@@ -58,11 +68,28 @@ class Latest:
 class Metrics:
     """The measurements of all jobs."""
 
-    def __init__(self, database: Database, *, jobs_dir: Path, max_points: int = MAX_POINTS) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        jobs_dir: Path,
+        history: History | None = None,
+        max_points: int = MAX_POINTS,
+    ) -> None:
+        """Start with what the database has.
+
+        Args:
+            database: Where points are kept.
+            jobs_dir: Folder with the folders of the jobs.
+            history: Gets the figures of every point besides.
+            max_points: Points of one member that are kept, but for those with held-out figures.
+        """
         self._database = database
         self._jobs_dir = jobs_dir
+        self._history = history
         self._max_points = max_points
-        self._counts: dict[tuple[str, str], int] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._newest = Newest()
         self._latest: dict[str, dict[str, Latest]] = {}
 
     async def add(
@@ -93,7 +120,11 @@ class Metrics:
                 "INSERT OR REPLACE INTO point_cursors VALUES (?, ?, ?, ?)",
                 (job, member, incarnation, last),
             )
-            self._thin(connection, job, member, len(fresh))
+            self._newest.stored(job, _last_id(connection, job))
+            held_out = sum(_is_held_out(point) for point in fresh)
+            self._thin(connection, job, member, len(fresh) - held_out)
+            if held_out:
+                self._thin_held_out(connection, job, member, held_out)
             first = last - len(fresh) + 1
             append_lines(
                 self._jobs_dir / job / "metrics.jsonl",
@@ -104,7 +135,10 @@ class Metrics:
         done, fresh = await self._database.write(write)
         latest = self._of(job).setdefault(member, Latest())
         for point in fresh:
-            _remember(latest, point.time, point.step, point.round, _bounded(point.values))
+            values = _bounded(point.values)
+            _remember(latest, point.time, point.step, point.round, values)
+            if self._history is not None:
+                self._history.note(f"{job}/{member}", point.time, {**values, "step": point.step})
         return done
 
     def latest(self, job: str) -> dict[str, Latest]:
@@ -113,6 +147,8 @@ class Metrics:
 
     async def read(self, job: str, *, after: int = 0, limit: int = 2000) -> list[dict[str, Any]]:
         """Return points with an id above `after`, in the order in which they arrived."""
+        if self._newest.is_all(job, after):
+            return []
         rows = await self._database.read(
             lambda connection: connection.execute(
                 'SELECT id, member, time, step, round, "values" FROM points'
@@ -120,11 +156,37 @@ class Metrics:
                 (job, after, limit),
             ).fetchall()
         )
-        return [
-            {"id": id_, "member": member, "time": time, "step": step, "round": round_,
-             "values": msgspec.json.decode(values)}
-            for id_, member, time, step, round_, values in rows
-        ]  # fmt: skip
+        if not rows:
+            self._newest.nothing_after(job, after)
+        return [_point(*row) for row in rows]
+
+    async def curves(self, job: str, *, points: int) -> list[dict[str, Any]]:
+        """Return a whole job in at most so many points of each member, and all held-out ones."""
+
+        def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            return connection.execute(
+                'SELECT id, member, time, step, round, "values" FROM'
+                " (SELECT *, row_number() OVER part AS number, count(*) OVER part AS count"
+                "  FROM points WHERE job = :job WINDOW part AS (PARTITION BY member, kept))"
+                " WHERE kept OR number = count OR number % max(1, (count + :most - 1) / :most) = 1"
+                " OR count <= :most ORDER BY id",
+                {"job": job, "most": points},
+            ).fetchall()
+
+        return [_point(*row) for row in await self._database.read(find)]
+
+    async def condense(self, job: str) -> None:
+        """Thin the points of a job that has ended: its buckets in the history keep the rest."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            members = connection.execute(
+                "SELECT DISTINCT member FROM points WHERE job = ?", (job,)
+            ).fetchall()
+            for (member,) in members:
+                _halve(connection, job, member, kept=0, most=CONDENSED_POINTS)
+                self._counts.pop((job, member, 0), None)
+
+        await self._database.write(write)
 
     def _of(self, job: str) -> dict[str, Latest]:
         """Return the latest values of a job, read from disk after a restart."""
@@ -137,28 +199,89 @@ class Metrics:
 
     def _thin(self, connection: sqlite3.Connection, job: str, member: str, added: int) -> None:
         """Drop every second point of the older half when there are too many (writer thread)."""
-        key = (job, member)
+        if self._count(connection, job, member, 0, added) <= self._max_points:
+            return
+        ids = _ids(connection, job, member, kept=0)
+        gone = ids[1 : len(ids) // 2 : 2]
+        _delete(connection, gone)
+        self._counts[job, member, 0] = len(ids) - len(gone)
+
+    def _thin_held_out(
+        self, connection: sqlite3.Connection, job: str, member: str, added: int
+    ) -> None:
+        """Keep the held-out points of every second round when there are too many (writer thread).
+
+        All members drop the same rounds, so that shares of one evaluation stay together.
+        """
+        if self._count(connection, job, member, 1, added) <= MAX_HELD_OUT:
+            return
+        rows = connection.execute(
+            "SELECT id, round FROM points WHERE job = ? AND member = ? AND kept = 1 ORDER BY id",
+            (job, member),
+        ).fetchall()
+        stride = 2
+        while sum(round_ % stride == 0 for _, round_ in rows) > MAX_HELD_OUT // 2:
+            stride *= 2
+        gone = [id_ for id_, round_ in rows[:-1] if round_ % stride]
+        _delete(connection, gone)
+        self._counts[job, member, 1] = len(rows) - len(gone)
+
+    def _count(
+        self, connection: sqlite3.Connection, job: str, member: str, kept: int, added: int
+    ) -> int:
+        """Return how many points there are, `added` just now among them."""
+        key = (job, member, kept)
         if key not in self._counts:
             (self._counts[key],) = connection.execute(
-                "SELECT count(*) FROM points WHERE job = ? AND member = ? AND kept = 0", key
+                "SELECT count(*) FROM points WHERE job = ? AND member = ? AND kept = ?", key
             ).fetchone()
         else:
             self._counts[key] += added
-        if self._counts[key] <= self._max_points:
-            return
-        ids = [
-            id_
-            for (id_,) in connection.execute(
-                "SELECT id FROM points WHERE job = ? AND member = ? AND kept = 0 ORDER BY id", key
-            )
-        ]
-        gone = ids[1 : len(ids) // 2 : 2]
-        connection.executemany("DELETE FROM points WHERE id = ?", [(id_,) for id_ in gone])
-        self._counts[key] = len(ids) - len(gone)
+        return self._counts[key]
+
+
+def _last_id(connection: sqlite3.Connection, job: str) -> int:
+    (last,) = connection.execute("SELECT max(id) FROM points WHERE job = ?", (job,)).fetchone()
+    return int(last or 0)
+
+
+def _ids(connection: sqlite3.Connection, job: str, member: str, *, kept: int) -> list[int]:
+    rows = connection.execute(
+        "SELECT id FROM points WHERE job = ? AND member = ? AND kept = ? ORDER BY id",
+        (job, member, kept),
+    )
+    return [id_ for (id_,) in rows]
+
+
+def _delete(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
+    connection.executemany("DELETE FROM points WHERE id = ?", [(id_,) for id_ in ids])
+
+
+def _halve(connection: sqlite3.Connection, job: str, member: str, *, kept: int, most: int) -> None:
+    """Drop every second point until at most so many are left; the last one stays."""
+    ids = _ids(connection, job, member, kept=kept)
+    gone: list[int] = []
+    while len(ids) > most:
+        gone += ids[-2::-2]
+        ids = ids[::-1][::2][::-1]
+    _delete(connection, gone)
+
+
+def _is_held_out(point: Point) -> bool:
+    return not _HELD_OUT.isdisjoint(point.values)
+
+
+def _point(
+    id_: int, member: str, time: float, step: int, round_: int, values: str
+) -> dict[str, Any]:
+    return {
+        "id": id_, "member": member, "time": time, "step": step, "round": round_,
+        "values": msgspec.json.decode(values),
+    }  # fmt: skip
 
 
 def _row(job: str, member: str, point: Point) -> tuple[object, ...]:
-    kept = int(HELD_OUT_LOSS in point.values)
+    kept = int(_is_held_out(point))
     values = _encoder.encode(_bounded(point.values)).decode()
     return job, member, point.time, point.step, point.round, kept, values
 

@@ -8,12 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.clock import Clock
-from atoll.hub import auth, blobs, events, files, jobs, logs, metrics, node_book, queue_sqlite
+from atoll.hub import (
+    auth,
+    blobs,
+    events,
+    files,
+    history,
+    jobs,
+    logs,
+    metrics,
+    node_book,
+    queue_sqlite,
+)
 from atoll.hub.auth import Auth
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
 from atoll.hub.files import Files
+from atoll.hub.history import History
 from atoll.hub.jobs import Jobs
 from atoll.hub.logs import Logs
 from atoll.hub.metrics import Metrics
@@ -25,6 +37,7 @@ SCHEMAS = (
     blobs.SCHEMA,
     events.SCHEMA,
     files.SCHEMA,
+    history.SCHEMA,
     jobs.SCHEMA,
     logs.SCHEMA,
     metrics.SCHEMA,
@@ -43,6 +56,7 @@ class Stores:
     auth: Auth
     jobs: Jobs
     logs: Logs
+    history: History
     metrics: Metrics
     events: Events
     files: Files
@@ -75,13 +89,15 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> S
     database = Database(data / "hub.sqlite", schemas=[*SCHEMAS, *schemas])
     try:
         told = Events(database, jobs_dir=jobs_dir, clock=clock)
+        past = History(database, clock=clock)
         return Stores(
             database=database,
             queue=SqliteQueue(database, clock=clock),
             auth=Auth(database, clock=clock),
             jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock),
             logs=Logs(database, clock=clock),
-            metrics=Metrics(database, jobs_dir=jobs_dir),
+            history=past,
+            metrics=Metrics(database, jobs_dir=jobs_dir, history=past),
             events=told,
             files=Files(database, jobs_dir=jobs_dir),
             blobs=Blobs(database, folder=data / blobs.FOLDER, clock=clock),
