@@ -9,6 +9,7 @@ from typing import Any
 from atoll.errors import GroupError
 from atoll.hub.decisions import JobRounds
 from atoll.hub.forming import LEAVING, RECOVERING
+from atoll.hub.timeline import Timeline
 from atoll.wire.messages import RoundPlan, Verdict
 
 KEPT_VERDICTS = 64
@@ -36,6 +37,8 @@ class Room:
     lost: list[str] = field(default_factory=list)
     """Members of the open plan that were lost, for a reducer that comes back."""
     bytes_before: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+    """Where the time goes; decides nothing."""
 
     @property
     def job(self) -> str:

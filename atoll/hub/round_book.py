@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from atoll.clock import Clock
 from atoll.errors import AtollError
+from atoll.hub import timelines
 from atoll.hub.database import Database
 from atoll.hub.effects import Decided, Planned
-from atoll.hub.jobs import Jobs
+from atoll.hub.jobs import Jobs, Member
 from atoll.hub.leases import Cursor
+from atoll.hub.timeline import Completed, Row
 from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = """
+SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS rounds (
     job TEXT NOT NULL,
     epoch INTEGER NOT NULL,
@@ -46,6 +49,8 @@ CREATE TABLE IF NOT EXISTS open_joins (
     PRIMARY KEY (job, epoch)
 ) WITHOUT ROWID;
 """
+    + timelines.SCHEMA
+)
 
 RETRY_S = 1.0
 """Pause before a write that found the disk full is tried again."""
@@ -98,11 +103,19 @@ class RoundBook:
 
         await self._database.write(write)
 
-    async def add_plan(self, planned: Planned) -> None:
-        """Store a plan with what its members told; returns when it is durable."""
+    def members(self, job: str) -> dict[str, Member]:
+        """Return the records of a job's members."""
+        return self._jobs.get(job).members
+
+    async def add_plan(self, planned: Planned, *, completed: Completed | None = None) -> None:
+        """Store a plan with what its members told; returns when it is durable.
+
+        What they told of the round before, `completed`, is stored with it.
+        """
         plan = planned.plan
         row = (plan.job, plan.epoch, plan.round, _encoder.encode(plan), self._clock.wall())
         joins = _encoder.encode(dict(planned.joins))
+        told = timelines.encode(completed.rows) if completed is not None else b""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -112,6 +125,8 @@ class RoundBook:
                 "INSERT OR REPLACE INTO open_joins (job, epoch, joins) VALUES (?, ?, ?)",
                 (plan.job, plan.epoch, joins),
             )
+            if completed is not None:
+                timelines.store(connection, plan.job, completed.epoch, told)
 
         await self._write(lambda: write)
 
@@ -130,8 +145,13 @@ class RoundBook:
         row = await self._database.read(find)
         return _joins.decode(row[0]) if row else {}
 
-    async def add_verdict(self, job: str, decided: Decided, *, nbytes: int) -> None:
-        """Store a verdict with the job's progress, leases and measurements in one transaction."""
+    async def add_verdict(
+        self, job: str, decided: Decided, *, nbytes: int, timeline: Sequence[Row] = ()
+    ) -> None:
+        """Store a verdict with all that changed with it, in one transaction.
+
+        That is the job's progress, leases and measurements, and where the time went.
+        """
         verdict, record = decided.verdict, self._jobs.get(job)
         record.measures = decided.measures
         if verdict.committed:
@@ -144,6 +164,7 @@ class RoundBook:
             record.aborted_rounds += 1
         row = (_encoder.encode(verdict), self._clock.wall(), decided.seconds, nbytes)
         cursors = _encoder.encode(record.leases) if record.leases else b""
+        rows = timelines.encode(timeline)
 
         def prepare() -> Write:
             store_record = self._jobs.storing(job)
@@ -163,6 +184,9 @@ class RoundBook:
                         " VALUES (?, ?, ?)",
                         (job, verdict.round + 1, cursors),
                     )
+                if timeline:
+                    timelines.store(connection, job, verdict.epoch, rows)
+                    timelines.thin(connection, job, verdict.epoch, members=len(timeline))
                 store_record(connection)
 
             return write
@@ -243,8 +267,10 @@ class RoundBook:
 
         def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
             return connection.execute(
-                "SELECT plan, verdict, decided, seconds, nbytes FROM rounds WHERE job = ?"
-                " AND epoch > ? AND verdict IS NOT NULL ORDER BY epoch LIMIT ?",
+                "SELECT r.plan, r.verdict, r.decided, r.seconds, r.nbytes, t.members"
+                " FROM rounds r LEFT JOIN round_timelines t ON t.job = r.job AND t.epoch = r.epoch"
+                " WHERE r.job = ? AND r.epoch > ? AND r.verdict IS NOT NULL"
+                " ORDER BY r.epoch LIMIT ?",
                 (job, after, limit),
             ).fetchall()
 
@@ -261,7 +287,12 @@ class RoundBook:
 
 
 def _describe(
-    plan_bytes: bytes, verdict_bytes: bytes, decided: float, seconds: float, nbytes: int
+    plan_bytes: bytes,
+    verdict_bytes: bytes,
+    decided: float,
+    seconds: float,
+    nbytes: int,
+    timeline: bytes | None,
 ) -> dict[str, Any]:
     """Return one decided attempt as the API shows it."""
     plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
@@ -277,4 +308,5 @@ def _describe(
         "seconds": seconds,
         "nbytes": nbytes,
         "time": decided,
+        "timeline": timelines.views(timeline),
     }

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from atoll.clock import Clock
 from atoll.errors import EpochChanged, GroupError, HubError
+from atoll.hub.accounts import tidy
 from atoll.hub.decisions import JobRounds
 from atoll.hub.effects import Adopted, Decided, Effect, Held, Lost, Noted, Planned, Refused
 from atoll.hub.events import Events
@@ -89,6 +90,9 @@ class Rounds:
         reducer = self._wire.get(session_id(job.job, "reducer"))
         room.machine.reducer_ready = reducer is not None
         room.bytes_before = self._relayed(job.job)
+        if room.machine.attempt is not None:
+            attempt = room.machine.attempt
+            room.timeline.recall(attempt.plan, attempt.joins, now)
         self._rooms[job.job] = room
 
     def close(self, job: str) -> None:
@@ -129,8 +133,12 @@ class Rounds:
             LeftBehind: the group committed this round without the member.
         """
         room = self.room(job)
+        body, odd = tidy(body)
         async with room.lock:
-            effects = room.machine.join(member, body, self._clock.monotonic())
+            now = self._clock.monotonic()
+            effects = room.machine.join(member, body, now)
+            if odd := room.timeline.joined(member, body, odd, now):
+                await self._name_odd(room, member, odd)
             if room.machine.attends(member) and not effects:
                 return cast(RoundPlan, room.machine.plan)
             future = room.plan_for(member)
@@ -157,6 +165,7 @@ class Rounds:
             except GroupError:
                 await self.carry_out(room, room.machine.withdraw(member, now))
                 raise
+            room.timeline.voted(member, body.epoch, now)
             future = room.verdict_on(body.epoch)
             await self.carry_out(room, effects)
         return await asyncio.shield(future)
@@ -310,7 +319,8 @@ class Rounds:
     async def _planned(self, room: Room, effect: Planned) -> None:
         plan = effect.plan
         room.bytes_before = self._relayed(plan.job)
-        await self.book.add_plan(effect)
+        completed = room.timeline.planned(plan, self._clock.monotonic())
+        await self.book.add_plan(effect, completed=completed)
         room.lost.clear()
         room.decided.clear()
         if plan.reducer:
@@ -322,7 +332,9 @@ class Rounds:
 
     async def _decided(self, room: Room, effect: Decided) -> None:
         nbytes = self._relayed(room.job) - room.bytes_before
-        await self.book.add_verdict(room.job, effect, nbytes=nbytes)
+        nodes = {m: record.node for m, record in self.book.members(room.job).items()}
+        rows = room.timeline.decided(effect.verdict, nodes, self._clock.monotonic())
+        await self.book.add_verdict(room.job, effect, nbytes=nbytes, timeline=rows)
         if effect.plan.reducer:
             self._wire.notify(effect.plan.reducer, effect.verdict)
         if not effect.verdict.committed:  # some may wait for contributions that never come
@@ -352,6 +364,11 @@ class Rounds:
         log("%s: %s", room.job, note.text)
         kind = f"alarm:{note.kind}" if note.alarm else note.kind
         await self._events.add(room.job, kind, note.text, member=note.member)
+
+    async def _name_odd(self, room: Room, member: str, odd: list[str]) -> None:
+        """Tell which figures of a member are left out because they cannot be."""
+        text = f"{member} tells what cannot be: {', '.join(odd)}; it is left out"
+        await self._events.add(room.job, "account-odd", text, member=member)
 
     _acts: ClassVar[dict[type[Any], Callable[[Rounds, Room, Any], Awaitable[None]]]] = {
         Planned: _planned,

@@ -6,6 +6,7 @@ what it does on each error, when it recovers) is what the trainer does.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from atoll.errors import AtollError, GroupLeft, LeftBehind
 from atoll.group.agree import Agreed, agree
 from atoll.group.hub import HubGroup
 from atoll.wire.messages import (
+    Account,
     CheckpointPart,
     CheckpointState,
     Finished,
@@ -188,12 +190,19 @@ class Member(Child):
         agreed = agree(
             group, [values], codec=make_codec("fp32"), weight=float(steps),
             base=self.digest(), round_=self.round, steps=steps, busy_s=busy_s, lease=place,
+            account=self._account(),
         )  # fmt: skip
         self.world.reached("member", "verdict told", self)
         self._apply(agreed)
         self.world.reached("member", "applying", self)
         if self.round % self.world.checkpoint_every == 0:
             self._save(group)
+
+    def _account(self) -> Account:
+        """Tell of the period; every second member tells what cannot be, which harms nobody."""
+        if int(self.id[1:]) % 2:
+            return Account({"wait": math.nan, "send": -1.0}, math.inf, math.nan)
+        return Account({"wait": 0.1, "send": 0.2, "vote": 0.1, "apply": 0.1}, 1.0, 2.0)
 
     def _apply(self, agreed: Agreed) -> None:
         """Take over what was agreed; a kill in the middle leaves nothing behind."""
