@@ -9,6 +9,7 @@
     ├── HubError               the hub refused or could not be reached
     │   ├── HubUnreachable
     │   ├── AuthError
+    │   │   └── Revoked
     │   ├── PortTaken
     │   └── QueueFull
     ├── GroupError             members could not agree
@@ -119,6 +120,10 @@ class HubUnreachable(HubError):
 
 class AuthError(HubError):
     """A ticket or token is unknown, expired or used up."""
+
+
+class Revoked(AuthError):
+    """An operator has shut this machine or login out."""
 
 
 class PortTaken(HubError):
