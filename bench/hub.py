@@ -32,7 +32,8 @@ from pathlib import Path
 import psutil
 
 from atoll.net.greeting import greet, make_hello
-from atoll.net.link import Link, open_link
+from atoll.net.link import Link
+from atoll.net.opening import open_link
 from atoll.net.sync_link import connect
 from atoll.net.transport import Transport
 from atoll.net.websocket import dial

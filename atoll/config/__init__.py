@@ -11,7 +11,9 @@ from __future__ import annotations
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
 from atoll.config.environment import child_environment as child_environment
 from atoll.config.environment import container_hosts as container_hosts
+from atoll.config.environment import extended_environment as extended_environment
 from atoll.config.environment import home as home
+from atoll.config.environment import proxy_for as proxy_for
 from atoll.config.environment import read_worker_environment as read_worker_environment
 from atoll.config.environment import worker_environment as worker_environment
 from atoll.config.environment import worker_variables as worker_variables

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from atoll.errors import ConfigError
 
@@ -27,6 +29,15 @@ class WorkerEnvironment:
     """PEM file of the hub's certificate authority; empty: none is pinned."""
     proxy: str = ""
     """URL of the proxy to the hub; empty: none."""
+    upload_bps: float = 0.0
+    """Bits per second that this process may send to the hub; 0: no limit."""
+    download_bps: float = 0.0
+    """Bits per second that it may receive from the hub; 0: no limit."""
+
+    @property
+    def capped(self) -> bool:
+        """Whether its machine's owner limits its bandwidth: everything goes through the hub."""
+        return bool(self.upload_bps or self.download_bps)
 
 
 def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment | None:
@@ -43,11 +54,13 @@ def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment
             spec=Path(environment["ATOLL_SPEC"]),
             ca=environment.get("ATOLL_CA", ""),
             proxy=environment.get("ATOLL_PROXY", ""),
+            upload_bps=float(environment.get("ATOLL_UPLOAD_BPS", "0")),
+            download_bps=float(environment.get("ATOLL_DOWNLOAD_BPS", "0")),
         )
-    except KeyError as error:
+    except (KeyError, ValueError) as error:
         raise ConfigError(
             "the environment of this worker is incomplete",
-            given=f"{error.args[0]} is missing",
+            given=f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error),
             remedy="start workers with `atoll run`, or unset ATOLL_JOB to run alone",
         ) from error
 
@@ -68,16 +81,23 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
         "ATOLL_SPEC": str(worker.spec),
         "ATOLL_CA": worker.ca,
         "ATOLL_PROXY": worker.proxy,
+        "ATOLL_UPLOAD_BPS": str(worker.upload_bps),
+        "ATOLL_DOWNLOAD_BPS": str(worker.download_bps),
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def child_environment(worker: WorkerEnvironment, *, threads: int) -> dict[str, str]:
     """Return this process's environment plus what a worker needs to know."""
-    environment = {**os.environ, **worker_variables(worker)}
+    environment = extended_environment(worker_variables(worker))
     if threads:
         environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     return environment
+
+
+def extended_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with variables added or replaced."""
+    return {**os.environ, **variables}
 
 
 def container_hosts() -> list[str]:
@@ -90,6 +110,49 @@ def container_hosts() -> list[str]:
         sockets += [Path(runtime) / "docker.sock", Path(runtime) / "podman" / "podman.sock"]
     sockets.append(Path("/run/podman/podman.sock"))
     return [f"unix://{socket}" for socket in sockets if socket.exists()]
+
+
+def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the proxy that the environment names for a URL; empty: none.
+
+    `https_proxy` or `http_proxy` by the URL's scheme, else `all_proxy`, in small or capital
+    letters; `no_proxy` lists hosts, domains, addresses and networks that are reached directly.
+    This machine itself always is.
+    """
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if _is_loopback(host) or _is_exempt(host, parts.port, _either(environment, "no_proxy")):
+        return ""
+    named = _either(environment, f"{parts.scheme}_proxy") or _either(environment, "all_proxy")
+    return named if "://" in named or not named else f"http://{named}"
+
+
+def _either(environment: Mapping[str, str], name: str) -> str:
+    return (environment.get(name) or environment.get(name.upper()) or "").strip()
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _is_exempt(host: str, port: int | None, listed: str) -> bool:
+    """Return whether a `no_proxy` list covers a host."""
+    for entry in (part.strip().lower() for part in listed.split(",")):
+        if entry == "*" or entry in (host, f"{host}:{port}"):
+            return True
+        if "/" in entry:
+            try:
+                if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
+                    return True
+            except ValueError:
+                continue
+        elif entry and host.endswith("." + entry.removeprefix("*").lstrip(".")):
+            return True
+    return False
 
 
 def home() -> Path:

@@ -59,6 +59,9 @@ def connect_group(
         serve: Starts what hands the committed state to newcomers, given the member's session;
             returns the host:port where it listens.
 
+    A member whose bandwidth its machine's owner limits can be dialled by nobody, so that
+    everything it sends passes the limit.
+
     Raises:
         HubUnreachable: no hub answers there.
         AuthError: the job's token is no longer valid, e.g. because the job has ended.
@@ -92,10 +95,11 @@ def connect_group(
             job=environment.job,
             member=environment.member,
             hub=environment.hub,
-            route=route,
+            route="relay" if environment.capped else route,
         )
         groups.append(group)
-        registered = group.register(state=serve(link) if serve is not None else ())
+        serving = serve if serve is not None and not environment.capped else None
+        registered = group.register(state=serving(link) if serving is not None else ())
     except BaseException:
         link.close()
         raise

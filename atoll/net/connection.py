@@ -41,6 +41,8 @@ class Connection:
         self._clock = clock
         self._counters = counters
         self._last_heard = clock.monotonic()
+        self._beat_id, self._beat_at = 0, 0.0
+        """The oldest heartbeat without an answer, and when it was sent."""
         self.number = number
         self.welcome = welcome
 
@@ -109,8 +111,17 @@ class Connection:
         """Send a heartbeat every few seconds, as a request: its answer shows that the hub lives."""
         while True:
             await asyncio.sleep(self.welcome.heartbeat_s)
-            beat = pack(Beat(_figures(stats), self._clock.wall()), id=next(self._ids))
+            id = next(self._ids)
+            beat = pack(Beat(_figures(stats), self._clock.wall()), id=id)
+            if not self._beat_id:
+                self._beat_id, self._beat_at = id, self._clock.monotonic()
             await self.send(beat, kind=Kind.CONTROL)
+
+    def answered(self, id: int) -> None:
+        """Take the answer to a heartbeat: it tells how long the way there and back is."""
+        if id == self._beat_id:
+            self._beat_id = 0
+            self._counters.measured(round_trip_s=self._clock.monotonic() - self._beat_at)
 
     async def _watch(self, gate: ReadingGate, dead_after_s: float) -> None:
         """End the connection when nothing has come from the hub for too long.

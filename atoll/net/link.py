@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,20 +22,18 @@ from atoll.net.connection import Connection
 from atoll.net.counters import LinkCounters
 from atoll.net.credit import Credits, peer_lost
 from atoll.net.gate import ReadingGate
-from atoll.net.greeting import greet, is_final, make_hello, refusal
+from atoll.net.greeting import greet, is_final, refusal
+from atoll.net.listeners import Listeners
+from atoll.net.questions import Questions
 from atoll.net.retry import backoff
 from atoll.net.transport import ConnectionLost, Dial
-from atoll.net.way import PLAIN, Way
-from atoll.net.websocket import dial as dial_websocket
 from atoll.wire.frames import Buffer, Frame, Kind, decode_relay, encode_relay
 from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import (
     Credit,
-    Envelope,
     Failure,
     Hello,
     Message,
-    NodeInfo,
     Undeliverable,
     Welcome,
     pack,
@@ -47,16 +44,6 @@ logger = logging.getLogger(__name__)
 
 Parts = tuple[Buffer, Buffer]
 """Head and piece of a relayed chunk, as `pack_chunk` returns them."""
-
-
-class _Asked:
-    """A request that has no answer yet."""
-
-    __slots__ = ("frame", "future")
-
-    def __init__(self, frame: bytes) -> None:
-        self.frame = frame
-        self.future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
 
 class Link:
@@ -88,18 +75,14 @@ class Link:
         self._stats = stats or dict
         self._retry = retry
         self._dead_after_s = dead_after_s
-        self._ids = itertools.count(1)
-        self._asked: dict[int, _Asked] = {}
+        self._questions = Questions()
+        self._listeners = Listeners()
         self._credits = Credits()
         self._gate = ReadingGate()
         self._connection: Connection | None = None
         self._opened = 0
         self._task: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[AtollError] | None = None
-        self._notice_handlers: list[Callable[[Message], None]] = []
-        self._relay_handlers: list[Callable[[str, memoryview], None]] = []
-        self._reconnect_handlers: list[Callable[[], None]] = []
-        self._failure_handlers: list[Callable[[AtollError], None]] = []
         self.counters = LinkCounters()
         self.welcome: Welcome | None = None
         self.failed: AtollError | None = None
@@ -127,19 +110,19 @@ class Link:
 
     def on_notice(self, handler: Callable[[Message], None]) -> None:
         """Call `handler` with every notice of the hub, in order; it must not block."""
-        self._notice_handlers.append(handler)
+        self._listeners.notices.append(handler)
 
     def on_relay(self, handler: Callable[[str, memoryview], None]) -> None:
         """Call `handler(source, payload)` with every relayed payload, its checksum verified."""
-        self._relay_handlers.append(handler)
+        self._listeners.relays.append(handler)
 
     def on_reconnect(self, handler: Callable[[], None]) -> None:
         """Call `handler` when the connection is back after a break."""
-        self._reconnect_handlers.append(handler)
+        self._listeners.reconnects.append(handler)
 
     def on_failure(self, handler: Callable[[AtollError], None]) -> None:
         """Call `handler` once when the link has ended for good, or is closed."""
-        self._failure_handlers.append(handler)
+        self._listeners.failures.append(handler)
 
     def hold_reading(self) -> None:
         """Read no further frames until released; see `ReadingGate` for the one exception."""
@@ -203,7 +186,7 @@ class Link:
     async def wait_failed(self) -> AtollError:
         """Wait until the link has ended for good and return why."""
         if self._ended is None:
-            raise self._not_started()
+            raise _not_started(self.session)
         return await asyncio.shield(self._ended)
 
     # ---------------------------------------------------------------------------- talking
@@ -216,18 +199,13 @@ class Link:
             AtollError: what the hub answered, if it could not do it.
         """
         self._check()
-        id = next(self._ids)
-        asked = _Asked(pack(body, id=id))
-        self._asked[id] = asked
         try:
-            with self._gate.kept_open():
+            with self._questions.asked(body) as asked, self._gate.kept_open():
                 async with asyncio.timeout(timeout_s):
                     await self._send_control(asked.frame)
                     return await asked.future
         except TimeoutError:
             raise self._late(f"{type(body).__name__} was not answered in time", timeout_s) from None
-        finally:
-            del self._asked[id]
 
     async def notify(self, body: Message) -> None:
         """Send a notice; while the hub is away it is dropped."""
@@ -292,7 +270,9 @@ class Link:
         """Dial, greet, and make the new connection the present one."""
         transport = await self._dial()
         try:
-            welcome, sent, received = await greet(transport, self._hello, id=next(self._ids))
+            welcome, sent, received = await greet(
+                transport, self._hello, id=next(self._questions.ids)
+            )
         except BaseException:
             await transport.close()
             raise
@@ -306,7 +286,7 @@ class Link:
             welcome=welcome,
             clock=self._clock,
             counters=self.counters,
-            ids=self._ids,
+            ids=self._questions.ids,
         )
         self._credits.open(welcome.window_bytes, generation=self._opened)
         return self._connection
@@ -361,36 +341,21 @@ class Link:
         """After a reconnect: ask again what was not answered, then tell the listeners."""
         self.counters.reconnects += 1
         logger.info("%s: connected to the hub again", self.session)
-        for asked in list(self._asked.values()):
-            if not asked.future.done():
-                await self._send_control(asked.frame)
-        for handler in self._reconnect_handlers:
-            _call(handler)
-
-    # --------------------------------------------------------------------------- incoming
+        for frame in self._questions.unanswered():
+            await self._send_control(frame)
+        self._listeners.reconnected()
 
     def _take(self, frame: Frame) -> None:
         """Dispatch one frame."""
         if frame.kind is Kind.CONTROL:
             envelope = unpack(frame)
-            if envelope.reply and envelope.id:
-                self._answered(envelope)
-            else:
+            if not (envelope.reply and envelope.id):
                 self._noticed(envelope.body)
+            elif not self._questions.answered(envelope) and self._connection is not None:
+                self._connection.answered(envelope.id)
             return
         relay = decode_relay(frame)
-        for handler in self._relay_handlers:
-            _call(handler, relay.source, relay.payload)
-
-    def _answered(self, envelope: Envelope) -> None:
-        """Hand an answer to its request; a second or late answer is dropped."""
-        asked = self._asked.get(envelope.id)
-        if asked is None or asked.future.done():
-            return  # a heartbeat's answer, or one that came twice or too late
-        if isinstance(envelope.body, Failure):
-            asked.future.set_exception(from_dict(envelope.body.error))
-        else:
-            asked.future.set_result(envelope.body)
+        self._listeners.relayed(relay.source, relay.payload)
 
     def _noticed(self, body: Message) -> None:
         """Keep the books of credit, and tell the listeners everything else."""
@@ -401,19 +366,13 @@ class Link:
             self._credits.lose(body.to)
         elif isinstance(body, Failure):
             logger.warning("%s: the hub says: %s", self.session, from_dict(body.error))
-        for handler in self._notice_handlers:
-            _call(handler, body)
-
-    # ------------------------------------------------------------------------------- ends
+        self._listeners.noticed(body)
 
     def _check(self) -> None:
         if self.failed is not None:
             raise self.failed
         if self._task is None:
-            raise self._not_started()
-
-    def _not_started(self) -> HubError:
-        return HubError("this link to the hub was not started", given=self.session)
+            raise _not_started(self.session)
 
     def _fail(self, error: AtollError) -> None:
         """End for good: everybody who waits gets the error. The first error stays."""
@@ -422,13 +381,10 @@ class Link:
             return
         self.failed = error
         self._credits.fail(error)
-        for asked in self._asked.values():
-            if not asked.future.done():
-                asked.future.set_exception(error)
+        self._questions.fail(error)
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(error)
-        for handler in self._failure_handlers:
-            _call(handler, error)
+        self._listeners.failed(error)
 
     def _late(self, what: str, timeout_s: float) -> DeadlineExceeded:
         """Return the error for a wait that ended; says if the hub is away."""
@@ -440,29 +396,5 @@ class Link:
         )
 
 
-async def open_link(
-    url: str,
-    *,
-    session: str,
-    token: str,
-    way: Way = PLAIN,
-    info: NodeInfo | None = None,
-    incarnation: str | None = None,
-    stats: Callable[[], dict[str, float]] | None = None,
-    timeout_s: float = 20.0,
-    patient: bool = False,
-) -> Link:
-    """Return a started link to the hub at `url`; see `Link.start` for what it raises."""
-    hello = make_hello(session=session, token=token, incarnation=incarnation, info=info)
-    dial_s = min(timeout_s, 10.0)
-    link = Link(lambda: dial_websocket(url, way=way, timeout_s=dial_s), hello, stats=stats)
-    await link.start(timeout_s=timeout_s, patient=patient)
-    return link
-
-
-def _call(handler: Callable[..., None], *arguments: object) -> None:
-    """Call a listener; its failure is its own, the session goes on."""
-    try:
-        handler(*arguments)
-    except Exception:
-        logger.exception("a listener of the link to the hub failed")
+def _not_started(session: str) -> HubError:
+    return HubError("this link to the hub was not started", given=session)

@@ -14,8 +14,9 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, HubError
 from atoll.net.counters import LinkCounters
 from atoll.net.inbox import Inbox, Mailroom
-from atoll.net.link import Link, Parts, open_link
+from atoll.net.link import Link, Parts
 from atoll.net.loop import LoopThread
+from atoll.net.opening import open_link
 from atoll.net.outbox import CAPACITY, Outbox, SyncOutbox, keep_every_second
 from atoll.net.way import PLAIN, Way
 from atoll.wire.messages import Message, NodeInfo, Welcome

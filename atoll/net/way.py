@@ -21,6 +21,10 @@ class Way:
     """The key of that certificate."""
     proxy: str = ""
     """URL of an HTTP or SOCKS proxy; empty: dial directly."""
+    upload_bps: float = 0.0
+    """Bits per second that one process may send on this way; 0: no limit."""
+    download_bps: float = 0.0
+    """Bits per second that one process may receive on it; 0: no limit."""
 
     def context(self, *, secure: bool) -> ssl.SSLContext | None:
         """Return what TLS connections are made with; None for a plain one.
@@ -37,6 +41,8 @@ class Way:
             context = ssl.create_default_context(cafile=self.ca or None)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.check_hostname = not self.ca
+            if self.ca:  # what is pinned may be the hub's own certificate, or one in between
+                context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             if self.certificate:
                 context.load_cert_chain(self.certificate, self.key or None)
         except (OSError, ssl.SSLError) as error:
@@ -54,4 +60,9 @@ PLAIN = Way()
 
 def way_of(worker: WorkerEnvironment) -> Way:
     """Return the way to the hub that the node agent told a worker; its token proves who it is."""
-    return Way(ca=worker.ca, proxy=worker.proxy)
+    return Way(
+        ca=worker.ca,
+        proxy=worker.proxy,
+        upload_bps=worker.upload_bps,
+        download_bps=worker.download_bps,
+    )

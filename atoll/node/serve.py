@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import AuthError
-from atoll.net.link import Link, open_link
+from atoll.net.link import Link
+from atoll.net.opening import open_link
 from atoll.net.ticket import Ticket
 from atoll.node import identity, parent, preempt, probe
 from atoll.node.agent import Agent

@@ -1,0 +1,49 @@
+"""Who listens to a link: notices, relayed payloads, reconnects, its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from atoll.errors import AtollError
+from atoll.wire.messages import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Listeners:
+    """Four lists of handlers, called in the order in which they came; none may block."""
+
+    def __init__(self) -> None:
+        self.notices: list[Callable[[Message], None]] = []
+        self.relays: list[Callable[[str, memoryview], None]] = []
+        self.reconnects: list[Callable[[], None]] = []
+        self.failures: list[Callable[[AtollError], None]] = []
+
+    def noticed(self, body: Message) -> None:
+        """Tell of a notice of the hub."""
+        for handler in self.notices:
+            _call(handler, body)
+
+    def relayed(self, source: str, payload: memoryview) -> None:
+        """Tell of a relayed payload."""
+        for handler in self.relays:
+            _call(handler, source, payload)
+
+    def reconnected(self) -> None:
+        """Tell that the connection is back after a break."""
+        for handler in self.reconnects:
+            _call(handler)
+
+    def failed(self, error: AtollError) -> None:
+        """Tell that the link has ended for good."""
+        for handler in self.failures:
+            _call(handler, error)
+
+
+def _call(handler: Callable[..., None], *arguments: object) -> None:
+    """Call a listener; its failure is its own, the session goes on."""
+    try:
+        handler(*arguments)
+    except Exception:
+        logger.exception("a listener of the link to the hub failed")
