@@ -7,7 +7,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from atoll.errors import HubError
-from atoll.hub import pages, rest_blobs, rest_files, rest_hub, rest_jobs, rest_queues
+from atoll.hub import (
+    pages,
+    rest_blobs,
+    rest_files,
+    rest_history,
+    rest_hub,
+    rest_jobs,
+    rest_metrics,
+    rest_queues,
+)
 from atoll.hub.auth import Role
 from atoll.hub.context import Context, Live
 from atoll.hub.endpoint import Endpoint, Handler, Refused
@@ -47,7 +56,7 @@ def routes(context: Context) -> list[BaseRoute]:
         open_at("/static/{name}", get=pages.static),
         open_at("/healthz", get=rest_hub.health),
         open_at("/api/join", post=rest_hub.join),
-        at("/metrics", operator, node, get=rest_hub.prometheus),
+        at("/metrics", operator, node, get=rest_metrics.show),
         at("/api/hub", everyone, get=rest_hub.show_hub),
         at("/api/events", operator, node, get=rest_hub.show_events),
         at("/api/nodes", operator, node, get=rest_hub.show_nodes),
@@ -55,6 +64,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at("/api/tickets", operator, post=rest_hub.make_ticket),
         at("/api/speed", everyone, get=rest_files.send_bytes, post=rest_files.take_bytes),
         at("/api/stream", operator, get=Streams().answer),
+        at("/api/history", operator, get=rest_history.read),
         at("/api/jobs", people, get=rest_jobs.list_jobs, post=rest_jobs.submit),
         at(job, own_job, node, get=rest_jobs.show_job),
         at(f"{job}/metrics", own_job, node, get=rest_jobs.read_metrics),

@@ -21,6 +21,9 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
 """
 
+EVERYWHERE = "*"
+"""Stands for the events of all jobs and of the hub; no job has this name."""
+
 MAX_EVENTS = 5_000
 """Events kept per job; the oldest go first. `events.jsonl` keeps all."""
 
@@ -63,6 +66,7 @@ class Events:
                  _encoder.encode(event["fields"]).decode()),
             ).fetchone()  # fmt: skip
             self._newest.stored(job, id_)
+            self._newest.stored(EVERYWHERE, id_)
             if id_ % 100 == 0:
                 connection.execute(
                     "DELETE FROM events WHERE job = ? AND id <= (SELECT id FROM events"
@@ -76,7 +80,7 @@ class Events:
         return await self._database.write(write)
 
     async def read(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return events with an id above `after`, oldest first."""
+        """Return events with an id above `after`, oldest first; job `*`: those of all."""
         if self._newest.is_all(job, after):
             return []
         events = await self._select(job, after, limit, "ASC")
@@ -90,17 +94,18 @@ class Events:
         return events[::-1]
 
     async def _select(self, job: str, after: int, limit: int, order: str) -> list[dict[str, Any]]:
+        where = ":job = :job" if job == EVERYWHERE else "job = :job"
         rows = await self._database.read(
             lambda connection: connection.execute(
-                "SELECT id, time, kind, text, member, fields FROM events"
-                f" WHERE job = ? AND id > ? ORDER BY id {order} LIMIT ?",
-                (job, after, limit),
+                "SELECT id, job, time, kind, text, member, fields FROM events"
+                f" WHERE {where} AND id > :after ORDER BY id {order} LIMIT :limit",
+                {"job": job, "after": after, "limit": limit},
             ).fetchall()
         )
         return [
-            {"id": id_, "time": time, "kind": kind, "text": text, "member": member,
+            {"id": id_, "job": of, "time": time, "kind": kind, "text": text, "member": member,
              "fields": msgspec.json.decode(fields)}
-            for id_, time, kind, text, member, fields in rows
+            for id_, of, time, kind, text, member, fields in rows
         ]  # fmt: skip
 
 

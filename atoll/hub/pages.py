@@ -1,13 +1,15 @@
-"""The dashboard's files: one page, one script, one style sheet, and plotly.js from its package.
+"""The dashboard's files: one page, its modules and style sheets, and plotly.js from its package.
 
-Nothing comes from another host, so the dashboard works without the internet. plotly is found but
-never imported: that would cost the hub 40 MB. Without it the page says so and works on.
+Nothing comes from another host, so the dashboard works without the internet, and every address is
+relative, so a hub may live under a path of a larger site. plotly is found but never imported: that
+would cost the hub 40 MB. Without it the page says so and works on.
 """
 
 from __future__ import annotations
 
 import html
 import importlib.util
+import re
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -21,12 +23,11 @@ from atoll.hub.guard import cookie_name, source_of, token_of
 
 FOLDER = Path(__file__).parent / "dashboard"
 
-_TYPES = {
-    "app.js": "text/javascript",
-    "charts.js": "text/javascript",
-    "format.js": "text/javascript",
-    "style.css": "text/css",
-}
+PEOPLE = frozenset({"operator", "viewer"})
+"""Roles that see the dashboard."""
+
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_NAME = re.compile(r"[a-z_]+\.(?:js|css)")
 
 _SECURITY = {
     "content-security-policy": (
@@ -52,7 +53,8 @@ async def page(request: Request, context: Context) -> Response:
         context.stores.auth.authenticate(token, source=source_of(request.scope))
     except AuthError:  # of an earlier life of this hub
         return _login_form()
-    return HTMLResponse(_text("index.html"), headers=_SECURITY)
+    text = _text("index.html").replace("<!--modules-->", _preloads())
+    return HTMLResponse(text, headers=_SECURITY)
 
 
 async def login(request: Request, context: Context) -> Response:
@@ -63,7 +65,7 @@ async def login(request: Request, context: Context) -> Response:
 
 async def logout(request: Request, _context: Context) -> Response:
     """POST /logout: forget the cookie."""
-    response = RedirectResponse("/", status_code=303)
+    response = RedirectResponse("./", status_code=303)
     response.delete_cookie(cookie_name(request.headers))
     return response
 
@@ -74,9 +76,9 @@ def _log_in(request: Request, context: Context, token: str) -> Response:
         identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
     except AuthError as error:
         return _login_form(error.what)
-    if identity.role != "operator":
+    if identity.role not in PEOPLE:
         return _login_form(f"this is the token of {identity.role} {identity.name}")
-    response = RedirectResponse("/", status_code=303)
+    response = RedirectResponse("./", status_code=303)
     response.set_cookie(
         cookie_name(request.headers), token, max_age=_KEPT_S, httponly=True, samesite="lax"
     )
@@ -91,16 +93,17 @@ def _login_form(problem: str = "") -> Response:
 
 
 async def static(request: Request, _context: Context) -> Response:
-    """GET /static/NAME: script, style sheet, plotly.js."""
+    """GET /static/NAME: modules, style sheets, plotly.js."""
     name = request.path_params["name"]
     if name == "plotly.min.js":
         found = plotly_script()
         if found is not None:
             headers = {"cache-control": "public, max-age=86400"}
             return FileResponse(found, media_type="text/javascript", headers=headers)
-    elif name in _TYPES:
+    elif _NAME.fullmatch(name) and (FOLDER / name).is_file():
         headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
-        return FileResponse(FOLDER / name, media_type=_TYPES[name], headers=headers)
+        media_type = _TYPES[Path(name).suffix]
+        return FileResponse(FOLDER / name, media_type=media_type, headers=headers)
     raise Refused(404, HubError("there is no such file", given=repr(name[:100])))
 
 
@@ -112,6 +115,12 @@ def plotly_script() -> Path | None:
         if script.is_file():
             return script
     return None
+
+
+def _preloads() -> str:
+    """Return links that let a browser fetch every module at once, not one after another."""
+    names = sorted(path.name for path in FOLDER.glob("*.js"))
+    return "\n".join(f'<link rel="modulepreload" href="static/{name}">' for name in names)
 
 
 def _text(name: str) -> str:

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from atoll.errors import HubError, unknown
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Json, Refused, body_as, identity_of
 from atoll.hub.guard import source_of
-from atoll.hub.prometheus import CONTENT_TYPE, render
-from atoll.hub.rest_jobs import view_of
 from atoll.wire.messages import Drain, NodeInfo
 
 
@@ -111,19 +109,6 @@ async def show_events(request: Request, context: Context) -> Response:
 async def health(_request: Request, _context: Context) -> Response:
     """GET /healthz: the hub answers."""
     return Json({"ok": True})
-
-
-async def prometheus(_request: Request, context: Context) -> Response:
-    """GET /metrics: figures for Prometheus."""
-    text = render(
-        uptime_s=context.clock.wall() - context.started,
-        rss_bytes=rss_bytes(),
-        nodes=context.live.nodes(),
-        jobs=[view_of(context, job.job) for job in context.stores.jobs.list()],
-        depths=await context.stores.queue.depths(),
-        relay=context.live.relay(),
-    )
-    return PlainTextResponse(text, headers={"content-type": CONTENT_TYPE})
 
 
 def rss_bytes() -> int:

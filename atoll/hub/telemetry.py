@@ -1,0 +1,127 @@
+"""Sends the hub's figures to an OpenTelemetry collector: `atoll hub --otlp URL`.
+
+The figures are those of /metrics, under the same names. They are gathered in the hub's event loop;
+the library's own thread sends what was gathered last, so a collector that does not answer delays
+nothing. Needs the extra `otel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import ConfigError
+from atoll.hub.context import Context
+from atoll.hub.families import Family, families
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+logger = logging.getLogger(__name__)
+
+EXPORT_EVERY_S = 15.0
+SEND_TIMEOUT_S = 5.0
+
+
+class Telemetry:
+    """Gathers figures and has them sent until it is closed.
+
+    Args:
+        context: Whence the figures come.
+        url: The collector's address for metrics over HTTP, e.g. `http://HOST:4318/v1/metrics`; with
+            a bare `http://HOST:4318` that path is added.
+        every_s: Seconds between two exports.
+
+    Raises:
+        ConfigError: the libraries are not installed, or the address is none.
+    """
+
+    def __init__(self, context: Context, *, url: str, every_s: float = EXPORT_EVERY_S) -> None:
+        self._context = context
+        self._every_s = every_s
+        self._latest: dict[str, Family] = {}
+        self._known: set[str] = set()
+        self._provider: Any = None
+        self._meter: Any = None
+        self._open(_metrics_url(url))
+
+    def _open(self, url: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+            from opentelemetry.sdk.resources import Resource
+        except ImportError as error:
+            raise ConfigError(
+                "the hub cannot send OpenTelemetry",
+                given=str(error),
+                remedy="pip install 'atoll[otel]', or start the hub without --otlp",
+            ) from error
+        reader = PeriodicExportingMetricReader(
+            OTLPMetricExporter(endpoint=url, timeout=SEND_TIMEOUT_S),
+            export_interval_millis=self._every_s * 1000,
+            export_timeout_millis=SEND_TIMEOUT_S * 1000,
+        )
+        resource = Resource.create(
+            {"service.name": "atoll-hub", "service.version": self._context.version}
+        )
+        self._provider = MeterProvider(
+            metric_readers=[reader], resource=resource, shutdown_on_exit=False
+        )
+        self._meter = self._provider.get_meter("atoll.hub")
+
+    async def run(self) -> None:
+        """Gather figures until cancelled."""
+        while True:
+            try:
+                self._take(await families(self._context))
+            except Exception:
+                logger.exception("figures for OpenTelemetry could not be gathered")
+            await asyncio.sleep(self._every_s / 2)
+
+    async def close(self) -> None:
+        """Send what was gathered last and end the library's thread."""
+        with contextlib.suppress(Exception):  # a collector that is away must not keep a hub up
+            await asyncio.to_thread(self._provider.shutdown, SEND_TIMEOUT_S * 1000)
+
+    def _take(self, found: Iterable[Family]) -> None:
+        for family in found:
+            self._latest[family.name] = family
+            if family.name in self._known:
+                continue
+            self._known.add(family.name)
+            counter = family.kind == "counter"
+            make = (
+                self._meter.create_observable_counter
+                if counter
+                else self._meter.create_observable_gauge
+            )
+            make(family.name, callbacks=[self._observe(family.name)], description=family.text)
+
+    def _observe(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            samples = self._latest[name].samples
+            return [Observation(value, labels) for labels, value in samples if value is not None]
+
+        return observe
+
+
+def _metrics_url(url: str) -> str:
+    """Return the address that metrics are posted to.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ConfigError(
+            "this is no address of an OpenTelemetry collector",
+            given=url,
+            expected="e.g. http://127.0.0.1:4318",
+        )
+    return url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/v1/metrics"
