@@ -19,7 +19,7 @@ TRAINING = {
     "gate", "task", "models", "data", "codec", "group", "strategies", "checkpoint", "recovery",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
-    *LEAVES, *TRAINING, "config", "wire", "net", "reducer", "train", "run",
+    *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "train", "run",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": set(),
     "config": {"errors", "ids"},
     "wire": {"errors", "ids"},
+    "code": {"errors", "ids"},
     "net": {*LEAVES, "config", "wire"},
     "hub": {*LEAVES, "config", "wire"},
     "lab": {"errors"},

@@ -1,0 +1,209 @@
+"""Makes a pack: a gzipped tar archive (ustar) that depends on nothing but the files themselves.
+
+Files come in the order of their names, with one of two modes, without times and owners. Folders
+are there by the files in them; empty ones do not travel. A link travels as the file it leads to,
+if that is a file of the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO, Self
+
+from atoll.code import names
+from atoll.code.ignore import travelling
+from atoll.errors import ConfigError, StorageFull
+
+_BLOCK_BYTES = 2**18
+_REMEDY = "leave it out with a line in .atollignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack on the disk. Used with `with`, its file is deleted afterwards."""
+
+    sha256: str
+    path: Path
+    nbytes: int
+    """Bytes of the pack itself."""
+    files: int
+
+    def delete(self) -> None:
+        """Delete the file of the pack."""
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block deletes the file."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.delete()
+
+
+class _Hashed:
+    """Writes to a file, and knows hash and size of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.nbytes = 0
+
+    def write(self, block: bytes) -> int:
+        self.digest.update(block)
+        self.nbytes += len(block)
+        return self._file.write(block)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def pack(folder: Path) -> Pack:
+    """Pack what of a folder travels into a temporary file; delete it, or use `with`.
+
+    Raises:
+        ConfigError: there is nothing to pack or too much of it, or something that cannot travel.
+        StorageFull: no room is left for the pack.
+    """
+    if not folder.is_dir():
+        raise ConfigError("the folder of the code is not there", given=str(folder))
+    found = _collect(folder.resolve())
+    handle, name = tempfile.mkstemp(prefix="atoll-code-", suffix=".tar.gz")
+    try:
+        with os.fdopen(handle, "wb") as file, _told_when_full():
+            writer = _Hashed(file)
+            total = _write(writer, found)
+        if total > names.bytes_allowed(writer.nbytes):
+            raise ConfigError(
+                "the files of the code are almost nothing but repetition, or too large",
+                given=f"{total} bytes that pack into {writer.nbytes}",
+                expected=f"at most {names.bytes_allowed(writer.nbytes)} bytes",
+                remedy="leave the largest out with .atollignore: " + _largest(found),
+            )
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Pack(writer.digest.hexdigest(), Path(name), writer.nbytes, len(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    path: Path
+    nbytes: int
+
+
+def _collect(root: Path) -> list[_File]:
+    """Return the files that travel, by name; all of them can."""
+    known, found, total = names.Names(), [], 0
+    for name, entry in travelling(root):
+        reason = names.unfit(name) or known.clash(name)
+        if reason:
+            raise ConfigError("a file cannot travel", given=f"{name!r}: {reason}", remedy=_REMEDY)
+        path = _real(root, name, entry)
+        found.append(_File(name, path, path.stat().st_size))
+        total += found[-1].nbytes
+        if len(found) > names.MAX_FILES or total > names.MAX_BYTES:
+            raise ConfigError(
+                "the folder of the code is too large",
+                given=f"{root}: more than {len(found) - 1} files, {total} bytes",
+                expected=f"at most {names.MAX_FILES} files and {names.MAX_BYTES} bytes",
+                remedy="leave data out with .atollignore; the largest: " + _largest(found),
+            )
+    if not found:
+        raise ConfigError(
+            "there is nothing in the folder of the code that travels",
+            given=str(root),
+            remedy="look at its .atollignore, or the .gitignore files here and above",
+        )
+    return sorted(found, key=lambda file: file.name)
+
+
+def _real(root: Path, name: str, entry: os.DirEntry[str]) -> Path:
+    """Return the regular file behind a name."""
+    path = Path(entry.path)
+    if entry.is_file(follow_symlinks=False):
+        return path
+    if not entry.is_symlink():
+        raise ConfigError(
+            "only files travel", given=f"{name!r} is a pipe, a socket or a device", remedy=_REMEDY
+        )
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            "a link leads nowhere", given=f"{name!r} ({error})", remedy=_REMEDY
+        ) from error
+    if not target.is_relative_to(root) or not target.is_file():
+        raise ConfigError(
+            "a link cannot travel",
+            given=f"{name!r} leads to {target}",
+            expected="a link to a file in the same folder",
+            remedy=_REMEDY + ", or put a copy in its place",
+        )
+    return target
+
+
+def _write(writer: _Hashed, found: list[_File]) -> int:
+    """Write the archive; return the bytes of its files."""
+    total = 0
+    compressed = gzip.GzipFile("", "wb", 6, writer, mtime=0)
+    with compressed:
+        for file in found:
+            total += _add(compressed, file)
+        compressed.write(bytes(2 * tarfile.BLOCKSIZE))
+    return total
+
+
+def _add(archive: gzip.GzipFile, file: _File) -> int:
+    try:
+        with file.path.open("rb") as source:
+            status = os.fstat(source.fileno())
+            header = tarfile.TarInfo(file.name)
+            header.size = status.st_size
+            header.mode = 0o755 if status.st_mode & 0o100 else 0o644
+            archive.write(header.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
+            for block in _exactly(source, status.st_size, file.name):
+                archive.write(block)
+    except OSError as error:
+        if error.filename is None:  # of the pack, not of the file
+            raise
+        raise ConfigError("a file cannot be read", given=f"{file.path} ({error})") from error
+    archive.write(bytes(-status.st_size % tarfile.BLOCKSIZE))
+    return status.st_size
+
+
+def _exactly(source: IO[bytes], nbytes: int, name: str) -> Iterator[bytes]:
+    """Yield so many bytes of a file."""
+    left = nbytes
+    while left:
+        block = source.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise ConfigError("a file was changed while it was packed", given=name)
+        left -= len(block)
+        yield block
+
+
+def _largest(found: list[_File]) -> str:
+    """Name the largest files."""
+    first = sorted(found, key=lambda file: -file.nbytes)[:3]
+    return ", ".join(f"{file.name} ({file.nbytes / 1e6:.1f} MB)" for file in first)
+
+
+@contextlib.contextmanager
+def _told_when_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFull(
+            "the pack of the code cannot be written",
+            given=f"{tempfile.gettempdir()} ({error})",
+            remedy="make room there",
+        ) from error
