@@ -13,30 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from atoll.errors import (
-    AtollError,
-    AuthError,
-    ConfigError,
-    DeadlineExceeded,
-    HubUnreachable,
-    WireError,
-)
+from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubUnreachable
 from atoll.net.link import Link
-from atoll.net.retry import backoff
 from atoll.net.way import PLAIN, Way
-from atoll.node import launch
-from atoll.node.launch import Exit, JobProcess
+from atoll.node import launchers
+from atoll.node.attempt import Attempt
+from atoll.node.launchers.shares import Shares
+from atoll.node.machine import Machine, NothingToPrepare
+from atoll.node.reports import Reports
 from atoll.node.shipping import Key, LineShipping
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import (
     Drain,
     Launch,
     Message,
-    ProcessState,
+    Offer,
+    Offering,
     QueueAck,
     QueueClaim,
     QueueItem,
@@ -51,26 +46,27 @@ LEASE_S = 30.0
 WAIT_S = 20.0
 """How long one ask for commands stays open at the hub."""
 
-ANSWER_TIMEOUT_S = 60.0
-"""How long one report waits for its answer before it is made anew."""
-
 LEAVE_GRACE_S = 5.0
 """What workers get to finish or abandon their round when the machine goes away."""
 
-LAST_REPORTS_S = 1.0
-"""What the last reports get when the agent ends."""
-
 KNOWN_LAUNCHES = 8
 """Launches per member that are recognised when they come again."""
-
-_REFUSALS = (AuthError, ConfigError, WireError)
-"""Answers to a report that sending it again cannot change."""
 
 
 class Agent:
     """Runs the processes that the hub asks this machine for, until told to leave."""
 
-    def __init__(self, link: Link, *, node: str, home: Path, hub: str, way: Way = PLAIN) -> None:
+    def __init__(
+        self,
+        link: Link,
+        *,
+        node: str,
+        home: Path,
+        hub: str,
+        way: Way = PLAIN,
+        slots: int = 1,
+        gpus: int = 0,
+    ) -> None:
         """Serve on a link that is connected already.
 
         Args:
@@ -79,20 +75,30 @@ class Agent:
             home: Folder of this agent; jobs get folders under ``home/jobs``.
             hub: URL that workers dial.
             way: How they reach it.
+            slots: How many processes this machine takes at once.
+            gpus: How many accelerators it has.
         """
         self._link = link
         self._queue = f"node/{node}"
-        self._root = home / "jobs"
-        self._hub = hub
-        self._way = way
-        self._running: dict[Key, JobProcess] = {}
-        self._processes: set[JobProcess] = set()
+        self._reports = Reports(link)
+        self._machine = Machine(
+            jobs=home / "jobs",
+            hub=hub,
+            way=way,
+            reports=self._reports,
+            lines=LineShipping(link),
+            shares=Shares(slots=slots, gpus=gpus),
+            launcher=launchers.Launchers(home=home, node=node).of,
+            preparing=NothingToPrepare(),
+        )
+        self._running: dict[Key, Attempt] = {}
+        self._attempts: set[Attempt] = set()
         """All that have not ended, also those whose place a newer one has taken."""
         self._launched: dict[Key, deque[str]] = {}
-        self._lines = LineShipping(link)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._draining: dict[str, str] = {}
         """Who wants this machine drained, and why; nobody: it takes work."""
+        self._offered = False
+        """The hub has been told an offer, and is told again when it may have forgotten."""
         link.on_notice(self._noticed)
         link.on_reconnect(self._reconnected)
 
@@ -103,13 +109,18 @@ class Agent:
 
     @property
     def children(self) -> set[int]:
-        """Process ids of every process that has not been seen to end."""
-        return {process.pid for process in self._processes}
+        """Process ids of every child that has not been seen to end."""
+        return {attempt.child for attempt in self._attempts if attempt.child is not None}
 
     @property
     def draining(self) -> str:
         """Why this machine takes no work now; empty: it does."""
         return next(iter(self._draining.values()), "")
+
+    @property
+    def offer(self) -> Offer:
+        """What the owner of this machine gives now."""
+        return self._machine.offer
 
     async def serve(self) -> None:
         """Take commands until cancelled.
@@ -129,6 +140,35 @@ class Agent:
                 log.warning("the hub refused: %s", error)
                 await asyncio.sleep(1.0)  # e.g. a lease that ended, or the hub's disk is full
 
+    async def set_offer(
+        self,
+        offer: Offer,
+        *,
+        way: Way | None = None,
+        nice: int = 0,
+        trusted_keys: Sequence[str] = (),
+    ) -> None:
+        """Give this much of the machine from now on; what runs keeps what it has.
+
+        The hub is told. While the offer says that it is paused, the machine is drained.
+
+        Args:
+            offer: What the owner gives.
+            way: How processes that start from now on reach the hub; None: as before.
+            nice: The least niceness that the owner wants.
+            trusted_keys: Public keys of those whose images the owner trusts.
+        """
+        machine = self._machine
+        machine.offer, machine.nice, machine.trusted_keys = offer, nice, tuple(trusted_keys)
+        machine.way = way or machine.way
+        machine.watch.total_bytes = offer.memory_bytes
+        self._offered = True
+        self._reports.tell(Offering(offer))
+        if offer.paused:
+            await self.drain(offer.paused, source="policy")
+        else:
+            await self.undrain(source="policy")
+
     # --------------------------------------------------------------------------- going away
 
     async def drain(self, reason: str, *, source: str) -> None:
@@ -142,37 +182,33 @@ class Agent:
         self._draining[source] = reason
         if news:
             log.info("takes no more work: %s", reason)
-            self._spawn(self._tell(Drain(draining=True, reason=reason)))
+            self._reports.tell(Drain(draining=True, reason=reason))
         await self._end_all(LEAVE_GRACE_S)
 
     async def undrain(self, *, source: str) -> None:
         """Take work again, unless somebody else still wants the machine drained."""
         if self._draining.pop(source, None) is not None and not self._draining:
             log.info("takes work again")
-            await self._tell(Drain(draining=False))
+            await self._reports.told(Drain(draining=False))
 
     async def leave(self, *, reason: str = "the node leaves", grace_s: float | None = None) -> None:
         """End every process, tell the hub what can be told in that time, stop all tasks."""
         self._draining.setdefault("leave", reason)
         if self._link.connected:
-            self._spawn(self._tell(Drain(draining=True, reason=reason)))
+            self._reports.tell(Drain(draining=True, reason=reason))
         await self._end_all(LEAVE_GRACE_S if grace_s is None else grace_s)
-        pending = [task for task in self._tasks if not task.done()]
-        if pending and self._link.connected:
-            await asyncio.wait(pending, timeout=LAST_REPORTS_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._lines.close(timeout_s=0.5)
+        await self._reports.close()
+        await self._machine.watch.close()
+        await self._machine.lines.close(timeout_s=0.5)
 
     def kill_all(self) -> None:
         """Kill every process now, e.g. because a person has asked twice."""
-        for process in self._processes:
-            process.kill()
+        for attempt in self._attempts:
+            attempt.kill()
 
     async def _end_all(self, grace_s: float) -> None:
-        processes = list(self._running.values())
-        await asyncio.gather(*(p.stop(grace_s=grace_s, leaving=True) for p in processes))
+        attempts = list(self._running.values())
+        await asyncio.gather(*(a.stop(grace_s=grace_s, leaving=True) for a in attempts))
 
     def _noticed(self, body: Message) -> None:
         """Hear from the hub that a person wants this machine drained, or not any more."""
@@ -180,13 +216,16 @@ class Agent:
             return
         if body.draining:
             reason = body.reason or "a person asked for it"
-            self._spawn(self.drain(reason, source="person"))
+            self._reports.spawn(self.drain(reason, source="person"))
         else:
-            self._spawn(self.undrain(source="person"))
+            self._reports.spawn(self.undrain(source="person"))
 
     def _reconnected(self) -> None:
-        if self._draining:  # the hub may be another process now
-            self._spawn(self._tell(Drain(draining=True, reason=self.draining)))
+        """Tell what the hub, which may be another process now, has perhaps never heard."""
+        if self._offered:
+            self._reports.tell(Offering(self.offer))
+        if self._draining:
+            self._reports.tell(Drain(draining=True, reason=self.draining))
 
     # ----------------------------------------------------------------------------- commands
 
@@ -203,13 +242,13 @@ class Agent:
             log.error("a command cannot be read: %s", error)
         else:
             if isinstance(command, Launch):
-                await self._launch(command)
+                self._launch(command)
             else:
                 self._stop(command)
         ack = QueueAck(self._queue, item.lease)
         await self._link.request(ack, timeout_s=LEASE_S)
 
-    async def _launch(self, command: Launch) -> None:
+    def _launch(self, command: Launch) -> None:
         key = (command.job, command.member)
         launched = self._launched.setdefault(key, deque(maxlen=KNOWN_LAUNCHES))
         if command.token in launched:
@@ -217,92 +256,25 @@ class Agent:
         launched.append(command.token)
         if self._draining:
             log.info("%s %s is not started: %s", *key, self.draining)
-            self._report(command, "exited", exit_code=EXIT_LEFT)
+            self._reports.process(command, "exited", exit_code=EXIT_LEFT)
             return
-        old = self._running.get(key)
-        if old is not None:
-            await old.replace()
+        attempt = Attempt(command, self._machine, former=self._running.get(key))
+        self._running[key] = attempt
+        self._attempts.add(attempt)
+        self._reports.spawn(self._supervise(attempt))
+
+    async def _supervise(self, attempt: Attempt) -> None:
         try:
-            process = launch.start(
-                command,
-                root=self._root,
-                hub=self._hub,
-                way=self._way,
-                on_line=self._lines.open(key),
-            )
-        except AtollError as error:
-            log.error("%s %s was not started: %s", *key, error)
-            self._spawn(self._lines.end(key, timeout_s=0.0))
-            self._report(command, "exited", exit_code=1, error=error.to_dict())
-            return
-        log.info("%s %s runs as process %d", *key, process.pid)
-        self._running[key] = process
-        self._processes.add(process)
-        self._spawn(self._supervise(process))
+            await attempt.run()
+        finally:
+            self._attempts.discard(attempt)
+            if self._running.get(attempt.key) is attempt:
+                del self._running[attempt.key]
 
     def _stop(self, command: Stop) -> None:
-        process = self._running.get((command.job, command.member))
-        if process is None:
+        attempt = self._running.get((command.job, command.member))
+        if attempt is None:
             return
-        if command.attempt and command.attempt != process.command.attempt:
+        if command.attempt and command.attempt != attempt.command.attempt:
             return  # it was meant for an older process, and comes late
-        self._spawn(process.stop(grace_s=command.grace_s))
-
-    # ------------------------------------------------------------------------------ reports
-
-    async def _supervise(self, process: JobProcess) -> None:
-        """Tell the hub that it is there, wait for its end, ship its last lines, tell how it ended.
-
-        It counts as running when it registers, which it says itself. The end of a process whose
-        place a newer one has taken is nobody's business.
-        """
-        key, command = process.key, process.command
-        job, member = key
-        started = self._report(command, "starting")
-        ended: Exit = await process.wait()
-        self._processes.discard(process)
-        if self._running.get(key) is process:
-            del self._running[key]
-        log.info("%s %s ended with %d", job, member, ended.code)
-        await self._lines.flush(key, timeout_s=5.0)
-        await asyncio.wait([started])
-        if not process.replaced:
-            error = ended.error.to_dict() if ended.error is not None else None
-            tail = ended.tail if error is not None else []
-            code = EXIT_LEFT if process.leaving and ended.code else ended.code
-            await asyncio.wait(
-                [self._report(command, "exited", exit_code=code, error=error, tail=tail)]
-            )
-        await self._lines.end(key, timeout_s=5.0)
-
-    def _report(self, command: Launch, state: str, **more: Any) -> asyncio.Task[None]:
-        """Tell the hub how a process fares, in a task of its own."""
-        job, member, attempt = command.job, command.member, command.attempt
-        return self._spawn(self._tell(ProcessState(job, member, state, attempt=attempt, **more)))
-
-    async def _tell(self, body: Message) -> None:
-        """Tell the hub, however long it is away; only a refusal ends the trying."""
-        waits = backoff()
-        while self._link.failed is None:
-            try:
-                await self._link.request(body, timeout_s=ANSWER_TIMEOUT_S)
-                return
-            except DeadlineExceeded:
-                continue
-            except _REFUSALS as error:
-                log.warning("the hub was not told %s: %s", body, error)
-                return
-            except AtollError as error:
-                log.warning("the hub could not take %s: %s", body, error)
-                await asyncio.sleep(next(waits))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the agent failed", exc_info=task.exception())
+        self._reports.spawn(attempt.stop(grace_s=command.grace_s))

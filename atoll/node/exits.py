@@ -5,17 +5,32 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from atoll.errors import AtollError, JobError, OutOfMemory
+from atoll.errors import AtollError, JobError, OutOfMemory, ScriptError
+
+ERROR_FILE = "error.json"
+"""Where a worker leaves its error, in case the hub could not be told."""
+
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
+"""Signals by which a program ends of its own fault."""
 
 
-def explain_exit(code: int, *, member: str, oom_kills: int) -> AtollError:
+def explain_exit(code: int, *, member: str, oom_kills: int, program: str = "") -> AtollError:
     """Return the error that an exit status stands for.
 
     Args:
         code: As of `subprocess`: negative for a signal.
         member: Whose process it was.
         oom_kills: How many processes the kernel killed for want of memory meanwhile.
+        program: The job's own program, whose failures are its own; empty: a worker of ours.
     """
+    if program and (code > 0 or _signal_name(-code) in _CRASHES):
+        ended = f"exit status {code}" if code > 0 else f"signal {-code} ({_signal_name(-code)})"
+        return ScriptError(
+            f"{program} ended with {ended}",
+            given=member,
+            expected="exit status 0",
+            remedy="see its last lines: atoll logs",
+        )
     if code == -signal.SIGKILL and oom_kills > 0:
         return OutOfMemory(
             f"{member} ran out of memory",

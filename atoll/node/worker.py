@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from atoll import config
 from atoll.config import JobSpec, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
-from atoll.node.launch import ERROR_FILE
+from atoll.node.exits import ERROR_FILE
 from atoll.node.parent import watch_parent
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished, Metrics, Point

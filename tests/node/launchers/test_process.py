@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -11,47 +10,39 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
 
-from atoll.config import JobSpec, JobTable, dump_spec
+from atoll.config import JobSpec, LaunchTable, dump_spec
 from atoll.errors import ConfigError, JobError, ScriptError
-from atoll.node import launch
-from atoll.node.launch import Exit, JobProcess
+from atoll.net.way import PLAIN
+from atoll.node.exits import ERROR_FILE
+from atoll.node.launchers.folder import lay_out
+from atoll.node.launchers.launcher import Caps, Exit
+from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher
 from atoll.node.output import read_output
 from atoll.wire.messages import Launch
-
-T = TypeVar("T")
-HUB = "http://127.0.0.1:1"
-
-
-def command(script: str, *, name: str = "train.py", args: list[str] | None = None) -> Launch:
-    spec = JobSpec(job=JobTable(name="job", script=name, args=args or []))
-    return Launch("job-1", "w1", 1, "token", dump_spec(spec), files={name: script})
-
-
-def run(work: Awaitable[T]) -> T:
-    async def bounded() -> T:
-        return await asyncio.wait_for(work, timeout=40)
-
-    return asyncio.run(bounded())
+from tests.node.launchers.ordering import (
+    HUB,
+    command_launch,
+    make_order,
+    run,
+    script_launch,
+    until,
+)
 
 
-async def to_end(script: str, root: Path, lines: list[str], **options: list[str]) -> Exit:
-    started = command(script, **options)  # type: ignore[arg-type]
-    process = launch.start(started, root=root, hub=HUB, on_line=lines.append)
+async def command_to_end(
+    command: Launch, root: Path, lines: list[str], *, caps: Caps | None = None
+) -> Exit:
+    process = await ProcessLauncher().start(make_order(command, root, caps=caps), lines.append)
     return await process.wait()
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.02)
+async def to_end(script: str, root: Path, lines: list[str], **options: list[str]) -> Exit:
+    return await command_to_end(script_launch(script, **options), root, lines)  # type: ignore[arg-type]
 
 
 def test_script_gets_its_folder_files_arguments_and_environment(tmp_path: Path) -> None:
@@ -95,20 +86,21 @@ def test_script_that_runs_out_of_memory_is_called_that(tmp_path: Path) -> None:
 def test_error_file_of_an_earlier_attempt_is_not_taken_for_this_one(tmp_path: Path) -> None:
     folder = tmp_path / "job-1" / "w1"
     folder.mkdir(parents=True)
-    (folder / launch.ERROR_FILE).write_text(json.dumps({"kind": "DataError", "what": "old"}))
+    (folder / ERROR_FILE).write_text(json.dumps({"kind": "DataError", "what": "old"}))
     ended = run(to_end("import os, signal\nos.kill(os.getpid(), 9)\n", tmp_path, []))
     assert ended.code == -signal.SIGKILL
     assert type(ended.error) is JobError
 
 
-async def _start_sleeper(tmp_path: Path, lines: list[str], *, stubborn: bool) -> JobProcess:
+async def _start_sleeper(tmp_path: Path, lines: list[str], *, stubborn: bool) -> ChildProcess:
     script = (
         "import signal, subprocess, sys, time\n"
         + ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else "")
         + "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         "print(child.pid, flush=True)\ntime.sleep(60)\n"
     )
-    process = launch.start(command(script), root=tmp_path, hub=HUB, on_line=lines.append)
+    order = make_order(script_launch(script), tmp_path)
+    process = await ProcessLauncher().start(order, lines.append)
     await until(lambda: lines)
     return process
 
@@ -125,7 +117,7 @@ def test_stop_ends_the_whole_tree_within_the_grace(tmp_path: Path, stubborn: boo
         return ended, time.monotonic() - started
 
     ended, took_s = run(scenario())
-    assert ended.error is None, "an end that was asked for is no failure"
+    assert ended.code == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
     assert took_s < 4
 
 
@@ -151,7 +143,7 @@ def test_process_that_a_crashed_agent_left_is_killed_but_no_other_of_its_number(
         folder.mkdir(parents=True)
         started = psutil.Process(left.pid).create_time() - (0.0 if same else 9.0)
         note = json.dumps({"pid": left.pid, "started": started})
-        (folder / launch.PROCESS_FILE).write_text(note)
+        (folder / PROCESS_FILE).write_text(note)
         os.kill(left.pid, signal.SIGSTOP)
         assert run(to_end("pass", tmp_path, [])).code == 0
         assert _alive(left.pid) is not same
@@ -167,11 +159,89 @@ def _alive(pid: int) -> bool:
         return False
 
 
+# --------------------------------------------------------------------------------- commands
+
+
+def test_command_runs_without_a_shell_in_the_folder_with_its_arguments(tmp_path: Path) -> None:
+    words = ["python", "-c", "import os, sys; print(os.getcwd(), sys.executable, *sys.argv[1:])"]
+    lines: list[str] = []
+    command = command_launch(*words, args=["$HOME", "a b; exit 3"])
+    ended = run(command_to_end(command, tmp_path, lines))
+    assert ended == Exit(0, None, lines)
+    assert lines == [f"{tmp_path / 'job-1' / 'w1'} {sys.executable} $HOME a b; exit 3"]
+
+
+def test_command_gets_atoll_variables_and_those_of_the_launch_table(tmp_path: Path) -> None:
+    launch = LaunchTable(env=["COLOUR=blue=green", "ATOLL_JOB=another"])
+    program = "import os; print(*(os.environ[n] for n in ('COLOUR', 'ATOLL_JOB', 'ATOLL_MEMBER')))"
+    lines: list[str] = []
+    run(command_to_end(command_launch("python", "-c", program, launch=launch), tmp_path, lines))
+    assert lines == ["blue=green job-1 w1"]
+
+
+def test_status_of_a_command_is_its_own_failure(tmp_path: Path) -> None:
+    command = command_launch("sh", "-c", "echo last words; exit 7")
+    ended = run(command_to_end(command, tmp_path, []))
+    assert ended.code == 7
+    assert ended.tail == ["last words"]
+    assert isinstance(ended.error, ScriptError)
+    assert "sh ended with exit status 7" in ended.error.what
+
+
+@pytest.mark.parametrize(("number", "own"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)])
+def test_crash_of_a_command_is_its_own_failure_but_not_that_somebody_killed_it(
+    tmp_path: Path, number: signal.Signals, own: bool
+) -> None:
+    program = f"import os; os.kill(os.getpid(), {int(number)})"
+    ended = run(command_to_end(command_launch("python", "-c", program), tmp_path, []))
+    assert ended.code == -number
+    assert isinstance(ended.error, JobError)
+    assert isinstance(ended.error, ScriptError) is own
+    assert number.name in str(ended.error)
+
+
+def test_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no-such-program"):
+        run(command_to_end(command_launch("no-such-program"), tmp_path, []))
+
+
+# ------------------------------------------------------------------------------------- limits
+
+SHOW = """
+import os
+names = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
+print(sorted(os.sched_getaffinity(0)), os.nice(0), *(os.environ.get(name) for name in names))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_limits_hold_for_a_process_and_for_what_it_starts(tmp_path: Path) -> None:
+    (cpu, *_) = sorted(os.sched_getaffinity(0))
+    caps = Caps(cpus=(cpu,), threads=3, nice=5, gpus=(2,))
+    program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SHOW!r}])"
+    lines: list[str] = []
+    command = command_launch("python", "-c", program)
+    ended = run(command_to_end(command, tmp_path, lines, caps=caps))
+    assert ended.code == 0
+    assert lines == [f"[{cpu}] {os.nice(0) + 5} 3 3 3 2"]
+
+
+def test_job_may_choose_its_own_threads(tmp_path: Path) -> None:
+    launch = LaunchTable(env=["OMP_NUM_THREADS=9"])
+    lines: list[str] = []
+    command = command_launch("sh", "-c", "echo $OMP_NUM_THREADS", launch=launch)
+    run(command_to_end(command, tmp_path, lines, caps=Caps(threads=2)))
+    assert lines == ["9"]
+
+
+# ------------------------------------------------------------------------------ files and output
+
+
 @pytest.mark.parametrize("name", ["../evil.py", "/etc/evil.py", "a/b.py"])
 def test_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     bad = Launch("job-1", "w1", 1, "token", dump_spec(JobSpec()), files={name: "x"})
     with pytest.raises(ConfigError, match="not plain"):
-        launch.prepare(bad, directory=tmp_path / "w1", hub=HUB)
+        lay_out(bad, directory=tmp_path / "w1", hub=HUB, way=PLAIN)
     assert [path.name for path in tmp_path.rglob("*evil*")] == []
 
 

@@ -1,0 +1,56 @@
+"""The folder of one process: the job file, the job's files, and what tells a worker about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll import config
+from atoll.errors import ConfigError
+from atoll.net.way import Way
+from atoll.node.exits import ERROR_FILE
+from atoll.wire.messages import Launch
+
+
+def lay_out(command: Launch, *, directory: Path, hub: str, way: Way) -> dict[str, str]:
+    """Write the job file and the user's files; return ATOLL_* for the process.
+
+    Args:
+        command: Which member of which job.
+        directory: The process's own folder; it is made.
+        hub: URL of the hub.
+        way: How it is reached.
+
+    Raises:
+        ConfigError: a file's name would lie outside the folder, or nothing can be written there.
+    """
+    for name in command.files:
+        if Path(name).name != name:
+            raise ConfigError(
+                "a file of the job has a name that is not plain",
+                given=repr(name),
+                expected="a file name without a folder",
+            )
+    spec_path = directory / "job.toml"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ERROR_FILE).unlink(missing_ok=True)
+        for name, text in command.files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+        spec_path.write_text(command.spec, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "the folder of a process cannot be written",
+            given=f"{directory} ({error.strerror or error})",
+            remedy="look at the disk of this machine and at who may write there",
+        ) from error
+    worker = config.WorkerEnvironment(
+        hub=hub,
+        token=command.token,
+        job=command.job,
+        member=command.member,
+        directory=directory.resolve(),
+        spec=spec_path.resolve(),
+        ca=way.ca,
+        proxy=way.proxy,
+    )
+    return config.worker_variables(worker)

@@ -1,0 +1,245 @@
+"""Programs as children of the agent: listened to, ended with everything they started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+from atoll import config
+from atoll.errors import AtollError, ConfigError, from_dict
+from atoll.node import parent
+from atoll.node.exits import ERROR_FILE, count_oom_kills, explain_exit
+from atoll.node.launchers.launcher import GONE_S, Caps, Exit, Order
+from atoll.node.output import TAIL_LINES, LineHandler, read_output
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LAST_LINES_S = 5.0
+"""How long the output of a process that has ended is still waited for."""
+
+PROCESS_FILE = "process.json"
+"""Which process works in a folder, for an agent that comes after a crash."""
+
+
+class ProcessLauncher:
+    """Starts programs as children, in a session and process group of their own."""
+
+    async def start(self, order: Order, on_line: LineHandler) -> ChildProcess:
+        """Start a program; to be called on the loop of the main thread.
+
+        Raises:
+            ConfigError: there is no such program, or the machine cannot start it.
+        """
+        await asyncio.to_thread(_end_former, order.directory)
+        words = argv(order)
+        environment = _environment(order)
+        try:
+            popen = subprocess.Popen(
+                words,
+                cwd=order.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_before_program(order.caps),
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "a program of a job cannot be started",
+                given=f"{words[0]} ({error})",
+                expected="a program on this machine or in the job's code",
+                remedy="look at [job] command, and at the disk and the limits of this machine",
+            ) from error
+        _note(order.directory, popen.pid)
+        return ChildProcess(order, popen=popen, on_line=on_line)
+
+
+class ChildProcess:
+    """A running child. Make it with :class:`ProcessLauncher`, on an event loop."""
+
+    def __init__(
+        self, order: Order, *, popen: subprocess.Popen[bytes], on_line: LineHandler
+    ) -> None:
+        """Listen to a process that has just been started.
+
+        Two threads of its own wait for its output and for its end: the pipe may outlive the
+        process when something that it started still holds it.
+        """
+        self._order = order
+        self._popen = popen
+        self._failure: AtollError | None = None
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._oom_kills = count_oom_kills()
+        loop = asyncio.get_running_loop()
+        self._code: asyncio.Future[int] = loop.create_future()
+        self._read_all: asyncio.Future[None] = loop.create_future()
+        threading.Thread(target=self._listen, args=(loop, on_line), daemon=True).start()
+        threading.Thread(target=self._await_end, args=(loop,), daemon=True).start()
+
+    @property
+    def name(self) -> str:
+        """What it is called on this machine."""
+        return f"process {self.pid}"
+
+    @property
+    def pid(self) -> int:
+        """The process id, also the id of its group and session."""
+        return self._popen.pid
+
+    @property
+    def child(self) -> bool:
+        """It is a child of the agent."""
+        return True
+
+    async def wait(self) -> Exit:
+        """Return how it ended, after its last line was read and its whole group is gone."""
+        code = await asyncio.shield(self._code)
+        parent.kill_group(self.pid)  # children that it left behind hold the pipe open
+        await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
+        return Exit(code, self._failure or self._explain(code), list(self._tail))
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
+        if self._code.done():
+            return
+        family = parent.tree(self.pid)
+        parent.signal_tree(family[:1], number=signal.SIGTERM)
+        parent.wake(family[:1])  # a stopped process hears of it only when it runs again
+        await asyncio.wait([self._code], timeout=grace_s)
+        if not self._code.done():
+            log.info("%s %s did not end in %.1f s: killed", *self._order.key, grace_s)
+            family += parent.tree(self.pid)
+        parent.signal_tree(family, number=parent.KILL)
+        parent.kill_group(self.pid)
+        await asyncio.wait([self._code], timeout=GONE_S)
+
+    def kill(self) -> None:
+        """Kill it and everything it started, without waiting."""
+        if not self._code.done():
+            parent.signal_tree(parent.tree(self.pid), number=parent.KILL)
+
+    def fail(self, error: AtollError) -> None:
+        """Kill it because of an error, which `wait` then tells."""
+        if not self._code.done():
+            self._failure = error
+            self.kill()
+
+    def _listen(self, loop: asyncio.AbstractEventLoop, on_line: LineHandler) -> None:
+        stdout = cast(io.BufferedReader, self._popen.stdout)
+        try:
+            with stdout:
+                read_output(stdout, self._order.directory / "output.log", on_line, self._tail)
+        finally:
+            tell(loop, self._read_all, None)
+
+    def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        tell(loop, self._code, self._popen.wait())
+
+    def _explain(self, code: int) -> AtollError | None:
+        """Return why it failed."""
+        if code == 0:
+            return None
+        return explain(self._order, code, oom_kills=count_oom_kills() - self._oom_kills)
+
+
+def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
+    """Return why a program failed: what it wrote down itself, or what its exit status says."""
+    with contextlib.suppress(OSError, ValueError):
+        return from_dict(json.loads((order.directory / ERROR_FILE).read_text("utf-8")))
+    member, program = order.command.member, ""
+    if member != "reducer" and order.spec.kind in ("command", "container"):
+        program = (order.spec.job.command or [order.spec.launch.image])[0]
+    return explain_exit(code, member=member, oom_kills=oom_kills, program=program)
+
+
+def argv(order: Order) -> list[str]:
+    """Return the words of the program that an order asks for; no shell reads them."""
+    job = order.spec.job
+    if order.command.member == "reducer":
+        return [str(order.python), "-m", "atoll.reducer"]
+    if job.command:
+        return [*job.command, *job.args]
+    return [str(order.python), "-m", "atoll.node.worker"]
+
+
+def _environment(order: Order) -> dict[str, str]:
+    """Return the whole environment of a child: the agent's, then what the order adds.
+
+    The folder of its Python comes first in PATH, so that `python` means the job's own.
+    """
+    environment = config.extended_environment(order.environment)
+    if "PATH" not in order.environment:
+        paths = [str(order.python.parent), environment.get("PATH", os.defpath)]
+        environment["PATH"] = os.pathsep.join(paths)
+    if order.caps.gpus is not None and "CUDA_VISIBLE_DEVICES" not in order.environment:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        names = [name for name in visible.split(",") if name]
+        chosen = [names[gpu] if gpu < len(names) else str(gpu) for gpu in order.caps.gpus]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+    return environment
+
+
+def _before_program(caps: Caps) -> Callable[[], None] | None:
+    """Return what a child runs before its program: its limits, inherited by all it starts."""
+    if os.name != "posix":
+        return None
+    die_with_parent = parent.die_with_parent()
+
+    def before_program() -> None:
+        if die_with_parent is not None:
+            die_with_parent()
+        if caps.nice:
+            os.nice(caps.nice)
+        if caps.cpus and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, caps.cpus)
+
+    return before_program
+
+
+def _note(directory: Path, pid: int) -> None:
+    """Write down which process works in a folder; a folder that is full loses the note only."""
+    started = parent.started_at(pid)
+    if started is not None:
+        with contextlib.suppress(OSError):
+            text = json.dumps({"pid": pid, "started": started})
+            (directory / PROCESS_FILE).write_text(text, encoding="utf-8")
+
+
+def _end_former(directory: Path) -> None:
+    """Kill the process that an agent which crashed may have left in a folder, stopped or not."""
+    try:
+        former = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
+        pid, started = int(former["pid"]), float(former["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if parent.started_at(pid) != started:
+        return  # gone; another process may have its number by now
+    log.warning("process %d still works in %s: killed", pid, directory)
+    family = parent.tree(pid)
+    parent.signal_tree(family, number=parent.KILL)
+    parent.await_end(family, timeout_s=GONE_S)
+
+
+def tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:
+    """Set a future of the loop from another thread; the loop may be gone already."""
+
+    def tell_here() -> None:
+        if not future.done():
+            future.set_result(value)
+
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(tell_here)

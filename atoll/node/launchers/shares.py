@@ -1,0 +1,103 @@
+"""Shares out cores, accelerators and memory of one machine among the processes that run on it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from atoll.config import JobSpec
+from atoll.node.launchers.launcher import Caps
+from atoll.wire.messages import Offer
+
+GB = 10**9
+LARGEST_NICE = 19
+
+
+class Shares:
+    """Who has what. The job's `[needs]` and the owner's offer are limits, whichever is less."""
+
+    def __init__(self, *, slots: int, gpus: int, cpus: Sequence[int] | None = None) -> None:
+        """Share a machine.
+
+        Args:
+            slots: How many processes it takes at once.
+            gpus: How many accelerators it has.
+            cpus: Its cores that may be used; None: those that this process may use.
+        """
+        self._slots = max(1, slots)
+        self._gpus = gpus
+        self._cpus = list(usable_cpus() if cpus is None else cpus)
+        self._cpu_users: Counter[int] = Counter()
+        self._gpu_users: Counter[int] = Counter()
+
+    def take(self, spec: JobSpec, *, member: str, offer: Offer, nice: int) -> Caps:
+        """Return what a new process may have; it is taken until `give_back`.
+
+        The reducer is no member: `[needs]` do not speak of it.
+        """
+        needs = spec.needs if member != "reducer" else type(spec.needs)()
+        cores = needs.cores or (offer.cores / self._slots if offer.cores else 0.0)
+        if offer.cores and cores > offer.cores:
+            cores = offer.cores
+        memory, source = self._memory(needs.memory_gb, offer)
+        caps = Caps(
+            cpus=self._choose_cpus(cores, allowed=offer.cores),
+            cores=cores,
+            threads=_threads(spec, cores),
+            nice=min(LARGEST_NICE, max(0, spec.launch.nice, nice)),
+            memory_bytes=memory,
+            memory_from=source,
+            gpus=self._choose_gpus(),
+        )
+        self._cpu_users.update(caps.cpus)
+        self._gpu_users.update(caps.gpus or ())
+        return caps
+
+    def give_back(self, caps: Caps) -> None:
+        """The process that had them has ended."""
+        self._cpu_users.subtract(caps.cpus)
+        self._gpu_users.subtract(caps.gpus or ())
+
+    def _memory(self, wanted_gb: float, offer: Offer) -> tuple[int, str]:
+        wanted = round(wanted_gb * GB)
+        if wanted and (not offer.memory_bytes or wanted <= offer.memory_bytes):
+            return wanted, "[needs] memory_gb of the job"
+        if wanted or self._slots == 1:
+            return offer.memory_bytes, "the owner of this machine" if offer.memory_bytes else ""
+        share = offer.memory_bytes // self._slots
+        return share, f"the owner of this machine, for each of {self._slots}" if share else ""
+
+    def _choose_cpus(self, cores: float, *, allowed: float) -> tuple[int, ...]:
+        """Return the cores with the fewest users; the owner's limit leaves some to nobody."""
+        if not cores:
+            return ()
+        cpus = self._cpus[: math.ceil(allowed)] if allowed else self._cpus
+        count = min(len(cpus), math.ceil(cores))
+        return tuple(sorted(sorted(cpus, key=lambda cpu: self._cpu_users[cpu])[:count]))
+
+    def _choose_gpus(self) -> tuple[int, ...] | None:
+        """Return one accelerator for each of several processes; a process alone sees all."""
+        if self._gpus == 0 or self._slots == 1:
+            return None
+        return (min(range(self._gpus), key=lambda gpu: self._gpu_users[gpu]),)
+
+
+def usable_cpus() -> list[int]:
+    """Return the numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _threads(spec: JobSpec, cores: float) -> int:
+    """Return the threads of numeric libraries; programs that are not ours use all they may.
+
+    `[job] threads` is one unless it is given, which is meant for Atoll's own workers.
+    """
+    ours = spec.kind in ("trainer", "script")
+    wanted = spec.job.threads if ours or spec.job.threads > 1 else 0
+    if not cores:
+        return wanted
+    return min(wanted or math.ceil(cores), math.ceil(cores))

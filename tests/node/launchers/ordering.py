@@ -1,0 +1,64 @@
+"""Makes orders for launchers, as the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec, parse_spec
+from atoll.net.way import PLAIN
+from atoll.node.launchers.folder import lay_out
+from atoll.node.launchers.launcher import Caps, Order
+from atoll.wire.messages import Launch
+
+T = TypeVar("T")
+HUB = "http://127.0.0.1:1"
+
+
+def script_launch(script: str, *, name: str = "train.py", args: list[str] | None = None) -> Launch:
+    """Return the command to run a script of Python."""
+    spec = JobSpec(job=JobTable(name="job", script=name, args=args or []))
+    return Launch("job-1", "w1", 1, "token", dump_spec(spec), files={name: script})
+
+
+def command_launch(*words: str, launch: LaunchTable | None = None, **job: Any) -> Launch:
+    """Return the command to run a program."""
+    table = JobTable(name="job", command=list(words), **job)
+    spec = JobSpec(job=table, launch=launch or LaunchTable())
+    return Launch("job-1", "w1", 1, "token", dump_spec(spec))
+
+
+def make_order(command: Launch, root: Path, *, caps: Caps | None = None, hub: str = HUB) -> Order:
+    """Return the order for a command, its folder laid out below `root`."""
+    directory = root / command.job / command.member
+    variables = lay_out(command, directory=directory, hub=hub, way=PLAIN)
+    return Order(
+        command=command,
+        spec=parse_spec(command.spec),
+        directory=directory,
+        folder=directory,
+        python=Path(sys.executable),
+        variables=variables,
+        caps=caps or Caps(),
+    )
+
+
+def run(work: Awaitable[T]) -> T:
+    """Run on a loop of its own, not for ever."""
+
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, timeout=40)
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
