@@ -17,6 +17,7 @@ from typing import Protocol
 import psutil
 
 from atoll.errors import AtollError, OutOfMemory
+from atoll.node import parent
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +77,7 @@ class MemoryWatch:
         """Watch a process no more, and kill what it left behind."""
         for entry in [entry for entry in self._entries if entry.process is process]:
             self._entries.remove(entry)
-            for left in entry.family.values():
-                with contextlib.suppress(psutil.Error):
-                    if left.is_running():
-                        left.kill()
+            _kill(entry)
 
     async def close(self) -> None:
         """Watch nothing any more."""
@@ -118,6 +116,14 @@ def _end(entry: _Entry, limit_bytes: int, source: str) -> None:
     )
     log.warning("%s", error)
     entry.process.fail(error)
+    _kill(entry)
+
+
+def _kill(entry: _Entry) -> None:
+    """Kill what is left of a family; `send_signal` sees to it that a number is not another's."""
+    for process in entry.family.values():
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(parent.KILL)
 
 
 def _measure(entries: list[_Entry], *, total_bytes: int) -> None:
