@@ -60,6 +60,8 @@ class Member(msgspec.Struct, kw_only=True):
     """Launches so far; grows when it is placed again."""
     failures: int = 0
     """Launches in a row that ended before a round was committed with them."""
+    retried: int = 0
+    """How often it was started again because its own program had failed."""
     incarnation: str = ""
     leaving: bool = False
     """It told that it leaves for good."""
@@ -267,7 +269,7 @@ class Jobs:
         attempt = 1 if before is None else before.attempt + 1
         assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
         if before is not None:
-            assigned.failures = before.failures
+            assigned.failures, assigned.retried = before.failures, before.retried
         record.members[member] = assigned
         await self._save(record)
         again = "" if attempt == 1 else f", attempt {attempt}"
@@ -310,6 +312,7 @@ class Jobs:
         spec = check_change(parse_spec(record.spec), text)
         record.spec, record.steps = dump_spec(spec), spec.train.steps
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
+        record.priority, record.retries = spec.job.priority, spec.job.retries
         encoded, written = _record(record), record.spec
 
         def write(connection: sqlite3.Connection) -> None:

@@ -166,19 +166,6 @@ class Membership:
             await self._events.add("", kind, f"{node.node} {text}")
         await self.changed("")
 
-    def free_slots(self) -> dict[str, int]:
-        """Return how many more processes each connected node takes that is not going away."""
-        used: dict[str, int] = defaultdict(int)
-        for job in self._jobs.list():
-            if job.state == "running":
-                for member in job.members.values():
-                    used[member.node] += member.state in LIVE_STATES
-        return {
-            node.node: max(0, node.info.slots - used[node.node])
-            for node in self.nodes.values()
-            if node.connected and not node.draining
-        }
-
     # ------------------------------------------------------------------------ members
 
     async def member_opened(self, session: Session) -> None:

@@ -12,7 +12,7 @@ from atoll.clock import Clock
 from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub.jobs import Job
-from atoll.hub.membership import Membership
+from atoll.hub.membership import Membership, Node
 from atoll.hub.reducers import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Sessions
@@ -128,7 +128,7 @@ class ReducerPlaces:
     async def _launch(self, job: Job) -> bool:
         """Start the reducer on the node that computes fastest; return whether there is any."""
         nodes = [node for node in self._membership.nodes.values() if node.connected]
-        nodes = [node for node in nodes if not node.draining] or nodes
+        nodes = [node for node in nodes if not (node.draining or _paused(node))] or nodes
         if not nodes:
             return False
         best = max(nodes, key=lambda node: (node.info.matmul_gflops, node.info.cores, node.node))
@@ -157,6 +157,10 @@ class ReducerPlaces:
     def _end_session(self, job: str) -> None:
         """End the session of a reducer whose process has ended: nobody waits for it to return."""
         self._sessions.end(session_id(job, "reducer"))
+
+
+def _paused(node: Node) -> bool:
+    return node.info.offer is not None and bool(node.info.offer.paused)
 
 
 def _may_relay(job: Job) -> bool:

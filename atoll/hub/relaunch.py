@@ -10,6 +10,8 @@ RETURN_S = 3.0
 """How long a lost process may come back by itself while its node is there."""
 LAST_RETURN_S = 20.0
 """The same for members that have the state when nobody else has it."""
+AWAY_S = 30.0
+"""How long a process that never speaks may live on unheard on a node that is away."""
 LEFT_PAUSE_S = 1.0
 """A member that left on purpose may do so because its machine goes away, which is told soon."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -18,19 +20,22 @@ MAX_FAILURES = 8
 
 
 def missing(job: Job) -> list[int]:
-    """Return the slots of members that do not live, lowest first."""
+    """Return the slots whose members are to be there and do not live, lowest first.
+
+    Once one is done, the work of those that train together is, too. Where each works for itself,
+    those that have begun end their own work, and no more are begun.
+    """
     members = {slot: job.members.get(member_id(slot)) for slot in range(job.nodes_wanted)}
-    return [slot for slot, m in members.items() if m is None or m.state not in LIVE_STATES]
+    lacking = [slot for slot, m in members.items() if m is None or m.state not in LIVE_STATES]
+    if not any(member.state == "done" for member in job.members.values()):
+        return lacking
+    begun = [slot for slot in lacking if (m := members[slot]) is not None and m.state != "done"]
+    return begun if job.silent else []
 
 
 def failures_after(member: Member) -> int:
     """Return how many launches in a row have failed with this one; to leave is no failure."""
     return member.failures + (member.state != "left")
-
-
-def given_up(member: Member) -> bool:
-    """Return whether a member that does not live is not launched again."""
-    return failures_after(member) >= MAX_FAILURES and member.state not in LIVE_STATES
 
 
 def pause_s(failures: int) -> float:
@@ -49,7 +54,16 @@ class Relaunches:
         """Monotonic time at which an attempt was found to have ended."""
         self._given_up: set[tuple[str, str]] = set()
 
-    def due(self, job: str, member: Member, *, node_is_there: bool, may_return: bool) -> bool:
+    def due(
+        self,
+        job: str,
+        member: Member,
+        *,
+        node_is_there: bool,
+        may_return: bool,
+        silent: bool = False,
+        program: bool = False,
+    ) -> bool:
         """Return whether it is time to launch a member again.
 
         One that was lost by silence while its node is there may come back by itself; one whose
@@ -61,10 +75,16 @@ class Relaunches:
             member: Its record.
             node_is_there: Its node is connected.
             may_return: All members that have the state are lost: they get more time.
+            silent: It may never speak, and come back with its node.
+            program: Its own program failed.
         """
         now = self._clock.monotonic()
         since = self._since.setdefault((job, member.member, member.attempt), now)
         wait_s = max(pause_s(member.failures), LEFT_PAUSE_S if member.state == "left" else 0.0)
+        if program:
+            wait_s = max(wait_s, pause_s(member.retried + 1))
+        if member.state == "lost" and silent and not (member.incarnation or node_is_there):
+            wait_s = max(wait_s, AWAY_S)
         if member.state == "lost" and member.exit_code is None and member.incarnation:
             if node_is_there:
                 wait_s = max(wait_s, RETURN_S)

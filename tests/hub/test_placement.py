@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.hub import reducers as reducers_module
+from atoll.hub.allotting import spread
 from atoll.hub.app import HubOptions
-from atoll.hub.jobs import Member
-from atoll.hub.placement import outcome, spread
+from atoll.hub.jobs import Job, Member
+from atoll.hub.outcomes import outcome
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Finished, ProcessState, RoundJoin, RoundPlan, Stop
 from tests.hub.peer import Peer, member, node, submit
@@ -63,13 +64,43 @@ def members(*states: str, error: dict[str, str] | None = None) -> dict[str, Memb
         (("lost", "failed"), "", False, None),
         (("failed", "running"), "LossNotFinite", False, "failed"),
         (("failed", "running"), "OutOfMemory", False, None),
+        (("failed", "failed"), "OutOfMemory", False, None),
+        (("failed",), "OutOfMemory", False, "failed"),
+        (("failed", "running"), "ScriptError", False, "failed"),
         (("done", "stopped"), "", True, "stopped"),
         (("stopped", "running"), "", True, None),
     ],
 )
 def test_outcome(states: tuple[str, ...], kind: str, stopping: bool, expected: str | None) -> None:
     error = {"kind": kind, "what": "x"} if kind else None
-    end = outcome(members(*states, error=error), stopping=stopping)
+    named = members(*states, error=error)
+    job = Job(job="j", created=0.0, nodes_wanted=len(states), members=named, stopping=stopping)
+    end = outcome(job)
+    assert (end[0] if end else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "retried", "expected"),
+    [
+        (("failed", "running"), 3, 0, None),  # one more try
+        (("failed", "running"), 3, 1, "failed"),
+        (("failed",), -11, 1, "failed"),  # it crashed
+        (("failed",), -9, 1, None),  # somebody killed it: it is launched again
+        (("failed",), 137, 1, None),
+        (("done", "running"), None, 0, None),
+        (("done", "lost"), None, 0, None),
+        (("done", "done"), None, 0, "done"),
+    ],
+)
+def test_outcome_of_commands(
+    states: tuple[str, ...], code: int | None, retried: int, expected: str | None
+) -> None:
+    named = members(*states)
+    named["w0"].exit_code, named["w0"].retried = code, retried
+    job = Job(
+        job="j", created=0.0, kind="command", retries=1, nodes_wanted=len(states), members=named
+    )
+    end = outcome(job)
     assert (end[0] if end else None) == expected
 
 
@@ -102,7 +133,8 @@ def test_launch_carries_spec_files_and_a_token_of_its_job(hub: HubServer) -> Non
 def test_places_are_free_again_when_a_job_ended(hub: HubServer) -> None:
     with node(hub, "a", slots=1) as agent:
         first, second = submit(hub, nodes=1), submit(hub, nodes=1)
-        assert job_of(hub, second).reason == "needs 1 nodes, 0 are free"
+        text = "needs 1 nodes, 0 are free: a: 1 of 1 places are taken"
+        assert job_of(hub, second).reason == text
         with member(hub, launches(agent, 1)["w0"]) as w0:
             registered(w0)
             w0.request(Finished(True))

@@ -13,12 +13,13 @@ from atoll.errors import ConfigError
 from atoll.hub.effects import Decided, Planned
 from atoll.hub.jobs import Job, Member
 from atoll.hub.opening import open_room
+from atoll.hub.outcomes import given_up
 from atoll.hub.relaunch import (
+    AWAY_S,
     LAST_RETURN_S,
     MAX_FAILURES,
     RETURN_S,
     Relaunches,
-    given_up,
     missing,
     pause_s,
 )
@@ -48,9 +49,41 @@ def test_pauses_double_to_a_minute() -> None:
 
 
 def test_member_is_given_up_after_so_many_launches_and_leaving_is_no_failure() -> None:
-    assert not given_up(lost("failed", failures=MAX_FAILURES - 2))
-    assert given_up(lost("failed", failures=MAX_FAILURES - 1))
-    assert not given_up(lost("left", failures=MAX_FAILURES - 1))
+    job = Job(job="j", created=0.0)
+    assert not given_up(lost("failed", failures=MAX_FAILURES - 2), job)
+    assert given_up(lost("failed", failures=MAX_FAILURES - 1), job)
+    assert not given_up(lost("left", failures=MAX_FAILURES - 1), job)
+
+
+def test_program_that_failed_is_given_up_after_its_retries_and_pauses_longer_each_time() -> None:
+    member = lost("failed", exit_code=1)
+    member.error = {"kind": "OutOfMemory", "what": "w0 ran out of memory"}
+    job = Job(job="j", created=0.0, retries=2)
+    waits = []
+    for member.retried in range(2):
+        clock = VirtualClock()
+        relaunches = Relaunches(clock=clock)
+        assert not given_up(member, job)
+        while not relaunches.due("j", member, node_is_there=True, may_return=False, program=True):
+            clock.advance(0.5)
+        waits.append(clock.monotonic() - VirtualClock().monotonic())
+    assert waits == [1.0, 2.0]
+    member.retried = 2
+    assert given_up(member, job)
+
+
+def test_silent_process_may_live_on_while_its_node_is_away() -> None:
+    clock = VirtualClock()
+    relaunches = Relaunches(clock=clock)
+    member = lost()
+    member.incarnation = ""
+
+    def due() -> bool:
+        return relaunches.due("j", member, node_is_there=False, may_return=False, silent=True)
+
+    assert not due()
+    clock.advance(AWAY_S + 0.1)
+    assert due()
 
 
 @pytest.mark.parametrize(

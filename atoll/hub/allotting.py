@@ -1,0 +1,165 @@
+"""Who gets which place: waiting jobs by priority and age, without overtaking. Pure.
+
+A job that waits for places *keeps* every node that it could use were it empty: who comes after it
+may only take nodes that are of no use to it. So a small job cannot overtake a large one for ever.
+A job that could not start on the nodes that are here even were they empty keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.hub.fitting import Place, Want, misfit, room
+
+Key = tuple[str, int]
+"""A job, and the slot of the process that it lacks; -1: the whole job, which has not started."""
+
+WHOLE = -1
+
+NODES_TOLD = 8
+"""Nodes whose reasons are told to people; of a hundred nodes nobody reads each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Somebody asks for places."""
+
+    key: Key
+    want: Want
+    least: int = 1
+    """Fewer places are of no use."""
+    most: int = 1
+    priority: int = 0
+    number: int = 0
+    """Order of submission."""
+    essential: bool = False
+    """A running job stands still without it: it comes before everything that has not started."""
+    avoid: str = ""
+    """Node on which the last attempt ended: taken if there is no other."""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Living processes of the job, by node."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a running job asks, to be complete again."""
+        return self.key[1] != WHOLE
+
+    def order(self) -> tuple[bool, int, bool, int, int]:
+        """Return what asks are sorted by; the first one is served first."""
+        return not self.essential, -self.priority, not self.running, self.number, self.key[1]
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why a job waits on."""
+
+    wanted: int
+    free: int
+    reasons: tuple[str, ...] = ()
+    """Of nodes, each beginning with its name."""
+
+    @property
+    def headline(self) -> str:
+        """The shortest form, which changes only when places come or go."""
+        return f"needs {self.wanted} nodes, {self.free} are free"
+
+    def __str__(self) -> str:
+        """Return the headline and what every node lacks."""
+        if not self.reasons:
+            return self.headline
+        told = "; ".join(self.reasons[:NODES_TOLD])
+        more = len(self.reasons) - NODES_TOLD
+        return f"{self.headline}: {told}" + (f"; and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What can start now, and why the rest cannot."""
+
+    granted: dict[Key, list[str]]
+    """The node of each process."""
+    short: dict[str, Shortage]
+    """By job, of those that have not started."""
+
+
+def allot(asks: Iterable[Ask], places: Iterable[Place]) -> Allotment:
+    """Return who gets which place; the order in which asks and places come does not matter."""
+    here = {place.node: place for place in sorted(places, key=lambda place: place.node)}
+    keepers: dict[str, str] = {}
+    """Who keeps which node."""
+    granted: dict[Key, list[str]] = {}
+    short: dict[str, Shortage] = {}
+    beside: dict[str, Counter[str]] = {}
+    for ask in sorted(asks, key=Ask.order):
+        job = ask.key[0]
+        living = beside.setdefault(job, Counter(ask.beside))
+        free = {
+            name: count
+            for name, place in here.items()
+            if name not in keepers and (count := room(ask.want, place, most=ask.most))
+        }
+        total = sum(free.values())
+        if total >= ask.least:
+            wanted = min(ask.most, total)
+            nodes = spread(free, wanted, beside=living, avoid=ask.avoid, places=here)
+            for name in nodes:
+                here[name] = here[name].with_one_more(ask.want.needs)
+                living[name] += 1
+            granted[ask.key] = nodes
+        elif not ask.running:
+            short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
+            keepers |= {name: job for name in _usable(ask, here) if name not in keepers}
+    return Allotment(granted, short)
+
+
+def spread(
+    free: Mapping[str, int],
+    wanted: int,
+    *,
+    beside: Mapping[str, int] | None = None,
+    avoid: str = "",
+    places: Mapping[str, Place] | None = None,
+) -> list[str]:
+    """Return the node of each process, as evenly as the free places allow; empty: too few are free.
+
+    Among nodes with equally many members of the job, the one with more free places comes first.
+
+    Args:
+        free: How many of these processes each node takes.
+        wanted: How many there are.
+        beside: Processes of the job that live already.
+        avoid: A node that is taken only if there is no other.
+        places: The nodes, for how many slots each has left.
+    """
+    if sum(free.values()) < wanted:
+        return []
+    there, taken = beside or {}, Counter[str]()
+
+    def order(node: str) -> tuple[bool, int, int, str]:
+        slots = places[node].free_slots if places else free[node]
+        return node == avoid, there.get(node, 0) + taken[node], taken[node] - slots, node
+
+    for _ in range(wanted):
+        taken[min((n for n in free if free[n] > taken[n]), key=order)] += 1
+    return sorted(taken.elements())
+
+
+def _usable(ask: Ask, places: Mapping[str, Place]) -> Sequence[str]:
+    """Return the nodes that a job could use were they empty; none if they would not be enough."""
+    rooms = {name: room(ask.want, place.emptied(), most=ask.most) for name, place in places.items()}
+    if sum(rooms.values()) < ask.least:
+        return ()
+    return [name for name, count in rooms.items() if count]
+
+
+def _reasons(ask: Ask, places: Mapping[str, Place], keepers: Mapping[str, str]) -> tuple[str, ...]:
+    told = []
+    for name, place in places.items():
+        why = misfit(ask.want, place)
+        if not why and name in keepers:
+            why = f"{name}: kept for {keepers[name]}, which comes first"
+        if why:
+            told.append(why)
+    return tuple(told)

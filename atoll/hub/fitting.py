@@ -1,0 +1,227 @@
+"""Whether a process of a job fits on a node, and if not, why: pure, and the only such judgement.
+
+What `[needs]` says is a reservation: the needs of everything that runs on a node together stay
+within what the machine has and what its owner offers of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from atoll.config import JobSpec, NeedsTable
+from atoll.wire.messages import NodeInfo, Offer
+
+GB = 1e9
+MBPS = 1e6
+
+_SLACK = 1e-6
+"""Of a need, so that sums of decimal shares do not miss by rounding."""
+
+_SUFFIX = re.compile(r"-[0-9a-f]{4}")
+"""What the hub appends to the name of a second machine of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """What one process of a job asks of a node."""
+
+    needs: NeedsTable = field(default_factory=NeedsTable)
+    kind: str = "trainer"
+    container: bool = False
+    """It is started as a container."""
+    signed: bool = False
+    """Its image has a signature, which the node checks."""
+    mounts: tuple[str, ...] = ()
+    """Folders of the node that its container wants."""
+    on: tuple[str, ...] = ()
+    """Nodes that may run it; none: any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What processes of jobs have reserved of a node."""
+
+    processes: int = 0
+    cores: float = 0.0
+    memory_bytes: float = 0.0
+    gpus: int = 0
+    disk_bytes: float = 0.0
+    bandwidth_bps: float = 0.0
+
+    def plus(self, needs: NeedsTable, *, count: int = 1) -> Taken:
+        """Return this with so many more processes."""
+        return Taken(
+            processes=self.processes + count,
+            cores=self.cores + count * needs.cores,
+            memory_bytes=self.memory_bytes + count * needs.memory_gb * GB,
+            gpus=self.gpus + count * wants_gpu(needs),
+            disk_bytes=self.disk_bytes + count * needs.disk_gb * GB,
+            bandwidth_bps=self.bandwidth_bps + count * needs.bandwidth_mbps * MBPS,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A node as a place for processes."""
+
+    node: str
+    info: NodeInfo
+    connected: bool = True
+    draining: str = ""
+    """Why it gives its work back, if it does."""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    taken: Taken = field(default_factory=Taken)
+
+    @property
+    def free_slots(self) -> int:
+        """How many more processes it takes, whatever they need."""
+        return max(0, self.info.slots - self.taken.processes)
+
+    def with_one_more(self, needs: NeedsTable) -> Place:
+        """Return this place with one more process."""
+        return replace(self, taken=self.taken.plus(needs))
+
+    def emptied(self) -> Place:
+        """Return this place as it is when nothing runs there."""
+        return replace(self, taken=Taken())
+
+
+def want_of(spec: JobSpec) -> Want:
+    """Return what one process of a job asks of a node."""
+    return Want(
+        needs=spec.needs,
+        kind=spec.kind,
+        container=spec.launch.launcher == "container",
+        signed=bool(spec.launch.signature),
+        mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),
+        on=tuple(spec.job.on),
+    )
+
+
+def wants_gpu(needs: NeedsTable) -> bool:
+    """Return whether a process has an accelerator to itself."""
+    return bool(needs.gpu or needs.gpu_memory_gb)
+
+
+def answers_to(node: str, name: str) -> bool:
+    """Return whether a person means this node by a name: its id, or the id without its suffix."""
+    return node == name or (node.startswith(name) and bool(_SUFFIX.fullmatch(node[len(name) :])))
+
+
+def misfit(want: Want, place: Place) -> str:
+    """Return why a process does not fit on a node, e.g. `lap2: on battery`; empty: it fits."""
+    why = (
+        _is_not_there(want, place)
+        or _is_not_allowed(want, place)
+        or _is_full(want.needs, place)
+        or _lacks_gpu(want.needs, place)
+        or _is_far(want.needs, place)
+    )
+    return f"{place.node}: {why}" if why else ""
+
+
+def room(want: Want, place: Place, *, most: int) -> int:
+    """Return how many processes fit on a node together, at most so many."""
+    count = 0
+    while count < most and not misfit(want, place):
+        place, count = place.with_one_more(want.needs), count + 1
+    return count
+
+
+def _is_not_there(want: Want, place: Place) -> str:
+    offer = place.info.offer or Offer()
+    if want.on and not any(answers_to(place.node, name) for name in want.on):
+        return f"not among the nodes it may run on ({', '.join(want.on)})"
+    if not place.connected:
+        return "not connected"
+    if place.draining:
+        return f"gives its work back: {place.draining}"
+    return offer.paused
+
+
+def _is_not_allowed(want: Want, place: Place) -> str:
+    offer = place.info.offer
+    if want.container and "container" not in place.info.launchers:
+        return "no Docker or Podman answers there"
+    labels = offer.labels if offer is not None else []
+    missing = [label for label in want.needs.labels if label not in labels]
+    if missing:
+        return f"lacks the label {', '.join(missing)}"
+    if offer is None:
+        return ""
+    signed = want.signed and "signed" in offer.kinds
+    if want.kind not in offer.kinds and not (want.kind == "container" and signed):
+        return f"its owner does not run jobs of kind {want.kind}"
+    folders = [mount for mount in want.mounts if not _may_mount(mount, offer)]
+    return f"its owner does not lend the folder {folders[0]}" if folders else ""
+
+
+def _may_mount(folder: str, offer: Offer) -> bool:
+    return any(
+        folder.rstrip("/") == allowed.rstrip("/") or folder.startswith(allowed.rstrip("/") + "/")
+        for allowed in offer.mounts
+    )
+
+
+def _is_full(needs: NeedsTable, place: Place) -> str:
+    info, offer, taken = place.info, place.info.offer or Offer(), place.taken
+    if taken.processes >= info.slots:
+        return f"{taken.processes} of {info.slots} places are taken"
+    cores = _least(info.cores, offer.cores) - taken.cores
+    if _more(needs.cores, cores):
+        return f"{needs.cores:g} cores wanted, {max(0.0, cores):.3g} free"
+    memory = _least(info.memory_bytes, offer.memory_bytes) - taken.memory_bytes
+    if _more(needs.memory_gb * GB, memory):
+        return f"{needs.memory_gb:g} GB memory wanted, {_gb(memory)} free"
+    disk = place.stats.get("disk_free_bytes", float(info.disk_free_bytes))
+    disk = _least(disk, offer.disk_bytes) - taken.disk_bytes
+    if _more(needs.disk_gb * GB, disk):
+        return f"{needs.disk_gb:g} GB disk wanted, {_gb(disk)} free"
+    return ""
+
+
+def _lacks_gpu(needs: NeedsTable, place: Place) -> str:
+    if not wants_gpu(needs):
+        return ""
+    info = place.info
+    wanted = needs.gpu if needs.gpu not in ("", "any") else "accelerator"
+    if not info.gpu:
+        return f"{wanted} wanted, it has no accelerator"
+    if wanted != "accelerator" and wanted.lower() not in info.gpu.lower():
+        return f"{wanted} wanted, it has {info.gpu}"
+    if _more(needs.gpu_memory_gb * GB, info.gpu_memory_bytes):
+        return (
+            f"{needs.gpu_memory_gb:g} GB accelerator memory wanted, it has "
+            f"{_gb(info.gpu_memory_bytes)}"
+        )
+    there = max(1, info.gpus)
+    return "all its accelerators are in use" if place.taken.gpus >= there else ""
+
+
+def _is_far(needs: NeedsTable, place: Place) -> str:
+    if not needs.bandwidth_mbps:
+        return ""
+    offer = place.info.offer or Offer()
+    measured = [place.stats.get(name, 0.0) for name in ("up_bps", "down_bps")]
+    if not all(measured):
+        return "its bandwidth is not measured yet"
+    ours = [bps - place.taken.bandwidth_bps for bps in measured]
+    free = min(_least(ours[0], offer.upload_bps), _least(ours[1], offer.download_bps))
+    if _more(needs.bandwidth_mbps * MBPS, free):
+        return f"{needs.bandwidth_mbps:g} Mbit/s wanted, {max(0.0, free) / MBPS:.2g} free"
+    return ""
+
+
+def _least(there: float, offered: float) -> float:
+    """Return what the machine has, or what its owner offers of it if that is less; 0: no limit."""
+    return min(there, offered) if offered else there
+
+
+def _more(wanted: float, free: float) -> bool:
+    return wanted > 0 and wanted * (1 - _SLACK) > free
+
+
+def _gb(nbytes: float) -> str:
+    return f"{max(0.0, nbytes) / GB:.3g} GB"

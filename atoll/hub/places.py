@@ -1,0 +1,62 @@
+"""The nodes as places for processes: what each has left beside what runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from atoll.config import parse_spec
+from atoll.hub.fitting import Place, Taken, Want, want_of
+from atoll.hub.jobs import LIVE_STATES, Job, Jobs
+from atoll.hub.membership import Membership
+from atoll.hub.session import Sessions
+
+
+class Places:
+    """Puts together who is there, what it measured, and what jobs have reserved of it."""
+
+    def __init__(self, *, jobs: Jobs, membership: Membership, sessions: Sessions) -> None:
+        self._jobs = jobs
+        self._membership = membership
+        self._sessions = sessions
+        self._wants: dict[str, tuple[str, Want]] = {}
+        """Job -> its text and what that asks for: reading TOML is slow."""
+
+    def want(self, job: Job) -> Want:
+        """Return what one process of a job asks of a node."""
+        known = self._wants.get(job.job)
+        if known is None or known[0] is not job.spec:
+            known = self._wants[job.job] = (job.spec, want_of(parse_spec(job.spec)))
+        return known[1]
+
+    def forget(self, job: str) -> None:
+        """Drop what concerns a job that has ended."""
+        self._wants.pop(job, None)
+
+    def now(self, *, pausing: Collection[tuple[str, str]] = ()) -> list[Place]:
+        """Return every known node.
+
+        Args:
+            pausing: Job and member of processes that will be started again after a pause; they
+                keep their places.
+        """
+        taken: dict[str, Taken] = {}
+        for job in self._jobs.list():
+            for member in job.members.values() if job.state == "running" else ():
+                if member.state in LIVE_STATES or (job.job, member.member) in pausing:
+                    before = taken.get(member.node, Taken())
+                    taken[member.node] = before.plus(self.want(job).needs)
+        places = []
+        for node in self._membership.nodes.values():
+            session = self._sessions.get(node.node)
+            why = (node.drain_reason or "it is asked to") if node.draining else ""
+            places.append(
+                Place(
+                    node=node.node,
+                    info=node.info,
+                    connected=node.connected,
+                    draining=why,
+                    stats=session.stats if session is not None else node.stats,
+                    taken=taken.get(node.node, Taken()),
+                )
+            )
+        return places
