@@ -34,6 +34,10 @@ class HubTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     job: str
     ca: str = ""
     proxy: str = ""
+    upload_bps: float = 0.0
+    """What the owner of this machine lets it send; 0: no limit."""
+    pace: str = ""
+    """File by which all processes of this machine keep to that together."""
     retry_s: float = 600.0
     """How long a hub that does not answer is tried again."""
 

@@ -134,7 +134,9 @@ class Writer:
         upload = Upload(
             target.url,
             token=target.token,
-            way=Way(ca=target.ca, proxy=target.proxy),
+            way=Way(
+                ca=target.ca, proxy=target.proxy, upload_bps=target.upload_bps, pace=target.pace
+            ),
             job=target.job,
             pause=self._pause,
             moment=self._moment,

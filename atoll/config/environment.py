@@ -33,6 +33,8 @@ class WorkerEnvironment:
     """Bits per second that this process may send to the hub; 0: no limit."""
     download_bps: float = 0.0
     """Bits per second that it may receive from the hub; 0: no limit."""
+    pace: str = ""
+    """File by which all processes of a machine keep to one limit; empty: each counts alone."""
 
     @property
     def capped(self) -> bool:
@@ -56,6 +58,7 @@ def read_worker_environment(environment: Mapping[str, str]) -> WorkerEnvironment
             proxy=environment.get("ATOLL_PROXY", ""),
             upload_bps=float(environment.get("ATOLL_UPLOAD_BPS", "0")),
             download_bps=float(environment.get("ATOLL_DOWNLOAD_BPS", "0")),
+            pace=environment.get("ATOLL_PACE", ""),
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(
@@ -83,6 +86,7 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
         "ATOLL_PROXY": worker.proxy,
         "ATOLL_UPLOAD_BPS": str(worker.upload_bps),
         "ATOLL_DOWNLOAD_BPS": str(worker.download_bps),
+        "ATOLL_PACE": worker.pace,
         "PYTHONUNBUFFERED": "1",
     }
 

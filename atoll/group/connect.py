@@ -98,8 +98,7 @@ def connect_group(
             route="relay" if environment.capped else route,
         )
         groups.append(group)
-        serving = serve if serve is not None and not environment.capped else None
-        registered = group.register(state=serving(link) if serving is not None else ())
+        registered = group.register(state=serve(link) if serve is not None else ())
     except BaseException:
         link.close()
         raise

@@ -16,6 +16,7 @@ from atoll.errors import (
     HubUnreachable,
     from_dict,
 )
+from atoll.net.throttle import ThrottledHttp, throttle_of
 from atoll.net.unreachable import place_of, unreachable
 from atoll.net.way import PLAIN, Way
 
@@ -38,9 +39,7 @@ class Rest:
             base_url=self.url,
             headers=headers,
             timeout=timeout_s,
-            verify=way.context(secure=place.secure) or True,
-            proxy=way.proxy or None,
-            trust_env=False,  # what the environment says was decided where the way was made
+            transport=_transport(way, secure=place.secure),
         )
 
     def close(self) -> None:
@@ -113,3 +112,13 @@ class Rest:
             given=f"HTTP status {status} at {path}",
             remedy="check host and port: `atoll hub` prints them when it starts",
         )
+
+
+def _transport(way: Way, *, secure: bool) -> httpx.BaseTransport:
+    """Return what carries requests; the environment was asked where the way was made."""
+    inner = httpx.HTTPTransport(
+        verify=way.context(secure=secure) or True, proxy=way.proxy or None, trust_env=False
+    )
+    throttle = throttle_of(way)
+    limited = throttle.up is not None or throttle.down is not None
+    return ThrottledHttp(inner, throttle) if limited else inner

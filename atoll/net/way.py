@@ -22,9 +22,12 @@ class Way:
     proxy: str = ""
     """URL of an HTTP or SOCKS proxy; empty: dial directly."""
     upload_bps: float = 0.0
-    """Bits per second that one process may send on this way; 0: no limit."""
+    """Bits per second that may be sent on this way; 0: no limit."""
     download_bps: float = 0.0
-    """Bits per second that one process may receive on it; 0: no limit."""
+    """Bits per second that may be received on it; 0: no limit."""
+    pace: str = ""
+    """File by which all processes of this machine keep to these limits together; empty: each
+    process counts alone."""
 
     def context(self, *, secure: bool) -> ssl.SSLContext | None:
         """Return what TLS connections are made with; None for a plain one.
@@ -65,4 +68,5 @@ def way_of(worker: WorkerEnvironment) -> Way:
         proxy=worker.proxy,
         upload_bps=worker.upload_bps,
         download_bps=worker.download_bps,
+        pace=worker.pace,
     )

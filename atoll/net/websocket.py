@@ -15,24 +15,35 @@ from websockets.exceptions import (
 )
 
 from atoll.errors import HubUnreachable
+from atoll.net.throttle import Throttle, throttle_of
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
 from atoll.net.unreachable import at, place_of, unreachable
 from atoll.net.way import PLAIN, Way
-from atoll.wire.frames import Buffer
+from atoll.wire.frames import HEADER_BYTES, Buffer, Kind
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 CLOSE_TIMEOUT_S = 1.0
 """A dead peer answers no closing handshake: do not wait long for it."""
 
 
+HELD_S = 0.25
+MAX_HELD_BYTES = 4 * 2**20
+"""What the kernel keeps ready for a receiver that takes no more than its owner allows."""
+
+
 class WebSocketTransport:
     """A `Transport` over one WebSocket of the `websockets` library."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, throttle: Throttle) -> None:
         self._connection = connection
+        self._throttle = throttle
 
     async def send(self, message: Buffer) -> None:
-        """Send one binary message; waits while more than the write limit is unsent."""
+        """Send one binary message; waits while more than the write limit is unsent.
+
+        Within a limit of bandwidth, only tensors wait for their turn.
+        """
+        await self._throttle.sent(len(message), urgent=_is_control(message))
         try:
             await self._connection.send(message)
         except ConnectionClosed as error:
@@ -41,13 +52,21 @@ class WebSocketTransport:
     async def receive(self) -> bytes:
         """Return the next message."""
         try:
-            return await self._connection.recv(decode=False)
+            message = await self._connection.recv(decode=False)
         except ConnectionClosed as error:
             raise _lost(error) from error
+        await self._throttle.received(len(message), urgent=_is_control(message))
+        return message
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close; a peer that does not answer is left after `CLOSE_TIMEOUT_S`."""
+        self._throttle.close()
         await self._connection.close(code, reason)
+
+
+def _is_control(message: Buffer) -> bool:
+    """Return whether a frame is anything but tensors."""
+    return len(message) < HEADER_BYTES or message[3] != Kind.RELAY
 
 
 async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transport:
@@ -68,7 +87,7 @@ async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transp
             open_timeout=timeout_s,
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=MAX_FRAME_BYTES,
-            max_queue=16,
+            max_queue=2 if way.download_bps else 16,
         )
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(
@@ -79,20 +98,25 @@ async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transp
         ) from error
     except (OSError, TimeoutError, WebSocketException) as error:
         raise unreachable(url, error) from error
-    _keep_queue_short(connection)
-    return WebSocketTransport(connection)
+    _keep_queue_short(connection, download_bps=way.download_bps)
+    return WebSocketTransport(connection, throttle_of(way))
 
 
-def _keep_queue_short(connection: ClientConnection) -> None:
-    """Let the kernel take no more than it can soon send.
+def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> None:
+    """Let the kernel take no more than it can soon send, or than may soon be received.
 
     Otherwise it buffers megabytes on a slow line, and a heartbeat waits seconds behind tensors.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     raw = connection.transport.get_extra_info("socket")
-    if option is not None and raw is not None:
-        with contextlib.suppress(OSError):
+    if raw is None:
+        return
+    with contextlib.suppress(OSError):
+        if option is not None:
             raw.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+        if download_bps:
+            held = min(MAX_HELD_BYTES, max(UNSENT_BYTES, round(download_bps / 8 * HELD_S)))
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, held)
 
 
 def _answer(error: WebSocketException) -> str:

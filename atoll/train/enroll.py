@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget
 from atoll.clock import RealClock
 from atoll.config import WorkerEnvironment
@@ -17,7 +19,14 @@ from atoll.net.sync_link import SyncLink
 from atoll.net.way import way_of
 from atoll.recovery import Recovered, StateServer, recover
 from atoll.train.lifeline import Lifeline
-from atoll.wire.messages import CheckpointPart, CheckpointState, Event, Finished
+from atoll.wire.messages import (
+    CheckpointPart,
+    CheckpointState,
+    Event,
+    Finished,
+    Source,
+    Sources,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +80,7 @@ class Enrolled:
         target = HubTarget(
             url=environment.hub, token=environment.token, job=environment.job,
             ca=environment.ca, proxy=environment.proxy,
+            upload_bps=environment.upload_bps, pace=environment.pace,
         )  # fmt: skip
         return BackgroundSaver(
             target, scratch=environment.directory, publish=publish, on_event=link.notify
@@ -112,7 +122,8 @@ def enroll(
                 link=link,
             )
         )
-        return servers[0].dial
+        # A limit of bandwidth holds on the way through the hub; nobody dials in beside it.
+        return [] if environment.capped else servers[0].dial
 
     try:
         connection = connect_group(environment, route=route, serve=serve)
@@ -123,10 +134,17 @@ def enroll(
     (server,) = servers
     link, group = connection.link, connection.group
 
+    def sources(failed: Sequence[str], *, ready: bool) -> Sources:
+        found = group.recover(failed, ready=ready)
+        if environment.capped:  # nor does this process dial anybody else
+            peers = [Source(peer.member) for peer in found.peers]
+            found = msgspec.structs.replace(found, peers=peers)
+        return found
+
     def fetch(*, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
         return recover(
             link, job=environment.job, me=environment.member,
-            ask=lambda question: group.recover(question.failed, ready=ready), on_event=announce,
+            ask=lambda question: sources(question.failed, ready=ready), on_event=announce,
             deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, stop=should_stop,
             distrusted=list(distrusted),
         )  # fmt: skip

@@ -1,0 +1,195 @@
+"""Holds what is sent and received to a limit of bits per second.
+
+A bucket is one number, the time at which everything that was let through so far has been paid for.
+Each message moves it on by its own size; a message may pass when it has been paid, or a little
+before (the burst). The number lives in a small file when all processes of a machine keep one limit
+together: the monotonic clock is the same for all of them.
+
+Tensors wait until they are paid for. Control messages are counted like everything else but do not
+queue up behind tensors: they pass at once, and what they owe is paid by the tensors after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+
+from atoll.net.way import Way
+
+BURST_S = 0.05
+"""Seconds' worth of bytes that may pass ahead of time, so that timers need not be exact."""
+
+URGENT_S = 2.0
+"""Seconds by which control messages may run ahead of the limit; beyond it they wait, too."""
+
+BLOCK_BYTES = 64 * 2**10
+"""Largest piece of a file that is paid for at once."""
+
+_NUMBER = struct.Struct("!d")
+
+
+class Ledger:
+    """Keeps the number of one bucket, in a file that processes share or in this process."""
+
+    def __init__(self, path: str, *, offset: int) -> None:
+        """Keep it at `offset` of the file; in this process if there is no path, or no such file."""
+        self._offset = offset
+        self._own = 0.0
+        self._file = -1
+        with contextlib.suppress(OSError, ImportError):
+            if path:
+                import fcntl
+
+                self._lock, self._modes = fcntl.flock, (fcntl.LOCK_EX, fcntl.LOCK_UN)
+                self._file = os.open(path, os.O_RDWR)
+
+    def change(self, step: Callable[[float], float]) -> float:
+        """Put `step` of the number in its place and return that."""
+        if self._file < 0:
+            self._own = step(self._own)
+            return self._own
+        exclusive, unlock = self._modes
+        self._lock(self._file, exclusive)
+        try:
+            kept = os.pread(self._file, _NUMBER.size, self._offset)
+            number = step(_NUMBER.unpack(kept)[0] if len(kept) == _NUMBER.size else 0.0)
+            os.pwrite(self._file, _NUMBER.pack(number), self._offset)
+            return number
+        finally:
+            self._lock(self._file, unlock)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class Bucket:
+    """Lets bytes pass at a limit. Safe for threads and, with a file, for processes."""
+
+    def __init__(
+        self,
+        bps: float,
+        *,
+        ledger: Ledger,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Let `bps` bits per second pass."""
+        self._bps = bps
+        self._ledger = ledger
+        self._monotonic = monotonic
+
+    def spend(self, nbytes: int, *, urgent: bool = False) -> float:
+        """Count bytes; return how many seconds to wait before they may pass.
+
+        Args:
+            nbytes: How many.
+            urgent: They are a control message.
+        """
+        now = self._monotonic()
+        cost_s = nbytes * 8 / self._bps
+
+        def step(paid_at: float) -> float:
+            if paid_at > now + _FUTURE_S:  # of a life of this machine before its last start
+                paid_at = now
+            return max(paid_at, now) + cost_s
+
+        paid_at = self._ledger.change(step)
+        return max(0.0, paid_at - now - (URGENT_S if urgent else BURST_S))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._ledger.close()
+
+
+_FUTURE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """Both directions of a way; None: that direction has no limit."""
+
+    up: Bucket | None
+    down: Bucket | None
+
+    async def sent(self, nbytes: int, *, urgent: bool) -> None:
+        """Wait until so many bytes may be sent."""
+        if self.up is not None:
+            await _wait(self.up.spend(nbytes, urgent=urgent))
+
+    async def received(self, nbytes: int, *, urgent: bool) -> None:
+        """Wait until so many bytes, which have come, may be taken."""
+        if self.down is not None:
+            await _wait(self.down.spend(nbytes, urgent=urgent))
+
+    def close(self) -> None:
+        """Close the files."""
+        for bucket in (self.up, self.down):
+            if bucket is not None:
+                bucket.close()
+
+
+async def _wait(seconds: float) -> None:
+    if seconds > 0:
+        await asyncio.sleep(seconds)
+
+
+def throttle_of(way: Way) -> Throttle:
+    """Return what holds a way to its owner's limits."""
+    up = Bucket(way.upload_bps, ledger=Ledger(way.pace, offset=0)) if way.upload_bps else None
+    size = _NUMBER.size
+    down = (
+        Bucket(way.download_bps, ledger=Ledger(way.pace, offset=size)) if way.download_bps else None
+    )
+    return Throttle(up, down)
+
+
+class ThrottledHttp(httpx.BaseTransport):
+    """HTTP whose bodies are held to a limit, both ways."""
+
+    def __init__(self, inner: httpx.BaseTransport, throttle: Throttle) -> None:
+        """Send through `inner`."""
+        self._inner = inner
+        self._throttle = throttle
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return the answer; both bodies flow no faster than they may."""
+        if self._throttle.up is not None and isinstance(request.stream, httpx.SyncByteStream):
+            request.stream = _Slowed(request.stream, self._throttle.up)
+        response = self._inner.handle_request(request)
+        if self._throttle.down is not None and isinstance(response.stream, httpx.SyncByteStream):
+            response.stream = _Slowed(response.stream, self._throttle.down)
+        return response
+
+    def close(self) -> None:
+        """Close connections and files."""
+        self._inner.close()
+        self._throttle.close()
+
+
+class _Slowed(httpx.SyncByteStream):
+    """A body that pauses."""
+
+    def __init__(self, inner: httpx.SyncByteStream, bucket: Bucket) -> None:
+        self._inner = inner
+        self._bucket = bucket
+
+    def __iter__(self) -> Iterator[bytes]:
+        for block in self._inner:
+            for start in range(0, len(block), BLOCK_BYTES):
+                piece = block[start : start + BLOCK_BYTES]
+                wait_s = self._bucket.spend(len(piece))
+                if wait_s > 0:
+                    time.sleep(wait_s)
+                yield piece
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,144 @@
+"""Bandwidth limits: by injected clocks, and measured on a real socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.clock import VirtualClock
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer
+from atoll.net.api import HubClient
+from atoll.net.sync_link import connect
+from atoll.net.throttle import BURST_S, URGENT_S, Bucket, Ledger, throttle_of
+from atoll.net.way import PLAIN, Way
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.messages import Beat
+
+CAP_BPS = 16e6
+NBYTES = 5 * 2**20
+"""Takes 2.6 s at the cap."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    folder = tmp_path_factory.mktemp("hub")
+    options = HubOptions(data=folder / "hub", jobs=folder / "runs", reducers=False)
+    with HubServer(options) as running:
+        yield running
+
+
+def bucket(clock: VirtualClock, bps: float = 8000.0, path: str = "") -> Bucket:
+    return Bucket(bps, ledger=Ledger(path, offset=0), monotonic=clock.monotonic)
+
+
+def test_bytes_wait_until_they_are_paid_for() -> None:
+    clock = VirtualClock()
+    slow = bucket(clock)  # 1000 bytes a second
+    assert slow.spend(500) == pytest.approx(0.5 - BURST_S)
+    assert slow.spend(500) == pytest.approx(1.0 - BURST_S)
+    clock.advance(0.6)
+    assert slow.spend(1000) == pytest.approx(1.4 - BURST_S)
+
+
+def test_a_long_rest_saves_up_no_more_than_the_burst() -> None:
+    clock = VirtualClock()
+    slow = bucket(clock)
+    clock.advance(3600.0)
+    assert slow.spend(1000) == pytest.approx(1.0 - BURST_S)
+
+
+def test_a_heartbeat_does_not_wait_behind_tensors_but_is_paid_by_them() -> None:
+    clock = VirtualClock()
+    slow = bucket(clock)
+    assert slow.spend(1500) > 1.0
+    assert slow.spend(100, urgent=True) == 0.0
+    assert slow.spend(1000) == pytest.approx(2.6 - BURST_S)
+
+
+def test_control_messages_without_end_are_held_back_in_the_end() -> None:
+    slow = bucket(VirtualClock())
+    waits = [slow.spend(1000, urgent=True) for _ in range(5)]
+    assert waits == pytest.approx([0.0, 0.0, 3.0 - URGENT_S, 4.0 - URGENT_S, 5.0 - URGENT_S])
+
+
+def test_processes_with_one_file_share_one_limit(tmp_path: Path) -> None:
+    pace = tmp_path / "pace"
+    pace.touch()
+    clock = VirtualClock()
+    one, other = bucket(clock, path=str(pace)), bucket(clock, path=str(pace))
+    assert one.spend(1000) == pytest.approx(1.0 - BURST_S)
+    assert other.spend(1000) == pytest.approx(2.0 - BURST_S)
+    one.close()
+    other.close()
+
+
+def test_a_file_from_before_a_restart_of_the_machine_does_not_hold_anything_up(
+    tmp_path: Path,
+) -> None:
+    pace = tmp_path / "pace"
+    pace.touch()
+    before = bucket(VirtualClock(10_000_000.0), path=str(pace))
+    before.spend(1000)
+    before.close()
+    after = bucket(VirtualClock(5.0), path=str(pace))
+    assert after.spend(1000) == pytest.approx(1.0 - BURST_S)
+    after.close()
+
+
+def test_a_pace_file_that_is_not_there_means_counting_alone() -> None:
+    throttle = throttle_of(Way(upload_bps=8000.0, pace="/nonexistent/pace"))
+    assert throttle.up is not None
+    assert throttle.down is None
+    assert throttle.up.spend(1000) == pytest.approx(1.0 - BURST_S, abs=0.05)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
+    hub: HubServer, direction: str
+) -> None:
+    slow = Way(upload_bps=CAP_BPS) if direction == "up" else Way(download_bps=CAP_BPS)
+    sending, receiving = (slow, PLAIN) if direction == "up" else (PLAIN, slow)
+    with (
+        connect(hub.url, session="j/reducer", token=hub.operator_token, way=receiving) as receiver,
+        connect(hub.url, session="j/w0", token=hub.operator_token, way=sending) as sender,
+        receiver.subscribe() as inbox,
+    ):
+        capped = sender if direction == "up" else receiver
+        deadline = time.monotonic() + 60.0
+        parts = ((b"", bytes(CHUNK_BYTES)) for _ in range(NBYTES // CHUNK_BYTES))
+        started = time.monotonic()
+        sent = sender.relay_later("j/reducer", parts, deadline=deadline)
+        waits, received = [], 0
+        while received < NBYTES:
+            asked = time.monotonic()
+            capped.request(Beat(), timeout_s=30.0)
+            waits.append(time.monotonic() - asked)
+            message = inbox.receive_now()
+            while message is not None:
+                received += len(message.payload)  # type: ignore[union-attr]
+                message = inbox.receive_now()
+            time.sleep(0.02)
+            assert time.monotonic() < deadline
+        seconds = time.monotonic() - started
+        sent.result(1.0)
+    bps = NBYTES * 8 / seconds
+    assert seconds > 2.0
+    assert 0.85 * CAP_BPS < bps < 1.15 * CAP_BPS
+    assert max(waits) < 1.0
+
+
+def test_files_keep_to_the_cap_both_ways(hub: HubServer) -> None:
+    for way in (Way(upload_bps=CAP_BPS), Way(download_bps=CAP_BPS)):
+        with HubClient(hub.url, hub.operator_token, way=way) as client:
+            started = time.monotonic()
+            if way.upload_bps:
+                client.upload_bps(NBYTES)
+            else:
+                client.download_bps(NBYTES)
+            seconds = time.monotonic() - started
+        assert seconds > 2.0
+        assert 0.85 * CAP_BPS < NBYTES * 8 / seconds < 1.15 * CAP_BPS
