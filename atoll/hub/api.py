@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from atoll.errors import HubError
 from atoll.hub import (
     pages,
+    rest_access,
     rest_blobs,
     rest_files,
     rest_history,
@@ -35,18 +36,23 @@ async def nothing_here(request: Request, _context: Context) -> Response:
 
 def routes(context: Context) -> list[BaseRoute]:
     """Return the routes of everything but the WebSocket; put `guard` around the application."""
-    anybody = Endpoint(context, roles=(), get=nothing_here, post=nothing_here)
+    anybody = Endpoint(context, {"get": nothing_here, "post": nothing_here}, roles=())
     operator: Roles = ("operator",)
-    people: Roles = ("operator", "node")  # who owns a machine of the cluster may use it
     own_job: Roles = ("operator", "job")
     everyone: Roles = ("operator", "node", "job")
-    node: Role = "node"
+    viewer: Role = "viewer"
 
-    def at(path: str, roles: Roles, *reads: Role, **handlers: Handler) -> Route:
-        return Route(path, Endpoint(context, roles=roles, read_roles=reads, **handlers))
+    def at(
+        path: str, roles: Roles, *reads: Role, writes: Roles = (), audited: bool = True,
+        **handlers: Handler,
+    ) -> Route:
+        """Return a route for `roles`; `reads` may GET besides, `writes` do the rest besides."""
+        return Route(path, Endpoint(
+            context, handlers, roles=roles, read_roles=reads, write_roles=writes, audited=audited
+        ))
 
     def open_at(path: str, **handlers: Handler) -> Route:
-        return at(path, (), **handlers)
+        return Route(path, Endpoint(context, handlers, roles=()))
 
     job = "/api/jobs/{job}"
     return [
@@ -55,34 +61,44 @@ def routes(context: Context) -> list[BaseRoute]:
         open_at("/logout", post=pages.logout),
         open_at("/static/{name}", get=pages.static),
         open_at("/healthz", get=rest_hub.health),
-        open_at("/api/join", post=rest_hub.join),
-        at("/metrics", operator, node, get=rest_metrics.show),
-        at("/api/hub", everyone, get=rest_hub.show_hub),
-        at("/api/events", operator, node, get=rest_hub.show_events),
-        at("/api/nodes", operator, node, get=rest_hub.show_nodes),
-        at("/api/nodes/{node}/drain", people, post=rest_hub.drain),
-        at("/api/tickets", operator, post=rest_hub.make_ticket),
-        at("/api/speed", everyone, get=rest_files.send_bytes, post=rest_files.take_bytes),
-        at("/api/stream", operator, get=Streams().answer),
-        at("/api/history", operator, get=rest_history.read),
-        at("/api/jobs", people, get=rest_jobs.list_jobs, post=rest_jobs.submit),
-        at(job, own_job, node, get=rest_jobs.show_job),
-        at(f"{job}/metrics", own_job, node, get=rest_jobs.read_metrics),
-        at(f"{job}/events", own_job, node, get=rest_jobs.read_events),
-        at(f"{job}/rounds", own_job, node, get=rest_jobs.read_rounds),
-        at(f"{job}/logs", own_job, node, get=rest_jobs.read_logs),
-        at(f"{job}/stop", people, post=rest_jobs.stop),
-        at(f"{job}/resume", people, post=rest_jobs.resume),
-        at(f"{job}/files", own_job, node, get=rest_files.list_files),
-        at(f"{job}/files/{{path:path}}", own_job, node, get=rest_files.get_file,
-           put=rest_files.put_file),
-        at("/api/blobs/{sha256}", everyone, get=rest_blobs.get_blob, put=rest_blobs.put_blob),
-        at("/api/queues", operator, node, get=rest_queues.show_queues),
-        at("/api/queues/dead", everyone, get=rest_queues.show_dead),
-        at("/api/queues/put", everyone, post=rest_queues.put),
-        at("/api/queues/claim", everyone, post=rest_queues.claim),
-        at("/api/queues/ack", everyone, post=rest_queues.ack),
-        at("/api/queues/extend", everyone, post=rest_queues.extend),
-        at("/api/queues/release", everyone, post=rest_queues.release),
+        open_at("/ca.pem", get=rest_access.show_ca),
+        open_at("/api/join", post=rest_access.join),
+        open_at("/api/login", post=rest_access.log_in),
+        at("/api/logout", operator, writes=("viewer",), post=rest_access.log_out),
+        at("/api/renew", ("node",), post=rest_access.renew),
+        at("/api/tickets", operator, get=rest_access.list_tickets, post=rest_access.make_ticket),
+        at("/api/tickets/{ticket}/revoke", operator, post=rest_access.revoke_ticket),
+        at("/api/audit", operator, get=rest_access.show_audit),
+        at("/metrics", operator, viewer, get=rest_metrics.show),
+        at("/api/hub", everyone, viewer, get=rest_hub.show_hub),
+        at("/api/events", operator, viewer, get=rest_hub.show_events),
+        at("/api/nodes", operator, viewer, get=rest_hub.show_nodes),
+        at("/api/nodes/{node}/drain", operator, post=rest_hub.drain),
+        at("/api/nodes/{node}/revoke", operator, post=rest_access.revoke_node),
+        at("/api/speed", everyone, viewer, audited=False, get=rest_files.send_bytes,
+           post=rest_files.take_bytes),
+        at("/api/stream", operator, viewer, get=Streams().answer),
+        at("/api/history", operator, viewer, get=rest_history.read),
+        at("/api/jobs", operator, viewer, get=rest_jobs.list_jobs, post=rest_jobs.submit),
+        at(job, own_job, viewer, get=rest_jobs.show_job),
+        at(f"{job}/metrics", own_job, viewer, get=rest_jobs.read_metrics),
+        at(f"{job}/events", own_job, viewer, get=rest_jobs.read_events),
+        at(f"{job}/rounds", own_job, viewer, get=rest_jobs.read_rounds),
+        at(f"{job}/logs", own_job, viewer, get=rest_jobs.read_logs),
+        at(f"{job}/stop", operator, post=rest_jobs.stop),
+        at(f"{job}/resume", operator, post=rest_jobs.resume),
+        at(f"{job}/files", own_job, viewer, get=rest_files.list_files),
+        # A node brings back what a job left on it; the handler looks which files those may be.
+        at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
+           get=rest_files.get_file, put=rest_files.put_file),
+        at("/api/blobs/{sha256}", everyone, audited=False, get=rest_blobs.get_blob,
+           put=rest_blobs.put_blob),
+        at("/api/queues", operator, viewer, get=rest_queues.show_queues),
+        at("/api/queues/dead", everyone, viewer, get=rest_queues.show_dead),
+        at("/api/queues/put", everyone, audited=False, post=rest_queues.put),
+        at("/api/queues/claim", everyone, audited=False, post=rest_queues.claim),
+        at("/api/queues/ack", everyone, audited=False, post=rest_queues.ack),
+        at("/api/queues/extend", everyone, audited=False, post=rest_queues.extend),
+        at("/api/queues/release", everyone, audited=False, post=rest_queues.release),
         Route("/{path:path}", anybody),
     ]  # fmt: skip

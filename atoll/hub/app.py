@@ -15,16 +15,22 @@ from starlette.applications import Starlette
 from atoll import __version__
 from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
+from atoll.hub import audit as audit_module
 from atoll.hub import checkpoints as checkpoints_module
+from atoll.hub import node_certificates as node_certificates_module
 from atoll.hub import round_book as round_book_module
-from atoll.hub import tickets as tickets_module
+from atoll.hub.access import Access
+from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits
 from atoll.hub.api import Context, guard, routes
+from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
+from atoll.hub.node_certificates import NodeCertificates
 from atoll.hub.outbox import Send
 from atoll.hub.placement import KILL_GRACE_S, Placement
+from atoll.hub.proxies import Proxies
 from atoll.hub.recording import Recording, node_stats
 from atoll.hub.recovering import Recovering
 from atoll.hub.reducers import Reducers, torch_is_here
@@ -36,7 +42,8 @@ from atoll.hub.router import Router
 from atoll.hub.session import Receive, Scope, Session, Sessions
 from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
-from atoll.hub.tickets import hub_ticket
+from atoll.hub.tickets import ticket_text
+from atoll.hub.tls import Tls, choose
 from atoll.hub.turned_away import TurnedAway
 from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import Envelope
@@ -66,6 +73,12 @@ class HubOptions:
     port: int = 0
     advertise: str = ""
     """Host in the ticket; empty: found out."""
+    tls: str = "auto"
+    """auto: TLS unless on loopback; on; off; or CERTIFICATE:KEY, two PEM files."""
+    trust_proxy: tuple[str, ...] = ()
+    """Addresses of reverse proxies whose X-Forwarded-For and -Proto count."""
+    limits: Limits = DEFAULT_LIMITS
+    """What strangers may take."""
     ticket_uses: int | None = None
     """How often the ticket may be used; None: without limit."""
     reducers: bool = True
@@ -95,6 +108,11 @@ class Hub:
         self.ticket = ""
         self.operator_token = ""
         self.tasks = Tasks()
+        self.gate = Gate(options.limits, exempt=options.trust_proxy)
+        self.proxies = Proxies(options.trust_proxy)
+        self.audit = Audit(stores.database, clock=clock)
+        self.tls: Tls | None = None
+        """Its certificates, from :meth:`start` on; None: it speaks plain HTTP."""
         self.sessions = Sessions(
             auth=stores.auth,
             clock=clock,
@@ -131,8 +149,9 @@ class Hub:
         if options.reducers and torch_is_here():
             folder = options.data / "reducers"
             self.reducers = Reducers(
-                stores=stores, tasks=self.tasks, url=lambda: self.url, folder=folder
-            )
+                stores=stores, tasks=self.tasks, url=lambda: self.url, ca=lambda: self.ca,
+                folder=folder,
+            )  # fmt: skip
         self.placement = Placement(
             stores=stores,
             sessions=self.sessions,
@@ -170,14 +189,13 @@ class Hub:
 
     async def start(self) -> None:
         """Take up what an earlier life of the hub left, and begin housekeeping."""
-        secrets = await self.stores.auth.open_secrets(self.options.data)
-        self.operator_token = secrets.operator_token
         uses = self.options.ticket_uses
-        secret = await hub_ticket(self.stores, uses=uses) if uses else secrets.ticket
-        self.ticket = f"atoll://{self.url.partition('://')[2]}/{secret}"
-        if self.options.advertise:
-            port = self.url.rpartition(":")[2]
-            self.ticket = f"atoll://{self.options.advertise}:{port}/{secret}"
+        secrets = await self.stores.auth.open_secrets(self.options.data, uses=uses)
+        self.operator_token = secrets.operator_token
+        access = await self._open_tls()
+        self.sessions.admit = access.admit
+        told, mark = self.options.advertise, self.fingerprint
+        self.ticket = ticket_text(self.url, secrets.ticket, advertise=told, mark=mark)
         context = Context(
             stores=self.stores,
             live=self.live,
@@ -186,12 +204,41 @@ class Hub:
             started=self.clock.wall(),
             ticket=self.ticket,
             tell=self.sessions.notify,
+            access=access,
+            audit=self.audit,
+            limits=self.options.limits,
         )
         await asyncio.to_thread(self._note_place)
         self._web = guard(Starlette(routes=routes(context)), context)
         await self.checkpoints.restart()
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
+
+    async def _open_tls(self) -> Access:
+        """Open or make the certificates, where this hub speaks TLS."""
+        options, stores = self.options, self.stores
+        choice = choose(options.tls, host=options.host)
+        if choice.mode != "off":
+            self.tls = await asyncio.to_thread(
+                Tls, choice, data=options.data, names=(options.host, options.advertise),
+                clock=self.clock,
+            )  # fmt: skip
+        authority = self.tls.authority if self.tls else None
+        certificates = NodeCertificates(authority, database=stores.database, clock=self.clock)
+        return Access(
+            stores=stores, sessions=self.sessions, certificates=certificates, gate=self.gate,
+            ca=authority.ca if authority else None,
+        )  # fmt: skip
+
+    @property
+    def ca(self) -> str:
+        """PEM file that programs on this machine trust; empty without TLS."""
+        return str(self.tls.ca) if self.tls else ""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tickets say of the hub's authority; empty without TLS."""
+        return self.tls.mark if self.tls else ""
 
     def _note_place(self) -> None:
         """Write down what `atoll hub backup` needs; it can be told by hand as well."""
@@ -208,6 +255,7 @@ class Hub:
 
     async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve WebSockets at `/ws`, everything else as the web application."""
+        self.proxies.look_behind(scope)
         if scope["type"] == "websocket":
             if scope["path"] == "/ws":
                 await self.sessions.serve(scope, receive, send)
@@ -248,6 +296,11 @@ class Hub:
         """A peer was refused: people are told."""
         work = self.turned_away.note(speaker, error, job=job, source=source)
         self.tasks.start(work, name=f"refusal of {speaker or source}")
+        noted = self.audit.note(
+            None, address=source, action="session", target=speaker, outcome=error.what,
+            refused=True,
+        )  # fmt: skip
+        self.tasks.start(noted, name="audit of a refusal")
 
     async def _reducer_lost(self, job: str) -> None:
         await self.rounds.reducer_lost(job)
@@ -292,6 +345,7 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
     if options.restore_from is not None:
         backup, data, jobs = options.restore_from, options.data, options.jobs
         await asyncio.to_thread(restore, backup, data=data, jobs=jobs, clock=clock)
-    schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, tickets_module.SCHEMA)
+    schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, audit_module.SCHEMA,
+               node_certificates_module.SCHEMA)  # fmt: skip
     stores = await open_stores(options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas)
     return Hub(options, stores, url=url, clock=clock)

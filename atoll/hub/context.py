@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.clock import Clock
+from atoll.hub.access import Access
+from atoll.hub.admission import DEFAULT_LIMITS, Limits
+from atoll.hub.audit import Audit
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Message
 
@@ -65,3 +68,9 @@ class Context:
     """Whole text, `atoll://HOST:PORT/SECRET`."""
     tell: Callable[[str, Message], bool] = _nobody
     """Sends a notice to a session; False when nobody is there."""
+    access: Access | None = None
+    """Lets in and shuts out; None: nobody can come."""
+    audit: Audit | None = None
+    """Who did what."""
+    limits: Limits = DEFAULT_LIMITS
+    """What strangers may take."""

@@ -7,8 +7,8 @@ wrong inside the hub stays in its log: a client never sees a stack trace.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -78,23 +78,29 @@ class Endpoint:
 
     Args:
         context: What handlers reach.
+        handlers: Method in lower case to handler; GET serves HEAD too.
         roles: Whose tokens are accepted; a job's token only where the path names that job. Empty:
             anybody, with or without a token.
         read_roles: Whose tokens are accepted for GET and HEAD besides.
-        handlers: Method in lower case to handler; GET serves HEAD too.
+        write_roles: Whose tokens are accepted for other methods besides.
+        audited: Whether changes are written into the audit log; refusals always are.
     """
 
     def __init__(
         self,
         context: Context,
+        handlers: Mapping[str, Handler],
         *,
         roles: Iterable[Role] = ("operator",),
         read_roles: Iterable[Role] = (),
-        **handlers: Handler,
+        write_roles: Iterable[Role] = (),
+        audited: bool = True,
     ) -> None:
         self._context = context
-        self._roles = frozenset(roles)
-        self._read_roles = self._roles | frozenset(read_roles)
+        self._audited = audited
+        self._open = not frozenset(roles)
+        self._roles = frozenset(roles) | frozenset(write_roles)
+        self._read_roles = frozenset(roles) | frozenset(read_roles)
         self._handlers = {name.upper(): handler for name, handler in handlers.items()}
         if "GET" in self._handlers:
             self._handlers.setdefault("HEAD", self._handlers["GET"])
@@ -124,9 +130,15 @@ class Endpoint:
         handler = self._handlers.get(request.method)
         if handler is None:
             wrong = unknown("method for this address", request.method, self._handlers)
-            response = error_response(wrong, 405)
-            response.headers["allow"] = ", ".join(self._handlers)
-            return response
+            refusal = error_response(wrong, 405)
+            refusal.headers["allow"] = ", ".join(self._handlers)
+            return refusal
+        response = await self._attempt(handler, request)
+        await self._note(handler, request, response.status_code)
+        return response
+
+    async def _attempt(self, handler: Handler, request: Request) -> Response:
+        """Return what a handler answers, or the error that it raises."""
         try:
             self._authorize(request)
             return await handler(request, self._context)
@@ -135,9 +147,28 @@ class Endpoint:
         except AtollError as error:
             return error_response(error)
 
+    async def _note(self, handler: Handler, request: Request, status: int) -> None:
+        """Write down what was done, or refused."""
+        audit, state = self._context.audit, request.scope.get("state", {})
+        entered: Identity | None = state.get("entered")
+        refused = status in (401, 403, 429)
+        changes = request.method not in ("GET", "HEAD") and self._audited
+        if audit is None or not (refused or changes or entered):
+            return
+        identity = entered or state.get("identity")
+        client = request.scope.get("client")
+        await audit.note(
+            identity if isinstance(identity, Identity) else None,
+            address=str(client[0]) if client else "",
+            action=getattr(handler, "__name__", "request").replace("_", " "),
+            target=f"{request.method} {request.scope['path']}",
+            outcome=str(status),
+            refused=refused,
+        )
+
     def _authorize(self, request: Request) -> None:
         """Refuse identities that this address is not for."""
-        if not self._roles:
+        if self._open:
             return
         identity = identity_of(request)
         reading = request.method in ("GET", "HEAD")
@@ -154,6 +185,11 @@ def identity_of(request: Request) -> Identity:
     return identity
 
 
+def audit_as(request: Request, role: str, name: str) -> None:
+    """Have it written down who came in with this request."""
+    request.scope["state"]["entered"] = Identity(cast("Role", role), name)
+
+
 def forbidden(identity: Identity) -> Refused:
     """Return the refusal of a token that is right but not for this."""
     return Refused(
@@ -161,7 +197,8 @@ def forbidden(identity: Identity) -> Refused:
         AuthError(
             "this token is not for that",
             given=f"the token of {identity.role} {identity.name}",
-            remedy="use the operator token that `atoll hub` printed",
+            remedy="use a token that may: `atoll login` with a ticket from "
+            "`atoll ticket new --role operator` on the hub's machine",
         ),
     )
 

@@ -40,12 +40,19 @@ class Reducers:
     """One reducer process for each job that needs it."""
 
     def __init__(
-        self, *, stores: Stores, tasks: Tasks, url: Callable[[], str], folder: Path
+        self,
+        *,
+        stores: Stores,
+        tasks: Tasks,
+        url: Callable[[], str],
+        ca: Callable[[], str] = str,
+        folder: Path,
     ) -> None:
-        """Start reducers that dial `url()` and live in subfolders of `folder`."""
+        """Start reducers that dial `url()`, trust `ca()` and live in subfolders of `folder`."""
         self._stores = stores
         self._tasks = tasks
         self._url = url
+        self._ca = ca
         self._folder = folder
         self._running: dict[str, asyncio.Task[None]] = {}
         self.ended: Callable[[str], None] = lambda job: None
@@ -97,6 +104,7 @@ class Reducers:
                 member="reducer",
                 directory=folder,
                 spec=self._stores.jobs.folder(job) / "job.toml",
+                ca=self._ca(),
             ),
             threads=1,
         )

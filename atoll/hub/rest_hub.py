@@ -1,4 +1,4 @@
-"""The hub itself over REST: joining, who is here, how the hub is."""
+"""The hub itself over REST: who is here, how the hub is."""
 
 from __future__ import annotations
 
@@ -12,28 +12,7 @@ from starlette.responses import Response
 from atoll.errors import HubError, unknown
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Json, Refused, body_as, identity_of
-from atoll.hub.guard import source_of
-from atoll.wire.messages import Drain, NodeInfo
-
-
-class Joining(msgspec.Struct, frozen=True):
-    """Body of a join."""
-
-    secret: str
-    """Last part of the ticket."""
-    name: str
-    """Wished node id."""
-    info: NodeInfo | None = None
-
-
-async def join(request: Request, context: Context) -> Response:
-    """POST /api/join: turn a ticket into a node token."""
-    body = await body_as(request, Joining)
-    source = source_of(request.scope)
-    node, token = await context.stores.auth.redeem(body.secret, name=body.name, source=source)
-    host = body.info.hostname if body.info else source
-    await context.stores.events.add("", "node-joined", f"{node} joined from {host}")
-    return Json({"node": node, "token": token}, status_code=201)
+from atoll.wire.messages import Drain
 
 
 async def show_nodes(_request: Request, context: Context) -> Response:
@@ -79,25 +58,11 @@ async def show_hub(request: Request, context: Context) -> Response:
         "jobs": len(context.stores.jobs.list()),
         "relay": context.live.relay(),
     }
-    if identity_of(request).role == "operator":
+    role = identity_of(request).role
+    answer["role"] = role
+    if role == "operator":
         answer["ticket"] = context.ticket
     return Json(answer)
-
-
-async def make_ticket(request: Request, context: Context) -> Response:
-    """POST /api/tickets: a ticket for some machines or some time."""
-    body = await body_as(request, TicketAsked)
-    secret = await context.stores.auth.create_ticket(uses=body.uses, valid_s=body.valid_s)
-    return Json({"ticket": f"{context.ticket.rpartition('/')[0]}/{secret}"}, status_code=201)
-
-
-class TicketAsked(msgspec.Struct, frozen=True):
-    """Body of a wish for a ticket."""
-
-    uses: int | None = None
-    """Machines that may use it; None: any number."""
-    valid_s: float | None = None
-    """Seconds that it is valid; None: without end."""
 
 
 async def show_events(request: Request, context: Context) -> Response:

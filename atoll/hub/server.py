@@ -17,6 +17,8 @@ import uvicorn
 
 from atoll.errors import ConfigError, HubError, PortTaken
 from atoll.hub.app import Hub, HubOptions, open_hub
+from atoll.hub.protocols import WebSocket, protocols
+from atoll.hub.tls import choose
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 T = TypeVar("T")
@@ -72,11 +74,11 @@ def own_host() -> str:
             return "127.0.0.1"
 
 
-def reachable_url(host: str, port: int) -> str:
+def reachable_url(host: str, port: int, *, scheme: str = "http") -> str:
     """Return the URL under which a hub bound to `host` is found."""
     if host in ("0.0.0.0", "::", ""):
         host = own_host()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Uvicorn(uvicorn.Server):
@@ -124,6 +126,8 @@ class HubServer:
         self.port = 0
         self.ticket = ""
         self.operator_token = ""
+        self.ca = ""
+        """PEM file that programs on this machine trust; empty without TLS."""
 
     async def serve(self, *, on_ready: Callable[[], None]) -> None:
         """Serve until :meth:`stop`.
@@ -135,11 +139,13 @@ class HubServer:
         bound = bind(self._options.host, self._options.port)
         try:
             self.port = bound.getsockname()[1]
-            self.url = reachable_url(self._options.host, self.port)
+            scheme = choose(self._options.tls, host=self._options.host).scheme
+            self.url = reachable_url(self._options.host, self.port, scheme=scheme)
             hub = self.hub = await open_hub(self._options, url=self.url)
             try:
                 await hub.start()
                 self.ticket, self.operator_token = hub.ticket, hub.operator_token
+                self.ca = hub.ca
                 self._loop = asyncio.get_running_loop()
                 self._server = _Uvicorn(_config(hub), on_ready)
                 self._server.should_exit = self._stopping
@@ -204,12 +210,13 @@ def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
 
 def _config(hub: Hub) -> uvicorn.Config:
     """Return how uvicorn serves a hub: no pings (heartbeats do that), no compression, no log."""
+    made_by: Any = protocols(hub.gate, hub.tls.context if hub.tls else None)
     return uvicorn.Config(
         hub.asgi,
         interface="asgi3",
         proxy_headers=False,
-        ws="websockets-sansio",
-        http="h11",
+        ws=WebSocket,
+        http=made_by,
         lifespan="off",
         log_config=None,
         log_level="error",

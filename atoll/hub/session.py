@@ -140,6 +140,8 @@ class Sessions:
         self._replaced = Replaced()
         self.relay = Relay(self, window_bytes=window_bytes)
         self.listener: Listener | None = None
+        self.admit: Callable[[Identity, Scope], None] = lambda identity, scope: None
+        """Raises AuthError when a connection may not be that of an identity."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -199,6 +201,7 @@ class Sessions:
         source = source_of(scope)
         try:
             hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
+            self.admit(identity, scope)
             self._replaced.check(hello)
         except AtollError as error:
             vars(error)["hello_id"] = envelope.id

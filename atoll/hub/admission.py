@@ -1,0 +1,224 @@
+"""How many connections strangers may hold: bounded in all, per address, and in time.
+
+A connection is a stranger's until it has shown a token that is right, in its Hello or in a request.
+When too many strangers are there, the one that has been one for longest is dropped: an honest
+machine says who it is within a second, so a flood drops itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import ipaddress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from atoll.clock import Clock
+from atoll.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What strangers may take of a hub."""
+
+    strangers: int = 2_048
+    """Connections that have shown no token, in all."""
+    strangers_per_address: int = 256
+    """The same of one address; a school behind one address reconnects at once."""
+    head_s: float = 10.0
+    """Time for the TLS handshake, and for the head of a request."""
+    body_pause_s: float = 30.0
+    """Longest pause in the body of a request."""
+    open_body_s: float = 10.0
+    """Time for the whole body of a request that needs no token."""
+    joins_per_minute: int = 120
+    """Joins and logins of one address."""
+    exempt_loopback: bool = True
+    """Whether this machine itself may do more; only the total holds for it."""
+
+
+DEFAULT_LIMITS = Limits()
+
+Who = tuple[str, str, str]
+"""Role, name and member of an identity."""
+
+
+class Visit:
+    """One connection, from its first byte to its last."""
+
+    __slots__ = ("_gate", "address", "certificate", "drop", "secure", "welcome", "who")
+
+    def __init__(self, gate: Gate, address: str, drop: Callable[[], None]) -> None:
+        self._gate = gate
+        self.address = address
+        self.drop = drop
+        self.secure = False
+        """Whether TLS is spoken."""
+        self.certificate: PeerCertificate | None = None
+        """What the other side showed during the TLS handshake; None: nothing."""
+        self.welcome: Callable[[], None] = _nothing
+        """Called when it has shown a token that is right."""
+        self.who: Who | None = None
+        """Whose token that was."""
+
+    def known(self, who: Who) -> None:
+        """It has shown a token that is right: it is no stranger any more."""
+        if self.who != who:
+            self._gate.know(self, who)
+            self.welcome()
+
+    def leave(self) -> None:
+        """The connection is gone. May be called again."""
+        self._gate.leave(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCertificate:
+    """A certificate that the hub's own authority signed, and that is valid now."""
+
+    name: str
+    """Common name: the node that it was made for."""
+    serial: str
+    """Hexadecimal, upper case."""
+
+
+class Gate:
+    """Counts strangers."""
+
+    def __init__(self, limits: Limits, *, exempt: Iterable[str] = ()) -> None:
+        """Let strangers in within limits; addresses in `exempt` only count in the total."""
+        self.limits = limits
+        self._exempt = frozenset(exempt)
+        self._strangers: dict[Visit, None] = {}
+        """Oldest first."""
+        self._by_address: collections.Counter[str] = collections.Counter()
+        self._known: dict[Who, set[Visit]] = {}
+        self.refused = 0
+        """Connections that were refused or dropped for somebody else."""
+
+    def __len__(self) -> int:
+        return len(self._strangers)
+
+    def enter(self, address: str, drop: Callable[[], None]) -> Visit | None:
+        """Return the visit of a new connection, or None when its address has too many.
+
+        Args:
+            address: Where it comes from.
+            drop: Cuts it, when it has to make room for another.
+        """
+        many = self._by_address.get(address, 0) >= self.limits.strangers_per_address
+        if many and not self._is_exempt(address):
+            self.refused += 1
+            return None
+        while len(self._strangers) >= self.limits.strangers:
+            oldest = next(iter(self._strangers))
+            self.leave(oldest)
+            self.refused += 1
+            oldest.drop()
+        visit = Visit(self, address, drop)
+        self._strangers[visit] = None
+        self._by_address[address] += 1
+        return visit
+
+    def know(self, visit: Visit, who: Who) -> None:
+        """Count a visit as a stranger's no longer: it is of somebody."""
+        self.leave(visit)
+        visit.who = who
+        self._known.setdefault(who, set()).add(visit)
+
+    def leave(self, visit: Visit) -> None:
+        """Forget a visit."""
+        if visit.who is not None:
+            theirs = self._known.get(visit.who, set())
+            theirs.discard(visit)
+            if not theirs:
+                self._known.pop(visit.who, None)
+            visit.who = None
+        if visit in self._strangers:
+            del self._strangers[visit]
+            self._by_address[visit.address] -= 1
+            if not self._by_address[visit.address]:
+                del self._by_address[visit.address]
+
+    def cut(self, role: str, name: str, member: str = "") -> int:
+        """Cut every connection of somebody at once; return how many there were.
+
+        Without a member: those of all members of a job.
+        """
+        found = [
+            visit for who, visits in self._known.items()
+            if who[:2] == (role, name) and member in ("", who[2]) for visit in visits
+        ]  # fmt: skip
+        for visit in found:
+            visit.drop()
+        return len(found)
+
+    def _is_exempt(self, address: str) -> bool:
+        if address in self._exempt:
+            return True
+        return self.limits.exempt_loopback and is_loopback(address)
+
+
+class RateLimit:
+    """Counts what each address did lately, in bounded memory."""
+
+    def __init__(self, clock: Clock, *, most: int, window_s: float, sources: int = 1_024) -> None:
+        """Allow `most` within `window_s`; the `sources` newest addresses are remembered."""
+        self._clock = clock
+        self._most = most
+        self._window_s = window_s
+        self._sources = sources
+        self._times: collections.OrderedDict[str, collections.deque[float]]
+        self._times = collections.OrderedDict()
+
+    def reached(self, source: str) -> bool:
+        """Return whether an address did it too often lately."""
+        times = self._times.get(source)
+        if times is None:
+            return False
+        now = self._clock.monotonic()
+        while times and times[0] <= now - self._window_s:
+            times.popleft()
+        return len(times) >= self._most
+
+    def note(self, source: str) -> None:
+        """Count it once."""
+        times = self._times.pop(source, None) or collections.deque(maxlen=self._most)
+        times.append(self._clock.monotonic())
+        self._times[source] = times
+        if len(self._times) > self._sources:
+            self._times.popitem(last=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or a host name is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def networks(addresses: Iterable[str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Return the networks that addresses like `10.0.0.1` or `10.0.0.0/8` name.
+
+    Raises:
+        ConfigError: one is neither.
+    """
+    found = []
+    for text in addresses:
+        try:
+            found.append(ipaddress.ip_network(text, strict=False))
+        except ValueError as error:
+            raise ConfigError(
+                "this is not the address of a proxy",
+                given=repr(text),
+                expected="an address or a network, e.g. 127.0.0.1 or 10.0.0.0/8",
+            ) from error
+    return tuple(found)
+
+
+def _nothing() -> None:
+    """Stand in for a protocol that has nothing to widen."""
