@@ -1,68 +1,223 @@
-"""The durable queue's contract: put once, lease, acknowledge; nothing acknowledged is lost.
+"""The durable queues: put once, lease, acknowledge; nothing acknowledged is lost.
 
 An item is *ready*, *leased*, *done* or *dead*. A claim leases ready items in the order in which
 they were put; an acknowledgement makes them done for good. A lease that ends without one gives the
-item back, and an item given back too often becomes a dead letter, which nobody gets but everybody
-can look at. Keys are remembered after the item is done, so a put that is sent again is accepted and
-stored once. One object holds many named queues.
+item back, and an item given back too often becomes a dead letter, which nobody gets until a person
+puts it back or discards it. Keys are remembered for a while after the item is done, so a put that
+is sent again is accepted and stored once.
 
-Leases end by the wall clock, because they outlive the process that gave them.
+`Queues` holds many named queues over a backend that stores them. What a backend need not know is
+here: how much a queue may hold and what happens then, who waits for an item or for room, and how
+fast items come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
-import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any
 
-from atoll.errors import HubError
-from atoll.wire.messages import QueueItem, QueuePutDone
+from atoll.clock import Clock
+from atoll.hub.queue_backend import (
+    INTERNAL,
+    MAX_CLAIM,
+    MAX_DEAD,
+    NOTHING,
+    Amount,
+    Backend,
+    DeadLetter,
+    Holds,
+    Move,
+    Stored,
+    lease_lost,
+    size_of,
+)
+from atoll.hub.queue_checks import (
+    check_entries,
+    check_lease_time,
+    check_name,
+    check_options,
+    sized,
+)
+from atoll.hub.queue_lane import Depth, Lane
+from atoll.hub.queue_waiters import MAX_WAIT_S, Waiters
+from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, QueuePutDone, QueuePutManyDone
 
-MAX_ATTEMPTS = 5
-"""Claims of one item before it becomes a dead letter."""
+__all__ = ["DeadLetter", "Depth", "Queues"]
 
-MAX_CLAIM = 1_000
-"""Items in the answer to one claim."""
+UNLIMITED = QueueOptions(max_items=0, max_bytes=0)
+"""Options of the hub's own queues: commands to machines are never refused."""
 
-MAX_CLAIM_BYTES = 1 * 2**20
-"""Payload bytes in the answer to one claim; a larger first item comes alone."""
-
-MAX_WAIT_S = 60.0
-"""Longest that one claim waits for its first item."""
-
-DONE_KEPT_S = 7 * 86_400.0
-"""How long the key of a done item is remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How many items of a queue are in which state."""
-
-    ready: int = 0
-    leased: int = 0
-    dead: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """An item that was given back too often."""
-
-    seq: int
-    key: str
-    payload: bytes
-    attempts: int
-    reason: str
+DEFAULT = QueueOptions()
 
 
-class Queue(Protocol):
-    """Named queues. Every method MUST be durable, where the backend is, before it returns."""
+class Queues:
+    """Every queue of a hub.
 
-    async def put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
-        """Store an item. The same `key` again is accepted and stored once."""
-        ...
+    Args:
+        backend: Where users' items are.
+        clock: Whence rates and ages are told.
+        internal: Where the hub's own queues (`node/...`) are; None: in the same backend.
+        blobs: Where large payloads are; None: none are accepted.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        internal: Backend | None = None,
+        blobs: Holds | None = None,
+    ) -> None:
+        self._users = backend
+        self._internal = internal or backend
+        self._blobs = blobs
+        self._clock = clock
+        self._waiters = Waiters()
+        self._lanes: dict[str, Lane] = {}
+        self._opening: asyncio.Lock | None = None
+        self._open = False
+        for one in self._backends:
+            one.moved = self._apply
+            one.attempts = self._attempts
+
+    @property
+    def _backends(self) -> list[Backend]:
+        return list(dict.fromkeys((self._internal, self._users)))
+
+    async def start(self) -> None:
+        """Learn what the backends hold; called by the first use, too.
+
+        Raises:
+            HubError: a backend cannot be used; says why.
+        """
+        if self._open:
+            return
+        self._opening = self._opening or asyncio.Lock()
+        async with self._opening:
+            if self._open:
+                return
+            for backend in self._backends:
+                loaded = await backend.load()
+                for queue, options in loaded.options.items():
+                    if queue not in loaded.topics:
+                        self._lane(queue).options = options
+                        self._lane(queue).declared = True
+                for queue, states in loaded.amounts.items():
+                    for state, amount in states.items():
+                        self._lane(queue).load(state, amount)
+            self._open = True
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        for backend in self._backends:
+            await backend.close()
+
+    def reopen(self) -> None:
+        """Forget who waits: those of another life of the hub are gone."""
+        self._waiters, self._opening = Waiters(), None
+
+    # -------------------------------------------------------------------------- producing
+
+    async def declare(self, queue: str, options: QueueOptions) -> None:
+        """Give a queue these options from now on; what it holds already stays.
+
+        Raises:
+            ConfigError: they make no sense.
+        """
+        check_name("queue", queue)
+        check_options(options)
+        await self.start()
+        lane = self._lane(queue)
+        if not lane.declared or lane.options != options:
+            await self._backend(queue).set_options(queue, options, topic=False)
+            lane.options, lane.declared = options, True
+            lane.admit()
+
+    async def put(
+        self, queue: str, *, key: str, payload: bytes, blob: str = "", wait_s: float = 0.0
+    ) -> QueuePutDone:
+        """Store an item; see `put_many`."""
+        entry = QueueEntry(key, payload, blob)
+        done = await self.put_many(queue, [entry], wait_s=wait_s)
+        return QueuePutDone(done.seqs[0], bool(done.duplicates), done.waited_s)
+
+    async def put_many(
+        self, queue: str, entries: Sequence[QueueEntry], *, wait_s: float = 0.0
+    ) -> QueuePutManyDone:
+        """Store items in order, all or none. A key that is known is accepted and stored once.
+
+        Args:
+            queue: Where to.
+            entries: What.
+            wait_s: Longest wait for room, where the queue's overflow is `wait`.
+
+        Raises:
+            QueueFull: there is no room for them.
+            HubError: a name or a payload cannot be used, or a blob is not there.
+        """
+        stored = self.put_now(queue, entries)
+        if stored is not None:
+            done = await asyncio.shield(stored)
+            return QueuePutManyDone(done.seqs, done.duplicates)
+        await self.start()
+        entries = sized(entries, self._blobs)
+        backend, lane = self._backend(queue), self._lane(queue)
+        need, drop, waited_s = self._need(entries), NOTHING, 0.0
+        if not lane.reserve(need):
+            keys = [entry.key for entry in entries]
+            known = await backend.known(queue, keys)
+            if all(key in known for key in keys):  # sent again: they take no room
+                return QueuePutManyDone([known[key] for key in keys], list(range(len(keys))))
+            if lane.options.overflow == "drop-oldest":
+                drop = lane.reserve_by_dropping(need)
+            else:
+                waits = lane.options.overflow == "wait"
+                began = self._clock.monotonic()
+                await lane.wait(need, wait_s=min(wait_s, MAX_WAIT_S) if waits else 0.0)
+                waited_s = self._clock.monotonic() - began
+        # Shielded: what was begun is counted, whether or not its producer still listens.
+        done = await asyncio.shield(self._store(backend, lane, entries, need, drop))
+        return QueuePutManyDone(done.seqs, done.duplicates, waited_s)
+
+    def put_now(self, queue: str, entries: Sequence[QueueEntry]) -> asyncio.Future[Stored] | None:
+        """Begin to store items if there is room for them at this moment; else return None.
+
+        The common case without a task of its own: who calls it may go on and hear later. Raises
+        as `put_many` does.
+        """
+        check_name("queue", queue)
+        check_entries(entries)
+        if not self._open:
+            return None
+        entries = sized(entries, self._blobs)
+        lane, need = self._lane(queue), self._need(entries)
+        if not lane.reserve(need):
+            return None
+        return self._store(self._backend(queue), lane, entries, need, NOTHING)
+
+    def _store(
+        self,
+        backend: Backend,
+        lane: Lane,
+        entries: Sequence[QueueEntry],
+        need: Amount,
+        drop: Amount,
+    ) -> asyncio.Future[Stored]:
+        stored = asyncio.ensure_future(backend.put(lane.queue, entries, drop=drop))
+
+        def settled(_: object) -> None:
+            lane.free(need)
+            lane.admit()
+
+        stored.add_done_callback(settled)
+        return stored
+
+    @staticmethod
+    def _need(entries: Sequence[QueueEntry]) -> Amount:
+        return Amount(len(entries), sum(map(size_of, entries)))
+
+    # -------------------------------------------------------------------------- consuming
 
     async def claim(
         self,
@@ -78,7 +233,21 @@ class Queue(Protocol):
         A claim asked again under the same `request` gets the leases of the first time, so an
         answer that was lost on the way costs nothing.
         """
-        ...
+        check_lease_time(lease_s)
+        await self.start()
+        limit = max(1, min(limit, MAX_CLAIM))
+        backend = self._backend(queue)
+        first = True
+
+        async def attempt() -> list[QueueItem]:
+            nonlocal first
+            lane = self._lanes.get(queue)
+            if not first and (lane is None or not lane.ready):
+                return []  # woken, but somebody was quicker
+            first = False
+            return await backend.claim(queue, lease_s=lease_s, limit=limit, request=request)
+
+        return await self._waiters.until_some(queue, attempt, limit=limit, wait_s=wait_s)
 
     async def ack(self, queue: str, *, lease: str) -> None:
         """Make a leased item done. Again: nothing happens.
@@ -86,7 +255,13 @@ class Queue(Protocol):
         Raises:
             HubError: somebody else holds the item by now, or there never was such a lease.
         """
-        ...
+        if await self.ack_many(queue, [lease]):
+            raise lease_lost(queue, lease)
+
+    async def ack_many(self, queue: str, leases: Sequence[str]) -> list[str]:
+        """Make leased items done; return the leases that were lost to somebody else."""
+        await self.start()
+        return await self._backend(queue).ack(queue, leases)
 
     async def extend(self, queue: str, *, lease: str, lease_s: float) -> None:
         """Let a lease end `lease_s` from now.
@@ -94,7 +269,14 @@ class Queue(Protocol):
         Raises:
             HubError: the lease ended already.
         """
-        ...
+        if await self.extend_many(queue, [lease], lease_s=lease_s):
+            raise lease_lost(queue, lease)
+
+    async def extend_many(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
+        """Let leases end `lease_s` from now; return those that ended already."""
+        check_lease_time(lease_s)
+        await self.start()
+        return await self._backend(queue).extend(queue, leases, lease_s=lease_s)
 
     async def release(self, queue: str, *, lease: str, reason: str = "") -> None:
         """Give an item back. Again: nothing happens.
@@ -102,117 +284,102 @@ class Queue(Protocol):
         Raises:
             HubError: somebody else holds the item by now, or there never was such a lease.
         """
-        ...
+        await self.start()
+        if not await self._backend(queue).release(queue, lease, reason=reason[:1000]):
+            raise lease_lost(queue, lease)
 
-    async def expire(self) -> int:
-        """Take back items whose lease ended and wake claims that wait; return how many."""
-        ...
-
-    async def depths(self) -> dict[str, Depth]:
-        """Return how full each queue is; queues whose items are all done are left out."""
-        ...
+    # ---------------------------------------------------------------------- dead letters
 
     async def dead_letters(self, queue: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return items that were given back too often, oldest first."""
-        ...
+        await self.start()
+        return await self._backend(queue).dead_letters(queue, limit=limit)
 
+    async def requeue(self, queue: str, seqs: Sequence[int] | None = None) -> int:
+        """Make dead letters ready again, as if never claimed (None: all); return how many."""
+        await self.start()
+        return await self._backend(queue).requeue(queue, seqs)
 
-class Waiters:
-    """Claims that wait, in line per queue: one put wakes one of them, not all."""
+    async def discard(self, queue: str, seqs: Sequence[int] | None = None) -> int:
+        """Give dead letters up for good (None: all); return how many."""
+        await self.start()
+        return await self._backend(queue).discard(queue, seqs)
 
-    def __init__(self) -> None:
-        self._lines: dict[str, collections.deque[asyncio.Future[None]]] = {}
+    # -------------------------------------------------------------------------- house-keeping
 
-    def wake(self, queue: str) -> None:
-        """Wake the claim that has waited longest at this queue, if any."""
-        line = self._lines.get(queue)
-        while line:
-            woken = line.popleft()
-            if not woken.done():
-                woken.set_result(None)
-                return
+    async def expire(self) -> int:
+        """Take back items whose lease ended, drop what is too old; return how many came back."""
+        await self.start()
+        count = 0
+        for backend in self._backends:
+            count += await backend.expire()
+        now = self._clock.wall()
+        for lane in list(self._lanes.values()):
+            if (over := lane.depth.dead - MAX_DEAD) > 0:
+                letters = await self.dead_letters(lane.queue, limit=over)
+                await self.discard(lane.queue, [letter.seq for letter in letters])
+            if lane.idle and not lane.came.per_s(now=now) + lane.went.per_s(now=now):
+                del self._lanes[lane.queue]
+            if lane.options.keep_s > 0 and (lane.ready or lane.depth.dead):
+                await self._backend(lane.queue).drop_older(lane.queue, now - lane.options.keep_s)
+        return count
 
-    async def until_some(
-        self,
-        queue: str,
-        attempt: Callable[[], Awaitable[list[QueueItem]]],
-        *,
-        limit: int,
-        wait_s: float,
-    ) -> list[QueueItem]:
-        """Return what `attempt` finds, trying again at every wake-up until the time is over."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(wait_s, MAX_WAIT_S)
-        more = True  # whoever leaves without having emptied the queue wakes the next in line
-        woken: asyncio.Future[None] = loop.create_future()
-        try:
-            while True:
-                # In line before looking: a put in between must find somebody to wake.
-                woken = loop.create_future()
-                self._lines.setdefault(queue, collections.deque()).append(woken)
-                items = await attempt()
-                left_s = deadline - loop.time()
-                if items or left_s <= 0:
-                    more = len(items) == limit
-                    return items
-                await asyncio.wait([woken], timeout=left_s)
-                self._leave(queue, woken)
-        finally:
-            self._leave(queue, woken)
-            if more:
-                self.wake(queue)
+    async def depths(self) -> dict[str, Depth]:
+        """Return how full each queue is; queues whose items are all done are left out."""
+        await self.start()
+        return {lane.queue: lane.depth for lane in self._lanes.values() if lane.depth != Depth()}
 
-    def _leave(self, queue: str, woken: asyncio.Future[None]) -> None:
-        line = self._lines.get(queue)
-        if line is None:
-            return
-        if woken in line:
-            line.remove(woken)
-        if not line:
-            del self._lines[queue]
+    async def rows(self) -> list[dict[str, Any]]:
+        """Return what people want to know of each queue, by name; cheap, whatever is stored."""
+        await self.start()
+        oldest: dict[str, float] = {}
+        for backend in self._backends:
+            filled = [n for n, lane in self._lanes.items() if lane.ready]
+            oldest |= await backend.oldest([n for n in filled if self._backend(n) is backend])
+        return [self._row(lane, oldest.get(name)) for name, lane in sorted(self._lanes.items())]
 
+    def _row(self, lane: Lane, oldest: float | None) -> dict[str, Any]:
+        now, depth, options = self._clock.wall(), lane.depth, lane.options
+        return {
+            "queue": lane.queue,
+            "kind": "queue",
+            "ready": depth.ready,
+            "leased": depth.leased,
+            "dead": depth.dead,
+            "bytes": lane.nbytes,
+            "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
+            "in_per_s": lane.came.per_s(now=now),
+            "out_per_s": lane.went.per_s(now=now),
+            "max_items": options.max_items,
+            "max_bytes": options.max_bytes,
+            "overflow": options.overflow,
+            "waiting_producers": lane.waiting,
+            "subscribers": self._waiters.number(lane.queue),
+        }
 
-def new_lease(seq: int) -> str:
-    """Return a fresh name for one claim of an item."""
-    return f"{seq}.{secrets.token_hex(8)}"
+    # --------------------------------------------------------------------------- inside
 
+    def _backend(self, queue: str) -> Backend:
+        return self._internal if queue.startswith(INTERNAL) else self._users
 
-def lease_seq(lease: str) -> int:
-    """Return which item a lease is of; -1 when the text is no lease."""
-    number = lease.partition(".")[0]
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else -1
+    def _lane(self, queue: str) -> Lane:
+        lane = self._lanes.get(queue)
+        if lane is None:
+            options = UNLIMITED if queue.startswith(INTERNAL) else DEFAULT
+            lane = self._lanes[queue] = Lane(queue, options)
+        return lane
 
+    def _attempts(self, queue: str) -> int:
+        lane = self._lanes.get(queue)
+        return (lane.options if lane else DEFAULT).max_attempts
 
-def lease_lost(queue: str, lease: str) -> HubError:
-    """Return the error for a lease that is not held any more."""
-    return HubError(
-        "this lease is not held any more",
-        given=f"{lease!r} of queue {queue!r}",
-        expected="a lease whose time has not ended",
-        remedy="claim again; extend leases of long work before they end",
-    )
-
-
-def check_lease_time(lease_s: float) -> None:
-    """Refuse leases that end before they begin.
-
-    Raises:
-        HubError: `lease_s` is not a positive, finite number of seconds.
-    """
-    if not 0 < lease_s < float("inf"):
-        raise HubError("a lease must last", given=f"{lease_s} s", expected="more than 0 s")
-
-
-def check_put(queue: str, key: str) -> None:
-    """Refuse names that no queue or key may have.
-
-    Raises:
-        HubError: it is empty or longer than 200 characters.
-    """
-    for kind, name in (("queue", queue), ("key", key)):
-        if not 0 < len(name) <= 200:
-            raise HubError(
-                f"this {kind} cannot be used",
-                given=f"{len(name)} characters",
-                expected="1 to 200 characters",
-            )
+    def _apply(self, moves: Sequence[Move]) -> None:
+        """Book what the backend has made durable; wake whom it concerns."""
+        now = self._clock.wall()
+        for move in moves:
+            lane = self._lane(move.queue)
+            lane.apply(move, now=now)
+            if move.target == "ready":
+                self._waiters.wake(move.queue, move.items)
+            elif lane.waiting:
+                lane.admit()

@@ -1,269 +1,345 @@
-"""The queue on disk: rows of the hub's database, durable before anything is acknowledged."""
+"""Queues on disk: rows of the hub's database, durable before anything is acknowledged.
+
+What is asked for while a commit is under way shares the next one, and puts that meet there become
+one statement of many rows: a busy hub spends its time on items, not on statements.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from atoll.clock import Clock
 from atoll.hub.database import Database
-from atoll.hub.queue import (
-    DONE_KEPT_S,
-    MAX_ATTEMPTS,
-    MAX_CLAIM,
-    MAX_CLAIM_BYTES,
+from atoll.hub.queue_backend import (
+    DONE_KEPT,
+    NOTHING,
+    Amount,
     DeadLetter,
-    Depth,
-    Waiters,
-    check_lease_time,
-    check_put,
-    lease_lost,
-    lease_seq,
-    new_lease,
+    Holds,
+    Listener,
+    Loaded,
+    Move,
+    Stored,
+    kept_s,
+    lease_name,
+    new_lease_mark,
+    no_attempts,
+    sum_moves,
+    unheard,
 )
-from atoll.wire.messages import QueueItem, QueuePutDone
+from atoll.hub.queue_insert import insert
+from atoll.hub.queue_pump import Pump, Put
+from atoll.hub.queue_rows import AMONG, dead, load, of_leases, take
+from atoll.hub.queue_schema import OPTIONS, SCHEMA, prepare
+from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions
+
+__all__ = ["SCHEMA", "SqliteBackend"]
 
 log = logging.getLogger(__name__)
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS queue_items (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    queue TEXT NOT NULL,
-    key TEXT NOT NULL,
-    payload BLOB NOT NULL,
-    state TEXT NOT NULL DEFAULT 'ready',
-    attempt INTEGER NOT NULL DEFAULT 0,
-    lease TEXT NOT NULL DEFAULT '',
-    request TEXT NOT NULL DEFAULT '',
-    until REAL NOT NULL DEFAULT 0,
-    reason TEXT NOT NULL DEFAULT '',
-    UNIQUE (queue, key)
-);
-CREATE INDEX IF NOT EXISTS queue_ready ON queue_items (queue, seq) WHERE state = 'ready';
-CREATE INDEX IF NOT EXISTS queue_leased ON queue_items (until) WHERE state = 'leased';
-CREATE INDEX IF NOT EXISTS queue_done ON queue_items (until) WHERE state = 'done';
-CREATE INDEX IF NOT EXISTS queue_open ON queue_items (queue, state) WHERE state <> 'done';
-"""
+T = TypeVar("T")
 
-_ITEM = "seq, key, payload, attempt, lease"
-_PRUNED_AT_ONCE = 1_000
+_AT_ONCE = 20_000
+"""Rows that one round of house-keeping deletes."""
 
 
-class SqliteQueue:
-    """Named queues in the hub's database; see `atoll.hub.queue.Queue` for the promises."""
+class SqliteBackend:
+    """Named queues in the hub's database; see `atoll.hub.queue_backend.Backend`."""
 
-    def __init__(
-        self, database: Database, *, clock: Clock, max_attempts: int = MAX_ATTEMPTS
-    ) -> None:
+    def __init__(self, database: Database, *, clock: Clock, blobs: Holds | None = None) -> None:
         self._database = database
         self._clock = clock
-        self._max_attempts = max_attempts
-        self._waiters = Waiters()
+        self._blobs = blobs
+        self._next = database.write_now(prepare)
+        self._done = 0
+        self._pump = Pump(database, store=self._store, moved=self._heard)
+        self.attempts: Callable[[str], int] = no_attempts
+        self.moved: Listener = unheard
 
-    async def put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
-        """Store an item once per key."""
-        check_put(queue, key)
+    async def load(self) -> Loaded:
+        """Return what is stored; from the indices alone, whatever the items hold."""
+        loaded, self._done = await self._database.read(load)
+        return loaded
 
-        def write(connection: sqlite3.Connection) -> QueuePutDone:
-            row = connection.execute(
-                "INSERT INTO queue_items (queue, key, payload) VALUES (?, ?, ?)"
-                " ON CONFLICT DO NOTHING RETURNING seq",
-                (queue, key, payload),
-            ).fetchone()
-            if row is not None:
-                return QueuePutDone(row[0], duplicate=False)
-            (seq,) = connection.execute(
-                "SELECT seq FROM queue_items WHERE queue = ? AND key = ?", (queue, key)
-            ).fetchone()
-            return QueuePutDone(seq, duplicate=True)
+    async def set_options(self, queue: str, options: QueueOptions, *, topic: bool) -> None:
+        """Keep the options of a queue or topic."""
+        text = msgspec.json.encode(options).decode()
+        await self._database.write(lambda c: c.execute(OPTIONS, (queue, topic, text)))
 
-        done = await self._database.write(write)
-        if not done.duplicate:
-            self._waiters.wake(queue)
-        return done
+    def put(
+        self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount
+    ) -> asyncio.Future[Stored]:
+        """Store items once per key."""
+        return self._pump.put(queue, entries, drop=drop)
+
+    async def known(self, queue: str, keys: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of items that have these keys."""
+        rows = await self._database.read(
+            lambda c: c.execute(
+                "SELECT key, seq FROM queue_items"
+                " WHERE queue = ? AND key IN (SELECT value FROM json_each(?))",
+                (queue, json.dumps(list(keys))),
+            ).fetchall()
+        )
+        return dict(rows)
 
     async def claim(
-        self,
-        queue: str,
-        *,
-        lease_s: float,
-        limit: int = 1,
-        wait_s: float = 0.0,
-        request: str = "",
+        self, queue: str, *, lease_s: float, limit: int, request: str
     ) -> list[QueueItem]:
         """Lease ready items, oldest first."""
-        check_lease_time(lease_s)
-        limit = max(1, min(limit, MAX_CLAIM))
+        now = self._clock.wall()
 
-        async def attempt() -> list[QueueItem]:
-            now = self._clock.wall()
-            items, woken = await self._database.write(
-                lambda connection: self._claim(connection, queue, now, lease_s, limit, request)
-            )
-            self._wake_others(woken, queue)
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> list[QueueItem]:
+            self._expire(connection, moves, now)
+            if request:
+                again = connection.execute(
+                    "SELECT seq, key, payload, attempt, lease, blob FROM queue_items"
+                    " WHERE queue = ? AND state = 'leased' AND request = ? ORDER BY seq",
+                    (queue, request),
+                ).fetchall()
+                if again:
+                    return [QueueItem(*row) for row in again]
+            items, sizes = take(connection, queue, limit)
+            if items:
+                mark = new_lease_mark()
+                seqs = [item.seq for item in items]
+                connection.execute(
+                    "UPDATE queue_items SET state = 'leased', attempt = attempt + 1,"
+                    f" lease = seq || '.' || ?, request = ?, until = ? WHERE {AMONG}",
+                    (mark, request, now + lease_s, json.dumps(seqs)),
+                )
+                moves += sum_moves(queue, "ready", "leased", sizes)
+                items = [
+                    msgspec.structs.replace(i, attempt=i.attempt + 1, lease=lease_name(i.seq, mark))
+                    for i in items
+                ]
             return items
 
-        return await self._waiters.until_some(queue, attempt, limit=limit, wait_s=wait_s)
+        return await self._do(work)
 
-    def _claim(
-        self,
-        connection: sqlite3.Connection,
-        queue: str,
-        now: float,
-        lease_s: float,
-        limit: int,
-        request: str,
-    ) -> tuple[list[QueueItem], list[str]]:
-        woken = self._expire(connection, now)
-        if request:
-            again = connection.execute(
-                f"SELECT {_ITEM} FROM queue_items"
-                " WHERE queue = ? AND state = 'leased' AND request = ? ORDER BY seq",
-                (queue, request),
-            ).fetchall()
-            if again:
-                return [QueueItem(*row) for row in again], woken
-        ready = connection.execute(
-            "SELECT seq, length(payload) FROM queue_items"
-            " WHERE queue = ? AND state = 'ready' ORDER BY seq LIMIT ?",
-            (queue, limit),
-        ).fetchall()
-        items: list[QueueItem] = []
-        nbytes = 0
-        for seq, size in ready:
-            nbytes += size
-            if items and nbytes > MAX_CLAIM_BYTES:
-                break
-            row = connection.execute(
-                "UPDATE queue_items SET state = 'leased', attempt = attempt + 1, lease = ?,"
-                f" request = ?, until = ? WHERE seq = ? RETURNING {_ITEM}",
-                (new_lease(seq), request, now + lease_s, seq),
-            ).fetchone()
-            items.append(QueueItem(*row))
-        return items, woken
+    async def ack(self, queue: str, leases: Sequence[str]) -> list[str]:
+        """Make leased items done."""
+        until = self._clock.wall() + kept_s(queue)
 
-    async def ack(self, queue: str, *, lease: str) -> None:
-        """Make a leased item done."""
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
+            found = of_leases(connection, queue, leases)
+            rows = [row for row in found.values() if row[1] != "done"]
+            self._end(connection, [(seq, blob) for seq, _, _, blob in rows], until)
+            for state in ("leased", "ready", "dead"):
+                sizes = [nbytes for _, other, nbytes, _ in rows if other == state]
+                moves += sum_moves(queue, state, "done", sizes)
+            return [lease for lease in leases if lease not in found]
+
+        return await self._do(work)
+
+    async def extend(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
+        """Let leases end later."""
         now = self._clock.wall()
 
-        def write(connection: sqlite3.Connection) -> None:
-            if _state(connection, queue, lease) != "done":
-                # The payload goes, the key stays to recognise a put that is sent again.
-                connection.execute(
-                    "UPDATE queue_items SET state = 'done', payload = x'', until = ? WHERE seq = ?",
-                    (now, lease_seq(lease)),
-                )
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
+            self._expire(connection, moves, now)
+            found = of_leases(connection, queue, leases)
+            held = {lease: row[0] for lease, row in found.items() if row[1] == "leased"}
+            connection.execute(
+                f"UPDATE queue_items SET until = ? WHERE {AMONG}",
+                (now + lease_s, json.dumps(list(held.values()))),
+            )
+            return [lease for lease in leases if lease not in held]
 
-        await self._database.write(write)
+        return await self._do(work)
 
-    async def extend(self, queue: str, *, lease: str, lease_s: float) -> None:
-        """Let a lease end later."""
-        check_lease_time(lease_s)
-        now = self._clock.wall()
-
-        def write(connection: sqlite3.Connection) -> list[str]:
-            woken = self._expire(connection, now)
-            if _state(connection, queue, lease) == "leased":
-                connection.execute(
-                    "UPDATE queue_items SET until = ? WHERE seq = ?",
-                    (now + lease_s, lease_seq(lease)),
-                )
-                return woken
-            raise lease_lost(queue, lease)
-
-        self._wake_others(await self._database.write(write))
-
-    async def release(self, queue: str, *, lease: str, reason: str = "") -> None:
+    async def release(self, queue: str, lease: str, *, reason: str) -> bool:
         """Give an item back."""
 
-        def write(connection: sqlite3.Connection) -> None:
-            if _state(connection, queue, lease) == "leased":
-                self._give_back(connection, "seq = ?", (lease_seq(lease),), reason)
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> bool:
+            row = of_leases(connection, queue, [lease]).get(lease)
+            if row is not None and row[1] == "leased":
+                self._give_back(connection, moves, "seq = ?", row[0], reason)
+            return row is not None
 
-        await self._database.write(write)
-        self._waiters.wake(queue)
+        return await self._do(work)
 
     async def expire(self) -> int:
         """Take back items whose lease ended; forget keys that were done long ago."""
         now = self._clock.wall()
 
-        def write(connection: sqlite3.Connection) -> list[str]:
-            connection.execute(
-                "DELETE FROM queue_items WHERE seq IN (SELECT seq FROM queue_items"
-                " WHERE state = 'done' AND until <= ? LIMIT ?)",
-                (now - DONE_KEPT_S, _PRUNED_AT_ONCE),
-            )
-            return self._expire(connection, now)
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            over = min(max(0, self._done - DONE_KEPT), _AT_ONCE)
+            for where, values in (("until <= ?", (now, _AT_ONCE)), ("until > ?", (now, over))):
+                self._done -= connection.execute(
+                    "DELETE FROM queue_items WHERE seq IN (SELECT seq FROM queue_items"
+                    f" WHERE state = 'done' AND {where} ORDER BY until LIMIT ?)",
+                    values,
+                ).rowcount
+            return self._expire(connection, moves, now)
 
-        woken = await self._database.write(write)
-        self._wake_others(woken)
-        return len(woken)
+        return await self._do(work)
 
-    async def depths(self) -> dict[str, Depth]:
-        """Return how full each queue is."""
-        rows = await self._database.read(
-            lambda connection: connection.execute(
-                "SELECT queue, state, count(*) FROM queue_items WHERE state <> 'done'"
-                " GROUP BY queue, state"
-            ).fetchall()
-        )
-        counts: dict[str, dict[str, int]] = {}
-        for queue, state, count in rows:
-            counts.setdefault(queue, {})[state] = count
-        return {queue: Depth(**states) for queue, states in counts.items()}
+    async def drop_older(self, queue: str, before: float) -> None:
+        """Drop ready and dead items that are too old."""
+        until = self._clock.wall() + kept_s(queue)
 
-    async def dead_letters(self, queue: str, *, limit: int = 100) -> list[DeadLetter]:
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> None:
+            for state in ("ready", "dead"):
+                rows = connection.execute(
+                    "SELECT seq, nbytes, blob, put FROM queue_items"
+                    f" WHERE queue = ? AND state = '{state}' ORDER BY seq LIMIT {_AT_ONCE}",
+                    (queue,),
+                ).fetchall()
+                old = [row for row in rows if row[3] < before]
+                self._end(connection, [(seq, blob) for seq, _, blob, _ in old], until)
+                moves += sum_moves(queue, state, "dropped", [row[1] for row in old])
+
+        await self._do(work)
+
+    async def oldest(self, queues: Sequence[str]) -> dict[str, float]:
+        """Return when the oldest ready item of each queue was put."""
+
+        def read(connection: sqlite3.Connection) -> dict[str, float]:
+            found = {}
+            for queue in queues:
+                row = connection.execute(
+                    "SELECT put FROM queue_items WHERE queue = ? AND state = 'ready'"
+                    " ORDER BY seq LIMIT 1",
+                    (queue,),
+                ).fetchone()
+                if row is not None:
+                    found[queue] = float(row[0])
+            return found
+
+        return await self._database.read(read)
+
+    async def dead_letters(self, queue: str, *, limit: int) -> list[DeadLetter]:
         """Return items that were given back too often."""
         rows = await self._database.read(
-            lambda connection: connection.execute(
-                "SELECT seq, key, payload, attempt, reason FROM queue_items"
+            lambda c: c.execute(
+                "SELECT seq, key, payload, attempt, reason, blob FROM queue_items"
                 " WHERE queue = ? AND state = 'dead' ORDER BY seq LIMIT ?",
                 (queue, limit),
             ).fetchall()
         )
         return [DeadLetter(*row) for row in rows]
 
-    def _expire(self, connection: sqlite3.Connection, now: float) -> list[str]:
-        """Give back what is overdue; return the queue of each item."""
+    async def requeue(self, queue: str, seqs: Sequence[int] | None) -> int:
+        """Make dead letters ready again."""
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            rows = dead(connection, queue, seqs)
+            connection.execute(
+                f"UPDATE queue_items SET state = 'ready', attempt = 0 WHERE {AMONG}",
+                (json.dumps([row[0] for row in rows]),),
+            )
+            moves += sum_moves(queue, "dead", "ready", [row[1] for row in rows])
+            return len(rows)
+
+        return await self._do(work)
+
+    async def discard(self, queue: str, seqs: Sequence[int] | None) -> int:
+        """Give dead letters up for good."""
+        until = self._clock.wall() + kept_s(queue)
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            rows = dead(connection, queue, seqs)
+            self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
+            moves += sum_moves(queue, "dead", "dropped", [row[1] for row in rows])
+            return len(rows)
+
+        return await self._do(work)
+
+    async def close(self) -> None:
+        """Wait until what was begun is done."""
+        await self._pump.close()
+
+    # --------------------------------------------------------------------------- inside
+
+    def _do(self, work: Callable[[sqlite3.Connection, list[Move]], T]) -> asyncio.Future[T]:
+        return self._pump.do(work)
+
+    def _heard(self, moves: Sequence[Move]) -> None:
+        self.moved(moves)
+
+    def _store(
+        self, connection: sqlite3.Connection, puts: Sequence[Put], moves: list[Move]
+    ) -> list[Stored]:
+        """Store the items of puts, in a transaction."""
+        for put in puts:
+            self._drop_oldest(connection, moves, put.queue, put.drop)
+        first = self._next
+        self._next += sum(len(put.entries) for put in puts)
+        asked = [(put.queue, put.entries) for put in puts]
+        return insert(
+            connection, asked, first=first, now=self._clock.wall(), blobs=self._blobs, moves=moves
+        )
+
+    def _end(
+        self, connection: sqlite3.Connection, rows: Sequence[tuple[int, str]], until: float
+    ) -> None:
+        """Make items done: the payload goes, the key stays to recognise a put sent again."""
+        if not rows:
+            return
+        connection.execute(
+            "UPDATE queue_items SET state = 'done', payload = x'', blob = '', until = ?"
+            f" WHERE {AMONG}",
+            (until, json.dumps([seq for seq, _ in rows])),
+        )
+        self._done += len(rows)
+        for seq, blob in rows:
+            if blob and self._blobs is not None:
+                self._blobs.drop(connection, f"queue/{seq}")
+
+    def _drop_oldest(
+        self, connection: sqlite3.Connection, moves: list[Move], queue: str, drop: Amount
+    ) -> None:
+        """Make room by giving up the oldest ready items."""
+        if drop == NOTHING:
+            return
+        rows: list[tuple[int, int, str]] = []
+        nbytes = 0
+        cursor = connection.execute(
+            "SELECT seq, nbytes, blob FROM queue_items"
+            " WHERE queue = ? AND state = 'ready' ORDER BY seq",
+            (queue,),
+        )
+        for row in cursor:
+            rows.append(row)
+            nbytes += row[1]
+            if len(rows) >= drop.items and nbytes >= drop.nbytes:
+                break
+        cursor.close()
+        until = self._clock.wall() + kept_s(queue)
+        self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
+        moves += sum_moves(queue, "ready", "dropped", [row[1] for row in rows])
+
+    def _expire(self, connection: sqlite3.Connection, moves: list[Move], now: float) -> int:
+        """Give back what is overdue; return how many items that were."""
         return self._give_back(
-            connection, "state = 'leased' AND until <= ?", (now,), "the lease ended"
+            connection, moves, "state = 'leased' AND until <= ?", now, "the lease ended"
         )
 
     def _give_back(
         self,
         connection: sqlite3.Connection,
+        moves: list[Move],
         where: str,
-        values: tuple[float, ...],
+        value: float,
         reason: str,
-    ) -> list[str]:
+    ) -> int:
         rows = connection.execute(
-            "UPDATE queue_items SET reason = ?,"
-            " state = CASE WHEN attempt >= ? THEN 'dead' ELSE 'ready' END"
-            f" WHERE {where} RETURNING queue, key, state",
-            (reason[:1000], self._max_attempts, *values),
+            f"SELECT seq, queue, key, attempt, nbytes FROM queue_items WHERE {where}", (value,)
         ).fetchall()
-        for queue, key, state in rows:
+        for seq, queue, key, attempt, nbytes in rows:
+            state = "dead" if attempt >= self.attempts(queue) else "ready"
+            connection.execute(
+                "UPDATE queue_items SET state = ?, reason = ? WHERE seq = ?", (state, reason, seq)
+            )
+            moves.append(Move(queue, "leased", state, 1, nbytes))
             if state == "dead":
                 log.warning("item %r of queue %r is a dead letter: %s", key, queue, reason)
-        return [queue for queue, _, _ in rows]
-
-    def _wake_others(self, queues: list[str], own: str = "") -> None:
-        """Wake one waiting claim per item given back, but for the queue being claimed."""
-        for queue in queues:
-            if queue != own:
-                self._waiters.wake(queue)
-
-
-def _state(connection: sqlite3.Connection, queue: str, lease: str) -> str:
-    """Return the state of the item whose last lease this is.
-
-    Raises:
-        HubError: the lease is of another queue, was followed by another one, or is unknown.
-    """
-    row = connection.execute(
-        "SELECT state FROM queue_items WHERE seq = ? AND queue = ? AND lease = ?",
-        (lease_seq(lease), queue, lease),
-    ).fetchone()
-    if row is None:
-        raise lease_lost(queue, lease)
-    return str(row[0])
+        return len(rows)

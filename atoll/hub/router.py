@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.errors import AtollError, AuthError, HubError, WireError
-from atoll.hub.auth import Identity, may_use_queue
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.membership import Membership
 from atoll.hub.placement import Placement
+from atoll.hub.queue_door import QueueDoor, Rights
 from atoll.hub.recovering import Recovering
 from atoll.hub.refusals import Refusals
 from atoll.hub.rounds import Rounds
@@ -38,12 +38,6 @@ from atoll.wire.messages import (
     Metrics,
     Offering,
     ProcessState,
-    QueueAck,
-    QueueClaim,
-    QueueExtend,
-    QueueItems,
-    QueuePut,
-    QueueRelease,
     Recover,
     Register,
     Roster,
@@ -86,11 +80,7 @@ class Router:
         self._refusals = refusals
         self._tasks = tasks
         self._handlers: dict[type[Message], Handler] = {
-            QueuePut: self._queue_put,
-            QueueClaim: self._queue_claim,
-            QueueAck: self._queue_ack,
-            QueueExtend: self._queue_extend,
-            QueueRelease: self._queue_release,
+            **QueueDoor(stores.queue, rights=Rights(stores.jobs)).handlers,
             LogLines: self._log_lines,
             Metrics: self._metrics,
             Event: self._event,
@@ -150,38 +140,6 @@ class Router:
             session.requests.pop(envelope.id, None)
         if envelope.id:
             session.answer(envelope, answer)
-
-    # --------------------------------------------------------------------------- queue
-
-    async def _queue_put(self, session: Session, body: QueuePut, id: int) -> Message:
-        _check_queue(session.identity, body.queue)
-        return await self._stores.queue.put(body.queue, key=body.key, payload=body.payload)
-
-    async def _queue_claim(self, session: Session, body: QueueClaim, id: int) -> Message:
-        _check_queue(session.identity, body.queue)
-        items = await self._stores.queue.claim(
-            body.queue,
-            lease_s=body.lease_s,
-            limit=body.limit,
-            wait_s=body.wait_s,
-            request=f"{session.address}/{session.incarnation}/{id}",
-        )
-        return QueueItems(items)
-
-    async def _queue_ack(self, session: Session, body: QueueAck, id: int) -> Message:
-        _check_queue(session.identity, body.queue)
-        await self._stores.queue.ack(body.queue, lease=body.lease)
-        return Done()
-
-    async def _queue_extend(self, session: Session, body: QueueExtend, id: int) -> Message:
-        _check_queue(session.identity, body.queue)
-        await self._stores.queue.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
-        return Done()
-
-    async def _queue_release(self, session: Session, body: QueueRelease, id: int) -> Message:
-        _check_queue(session.identity, body.queue)
-        await self._stores.queue.release(body.queue, lease=body.lease, reason=body.reason)
-        return Done()
 
     # ------------------------------------------------------------------- nodes' reports
 
@@ -284,16 +242,6 @@ class Router:
             raise AuthError("only its own members may stop a job", given=body.job)
         await self._placement.stop(body.job, grace_s=body.grace_s)
         return Done()
-
-
-def _check_queue(identity: Identity, queue: str) -> None:
-    """Refuse a queue that this token may not use."""
-    if not may_use_queue(identity, queue):
-        raise AuthError(
-            "this token may not use this queue",
-            given=queue,
-            expected=f"a queue of {identity.role} {identity.name}",
-        )
 
 
 def _member(session: Session) -> tuple[str, str]:

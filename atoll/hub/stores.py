@@ -29,8 +29,8 @@ from atoll.hub.history import History
 from atoll.hub.jobs import Jobs
 from atoll.hub.logs import Logs
 from atoll.hub.metrics import Metrics
-from atoll.hub.queue import Queue
-from atoll.hub.queue_sqlite import SqliteQueue
+from atoll.hub.queue import Queues
+from atoll.hub.queue_sqlite import SqliteBackend
 
 SCHEMAS = (
     auth.SCHEMA,
@@ -52,7 +52,7 @@ class Stores:
     """The durable half of a hub."""
 
     database: Database
-    queue: Queue
+    queue: Queues
     auth: Auth
     jobs: Jobs
     logs: Logs
@@ -90,9 +90,11 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> S
     try:
         told = Events(database, jobs_dir=jobs_dir, clock=clock)
         past = History(database, clock=clock)
+        held = Blobs(database, folder=data / blobs.FOLDER, clock=clock)
+        backend = SqliteBackend(database, clock=clock, blobs=held)
         return Stores(
             database=database,
-            queue=SqliteQueue(database, clock=clock),
+            queue=Queues(backend, clock=clock, blobs=held),
             auth=Auth(database, clock=clock),
             jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock),
             logs=Logs(database, clock=clock),
@@ -100,7 +102,7 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> S
             metrics=Metrics(database, jobs_dir=jobs_dir, history=past),
             events=told,
             files=Files(database, jobs_dir=jobs_dir),
-            blobs=Blobs(database, folder=data / blobs.FOLDER, clock=clock),
+            blobs=held,
         )
     except BaseException:
         database.close()

@@ -15,11 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from atoll.clock import VirtualClock
 from atoll.errors import HubError
-from atoll.hub.queue import MAX_CLAIM_BYTES, Depth, Queue
+from atoll.hub.queue import Depth, Queues
+from atoll.hub.queue_backend import MAX_CLAIM_BYTES
+from atoll.wire.messages import QueueOptions
 
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 3
+OPTIONS = QueueOptions(max_attempts=MAX_ATTEMPTS)
 LEASE_S = 10.0
 BOUND_S = 10.0
 """Longest that any wait of these tests may take."""
@@ -30,7 +33,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class QueueContract:
-    """The suite. `open` gives a queue whose items become dead letters after `MAX_ATTEMPTS`."""
+    """The suite. Items of queue `q` become dead letters after `MAX_ATTEMPTS`."""
 
     clock: VirtualClock
     folder: Path
@@ -40,19 +43,20 @@ class QueueContract:
         self.clock, self.folder = VirtualClock(), tmp_path
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Queue]:
+    async def open(self) -> AsyncIterator[Queues]:
         raise NotImplementedError  # abstract: each backend opens its own
         yield
 
-    def with_queue(self, test: Callable[[Queue], Awaitable[None]]) -> None:
+    def with_queue(self, test: Callable[[Queues], Awaitable[None]]) -> None:
         async def work() -> None:
             async with self.open() as queue:
+                await queue.declare("q", OPTIONS)
                 await test(queue)
 
         run(work())
 
     def test_items_come_in_the_order_in_which_they_were_put(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             for key in "abc":
                 await queue.put("q", key=key, payload=key.encode())
             items = await queue.claim("q", lease_s=LEASE_S, limit=10)
@@ -65,7 +69,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_the_same_key_is_stored_once_even_after_it_is_done(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             first = await queue.put("q", key="a", payload=b"1")
             again = await queue.put("q", key="a", payload=b"2")
             assert (again.seq, again.duplicate, first.duplicate) == (first.seq, True, False)
@@ -78,7 +82,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_queues_do_not_mix(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             await queue.put("r", key="a", payload=b"")
             (item,) = await queue.claim("r", lease_s=LEASE_S, limit=10)
@@ -89,7 +93,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_a_leased_item_is_given_to_nobody_else_until_the_lease_ends(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (first,) = await queue.claim("q", lease_s=LEASE_S)
             self.clock.advance(LEASE_S - 0.1)
@@ -104,7 +108,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_an_extended_lease_ends_later(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (item,) = await queue.claim("q", lease_s=LEASE_S)
             self.clock.advance(LEASE_S - 1)
@@ -119,7 +123,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_work_done_after_its_lease_ended_counts_if_nobody_took_it_over(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (item,) = await queue.claim("q", lease_s=LEASE_S)
             self.clock.advance(LEASE_S + 1)
@@ -130,7 +134,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_acks_and_releases_sent_again_change_nothing(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             for key in "ab":
                 await queue.put("q", key=key, payload=b"")
             a, b = await queue.claim("q", lease_s=LEASE_S, limit=2)
@@ -143,7 +147,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_a_claim_asked_again_gets_the_same_leases(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             for key in "abc":
                 await queue.put("q", key=key, payload=b"")
             first = await queue.claim("q", lease_s=LEASE_S, limit=2, request="n/1")
@@ -154,7 +158,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_an_item_given_back_too_often_becomes_a_dead_letter(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="bad", payload=b"x")
             await queue.put("q", key="good", payload=b"y")
             for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -170,7 +174,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_leases_that_end_kill_a_poisonous_item_too(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="bad", payload=b"")
             for _ in range(MAX_ATTEMPTS):
                 assert len(await queue.claim("q", lease_s=LEASE_S)) == 1
@@ -183,7 +187,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_a_waiting_claim_is_woken_by_a_put(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             waiting = asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
             await asyncio.sleep(0)
             await queue.put("q", key="a", payload=b"")
@@ -192,7 +196,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_each_of_many_waiting_claims_gets_one_item(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             waiting = [
                 asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
                 for _ in range(20)
@@ -205,7 +209,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_a_waiting_claim_is_woken_by_a_release_and_by_a_lease_that_ends(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (item,) = await queue.claim("q", lease_s=LEASE_S)
             waiting = asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
@@ -221,7 +225,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_a_cancelled_wait_swallows_no_item(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             first, second = (
                 asyncio.ensure_future(queue.claim("q", lease_s=LEASE_S, wait_s=BOUND_S))
                 for _ in range(2)
@@ -237,13 +241,13 @@ class QueueContract:
         self.with_queue(test)
 
     def test_an_empty_wait_ends_in_time(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             assert await queue.claim("q", lease_s=LEASE_S, wait_s=0.01) == []
 
         self.with_queue(test)
 
     def test_an_answer_is_bounded_in_bytes_but_never_empty_for_it(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             for key in "abc":
                 await queue.put("q", key=key, payload=bytes(MAX_CLAIM_BYTES * 2 // 3))
             for _ in range(3):
@@ -252,7 +256,7 @@ class QueueContract:
         self.with_queue(test)
 
     def test_bad_leases_and_names_are_refused(self) -> None:
-        async def test(queue: Queue) -> None:
+        async def test(queue: Queues) -> None:
             for lease in ("", "7", "1.x", "999999999999999999999.x", "²"):
                 with pytest.raises(HubError, match="not held"):
                     await queue.ack("q", lease=lease)
@@ -288,7 +292,7 @@ class QueueContract:
         )
 
 
-async def _waits(queue: Queue, number: int) -> bool:
+async def _waits(queue: Queues, number: int) -> bool:
     """Return whether that many claims stand in line; looks inside, only to be deterministic."""
     line: Any = getattr(queue, "_waiters")._lines.get("q", ())  # noqa: B009
     return len(line) == number
@@ -302,7 +306,8 @@ class _QueueMachine(RuleBasedStateMachine):
         self.suite = suite
         self.runner = asyncio.Runner()
         self.stack = contextlib.AsyncExitStack()
-        self.queue: Queue = self.runner.run(self.stack.enter_async_context(suite.open()))
+        self.queue: Queues = self.runner.run(self.stack.enter_async_context(suite.open()))
+        self.runner.run(self.queue.declare("q", OPTIONS))
         self.put: dict[str, int] = {}
         self.done: set[str] = set()
         self.held: dict[str, tuple[str, float, int]] = {}

@@ -16,28 +16,29 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.hub import queue_sqlite
 from atoll.hub.database import Database
-from atoll.hub.queue import DONE_KEPT_S, Depth, Queue
-from atoll.hub.queue_memory import MemoryQueue
-from atoll.hub.queue_sqlite import SqliteQueue
-from tests.contracts.queue_suite import LEASE_S, MAX_ATTEMPTS, QueueContract, run
+from atoll.hub.queue import Depth, Queues
+from atoll.hub.queue_backend import DONE_KEPT_S
+from atoll.hub.queue_memory import MemoryBackend
+from atoll.hub.queue_sqlite import SqliteBackend
+from tests.contracts.queue_suite import LEASE_S, QueueContract, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class TestMemoryQueue(QueueContract):
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Queue]:
-        yield MemoryQueue(clock=self.clock, max_attempts=MAX_ATTEMPTS)
+    async def open(self) -> AsyncIterator[Queues]:
+        yield Queues(MemoryBackend(clock=self.clock), clock=self.clock)
 
 
 class TestSqliteQueue(QueueContract):
     durable = True
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Queue]:
+    async def open(self) -> AsyncIterator[Queues]:
         database = Database(self.folder / "hub.sqlite", schemas=[queue_sqlite.SCHEMA])
         try:
-            yield SqliteQueue(database, clock=self.clock, max_attempts=MAX_ATTEMPTS)
+            yield Queues(SqliteBackend(database, clock=self.clock), clock=self.clock)
         finally:
             database.close()
 
@@ -80,10 +81,12 @@ PRODUCER = textwrap.dedent(
     from atoll.clock import VirtualClock
     from atoll.hub import queue_sqlite
     from atoll.hub.database import Database
-    from atoll.hub.queue_sqlite import SqliteQueue
+    from atoll.hub.queue import Queues
+    from atoll.hub.queue_sqlite import SqliteBackend
 
     async def main(path):
-        queue = SqliteQueue(Database(path, schemas=[queue_sqlite.SCHEMA]), clock=VirtualClock())
+        clock, database = VirtualClock(), Database(path, schemas=[queue_sqlite.SCHEMA])
+        queue = Queues(SqliteBackend(database, clock=clock), clock=clock)
         async def producer(name):
             for n in range(1_000_000):
                 key = f"{name}-{n}"
@@ -130,7 +133,7 @@ def test_kill_9_loses_nothing_acknowledged_and_revives_nothing_done(tmp_path: Pa
     async def look() -> None:
         clock = VirtualClock()
         database = Database(path, schemas=[queue_sqlite.SCHEMA])
-        queue = SqliteQueue(database, clock=clock)
+        queue = Queues(SqliteBackend(database, clock=clock), clock=clock)
         try:
             before = (await queue.depths())["q"]
             assert before.leased > 0

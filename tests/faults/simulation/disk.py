@@ -16,8 +16,8 @@ from atoll.hub import round_book as round_book_module
 from atoll.hub import tickets as tickets_module
 from atoll.hub.files import FileInfo
 from atoll.hub.jobs import Job
-from atoll.hub.queue import Waiters
-from atoll.hub.queue_memory import MemoryQueue
+from atoll.hub.queue import Queues
+from atoll.hub.queue_memory import MemoryBackend
 from atoll.hub.stores import SCHEMAS
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.scheduler import Process, Scheduler
@@ -79,20 +79,18 @@ class Disk:
         self.connection.close()
 
 
-class DurableQueue(MemoryQueue):
+class DurableQueue(Queues):
     """The queue in memory, with its promise of durability kept across lives of the hub."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(clock=scheduler)
+        super().__init__(MemoryBackend(clock=scheduler), clock=scheduler)
         self.keys: list[str] = []
 
-    def reopen(self) -> None:
-        """Another life of the hub: nobody of the last one waits any more."""
-        self._waiters = Waiters()
-
-    async def put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
+    async def put(
+        self, queue: str, *, key: str, payload: bytes, blob: str = "", wait_s: float = 0.0
+    ) -> QueuePutDone:
         self.keys.append(key)
-        return await super().put(queue, key=key, payload=payload)
+        return await super().put(queue, key=key, payload=payload, blob=blob, wait_s=wait_s)
 
 
 class SimulatedDatabase:

@@ -1,0 +1,79 @@
+"""What is looked up in the tables of queues."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from atoll.hub.queue_backend import MAX_CLAIM_BYTES, Loaded, amounts_of, lease_seq
+from atoll.wire.messages import QueueItem, QueueOptions
+
+AMONG = "seq IN (SELECT value FROM json_each(?))"
+"""Condition on many numbers with one parameter: their JSON list."""
+
+
+def load(connection: sqlite3.Connection) -> tuple[Loaded, int]:
+    """Return what is stored, from the indices alone, and how many items are done."""
+    rows = [
+        row
+        for state in ("ready", "leased", "dead")
+        for row in connection.execute(
+            f"SELECT queue, '{state}', count(*), sum(nbytes) FROM queue_items"
+            f" WHERE state = '{state}' GROUP BY queue"
+        )
+    ]
+    loaded = Loaded(amounts=amounts_of(rows))
+    for queue, topic, text in connection.execute("SELECT queue, topic, options FROM queue_options"):
+        loaded.options[queue] = msgspec.json.decode(text, type=QueueOptions)
+        if topic:
+            loaded.topics.add(queue)
+    (done,) = connection.execute("SELECT count(*) FROM queue_items WHERE state = 'done'").fetchone()
+    return loaded, done
+
+
+def take(
+    connection: sqlite3.Connection, queue: str, limit: int
+) -> tuple[list[QueueItem], list[int]]:
+    """Return the ready items that one answer holds, and their sizes."""
+    items: list[QueueItem] = []
+    sizes: list[int] = []
+    nbytes = 0
+    cursor = connection.execute(
+        "SELECT seq, key, payload, attempt, blob, nbytes FROM queue_items"
+        " WHERE queue = ? AND state = 'ready' ORDER BY seq LIMIT ?",
+        (queue, limit),
+    )
+    for seq, key, payload, attempt, blob, size in cursor:
+        nbytes += len(payload)
+        if items and nbytes > MAX_CLAIM_BYTES:
+            break
+        items.append(QueueItem(seq, key, payload, attempt, "", blob))
+        sizes.append(size)
+    cursor.close()
+    return items, sizes
+
+
+def of_leases(
+    connection: sqlite3.Connection, queue: str, leases: Sequence[str]
+) -> dict[str, tuple[int, str, int, str]]:
+    """Return number, state, size and blob of the items whose last lease is one of these."""
+    wanted = set(leases)
+    rows = connection.execute(
+        f"SELECT lease, seq, state, nbytes, blob FROM queue_items WHERE queue = ? AND {AMONG}",
+        (queue, json.dumps([lease_seq(lease) for lease in wanted])),
+    )
+    return {row[0]: row[1:] for row in rows if row[0] in wanted}
+
+
+def dead(
+    connection: sqlite3.Connection, queue: str, seqs: Sequence[int] | None
+) -> list[tuple[int, int, str]]:
+    """Return number, size and blob of dead letters."""
+    rows = connection.execute(
+        "SELECT seq, nbytes, blob FROM queue_items WHERE queue = ? AND state = 'dead'", (queue,)
+    ).fetchall()
+    wanted = None if seqs is None else set(seqs)
+    return [row for row in rows if wanted is None or row[0] in wanted]
