@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
+from atoll.config import JobSpec
 from atoll.errors import ConfigError
 from atoll.ids import check_name
 
@@ -35,3 +37,41 @@ def check_files(files: dict[str, str]) -> None:
             given=repr(name),
             expected="a plain name such as train.py, without folders",
         )
+
+
+_PACK = re.compile(r"sha256:([0-9a-f]{64})")
+_LABEL = re.compile(r"[ -~]{0,128}")
+
+
+def code_of(spec: JobSpec) -> str:
+    """Return the SHA-256 of the pack that a job's code travels in; empty: it brings none.
+
+    Raises:
+        ConfigError: it names a folder: only a client can pack that.
+    """
+    if not spec.job.code:
+        return ""
+    found = _PACK.fullmatch(spec.job.code)
+    if found is None:
+        raise ConfigError(
+            "the code of this job is not at the hub",
+            given=f"code = {spec.job.code!r}",
+            expected="sha256:HEX of a pack that was sent before",
+            remedy="submit it with `atoll run`, which packs and sends the folder",
+        )
+    return found[1]
+
+
+def check_labels(*, batch: str, key: str) -> None:
+    """Refuse labels that nobody could show.
+
+    Raises:
+        ConfigError: says which.
+    """
+    for name, text in {"batch": batch, "key": key}.items():
+        if not _LABEL.fullmatch(text):
+            raise ConfigError(
+                f"this {name} cannot be a label",
+                given=repr(text[:200]),
+                expected="at most 128 printable ASCII characters",
+            )

@@ -7,6 +7,7 @@ call and is on disk when the call returns. Changes reach the disk in the order o
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sqlite3
 import time as calendar
@@ -17,12 +18,17 @@ from typing import Any
 import msgspec
 
 from atoll.clock import Clock
-from atoll.config import dump_spec, parse_spec
-from atoll.errors import HubError, unknown
+from atoll.config import JobSpec, dump_spec, parse_spec
+from atoll.errors import ConfigError, HubError, unknown
+from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
-from atoll.hub.job_files import check_files
-from atoll.hub.measures import Measures
+from atoll.hub.job_files import check_files, check_labels, code_of
+from atoll.hub.job_record import ENDED as ENDED
+from atoll.hub.job_record import LIVE_STATES as LIVE_STATES
+from atoll.hub.job_record import STATES as STATES
+from atoll.hub.job_record import Job as Job
+from atoll.hub.job_record import Member as Member
 from atoll.hub.respec import check_change
 
 log = logging.getLogger(__name__)
@@ -34,105 +40,8 @@ CREATE TABLE IF NOT EXISTS jobs (
 ) WITHOUT ROWID;
 """
 
-STATES = ("waiting", "running", "done", "failed", "stopped")
-ENDED = frozenset({"done", "failed", "stopped"})
-"""States in which nothing of a job runs any more."""
-
-MEMBER_STATES = ("assigned", "starting", "running", "done", "failed", "lost", "left", "stopped")
-LIVE_STATES = frozenset({"assigned", "starting", "running"})
-"""States of a member whose process is on its way or there."""
-
-SILENT_KINDS = frozenset({"command", "container"})
-"""Kinds of job whose processes need not speak to the hub."""
-
 _MAX_TAIL = 50
 _MAX_RESULT_BYTES = 256 * 1024
-
-
-class Member(msgspec.Struct, kw_only=True):
-    """One training process of a job, or its reducer."""
-
-    member: str
-    slot: int
-    node: str
-    state: str = "assigned"
-    attempt: int = 1
-    """Launches so far; grows when it is placed again."""
-    failures: int = 0
-    """Launches in a row that ended before a round was committed with them."""
-    retried: int = 0
-    """How often it was started again because its own program had failed."""
-    incarnation: str = ""
-    leaving: bool = False
-    """It told that it leaves for good."""
-    dial: list[str] = []
-    """host:port where its store listens."""
-    serves: list[str] = []
-    """host:port where it serves the committed state."""
-    exit_code: int | None = None
-    error: dict[str, str] | None = None
-    tail: list[str] = []
-    """Last lines it printed, when it failed."""
-    result: dict[str, Any] | None = None
-
-
-class Job(msgspec.Struct, kw_only=True):
-    """The whole record of a job. Change it through `Jobs` only."""
-
-    job: str
-    created: float
-    spec: str = ""
-    """TOML text with every default written out."""
-    files: list[str] = []
-    """Names of the texts that travel with it."""
-    kind: str = "trainer"
-    """`trainer`, `script`, `command` or `container`."""
-    priority: int = 0
-    retries: int = 0
-    """How often each process may fail by itself and is started again."""
-    batch: str = ""
-    """Label of the jobs that were submitted together."""
-    key: str = ""
-    """What the submitter called this submission; the same again is the same job."""
-    nodes_wanted: int = 1
-    min_nodes: int = 0
-    """Below so many members it pauses; 0: all are needed to start, one to go on."""
-    steps: int = 0
-    seed: int = 0
-    state: str = "waiting"
-    reason: str = ""
-    error: dict[str, str] | None = None
-    members: dict[str, Member] = {}
-    committed_round: int = 0
-    start_round: int = 0
-    """What `committed_round` was when it was started or resumed."""
-    paused: str = ""
-    """Why it does not go on just now."""
-    leases: dict[int, dict[str, int]] = {}
-    """Where every slot of the data stands in the committed record."""
-    measures: Measures = msgspec.field(default_factory=Measures)
-    outsiders: dict[str, int] = {}
-    """Launches from before it was set back to a checkpoint; they have another history."""
-    reducer_attempt: int = 0
-    """Launches of its reducer so far."""
-    aborted_rounds: int = 0
-    started: float | None = None
-    ended: float | None = None
-    resume_round: int = -1
-    stopping: bool = False
-    grace_s: float = 10.0
-    result: dict[str, Any] = {}
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.state in ENDED
-
-    @property
-    def silent(self) -> bool:
-        """Whether its processes may never speak to the hub: their node tells how they fare."""
-        return self.kind in SILENT_KINDS
-
 
 JobList = list[Job]
 
@@ -144,8 +53,19 @@ _MEMBER_FIELDS = frozenset(Member.__struct_fields__) - {"member"}
 class Jobs:
     """All jobs of this hub."""
 
-    def __init__(self, database: Database, *, events: Events, jobs_dir: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        events: Events,
+        jobs_dir: Path,
+        clock: Clock,
+        blobs: Blobs | None = None,
+    ) -> None:
+        """Read all records; without `blobs` no job can bring a folder of code."""
         self._database = database
+        self._blobs = blobs
+        self._creating = asyncio.Lock()
         self._events = events
         self._jobs_dir = jobs_dir
         self._clock = clock
@@ -161,15 +81,41 @@ class Jobs:
             self._jobs[job.job] = job
         self._names = set(self._jobs)
 
-    async def create(self, spec_text: str, *, files: dict[str, str]) -> Job:
+    async def create(
+        self, spec_text: str, *, files: dict[str, str], batch: str = "", key: str = ""
+    ) -> Job:
         """Store a new job, waiting, with its folder and its `job.toml`.
 
+        Args:
+            spec_text: The job file.
+            files: Texts that travel with it.
+            batch: Label of the jobs that are submitted together.
+            key: What the submitter calls this submission: sent again it makes no second job.
+
         Raises:
-            ConfigError: the TOML or a file name is wrong.
+            ConfigError: the TOML or a file name is wrong, or the key is that of another job.
+            HubError: its code is not at the hub.
             StorageFull: no room is left.
         """
         spec = parse_spec(spec_text)
         check_files(files)
+        check_labels(batch=batch, key=key)
+        code = code_of(spec)
+        async with self._creating:
+            known = next((job for job in self._jobs.values() if key and job.key == key), None)
+            if known is None:
+                return await self._create(spec, files=files, batch=batch, key=key, code=code)
+        if (known.spec, known.files) != (dump_spec(spec), sorted(files)):
+            raise ConfigError(
+                "this key is that of another submission",
+                given=f"{key!r}, under which {known.job} was submitted",
+                expected="a key of its own for every job",
+            )
+        return known
+
+    async def _create(
+        self, spec: JobSpec, *, files: dict[str, str], batch: str, key: str, code: str
+    ) -> Job:
         now = self._clock.wall()
         job = Job(
             job=self._new_name(spec.job.name, now),
@@ -177,6 +123,8 @@ class Jobs:
             spec=dump_spec(spec),
             files=sorted(files),
             kind=spec.kind,
+            batch=batch,
+            key=key,
             priority=spec.job.priority,
             retries=spec.job.retries,
             nodes_wanted=spec.job.nodes,
@@ -188,10 +136,7 @@ class Jobs:
         try:
             await asyncio.to_thread(self._make_folder, job, files)
             await self._database.write(
-                lambda connection: connection.execute(
-                    "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
-                    (job.job, now, job.spec, _encode(files).decode(), _record(job)),
-                )
+                lambda connection: self._insert(connection, job, files, code)
             )
         except BaseException:
             self._names.discard(job.job)
@@ -199,6 +144,16 @@ class Jobs:
         self._jobs[job.job] = job
         await self._events.add(job.job, "submitted", f"submitted for {job.nodes_wanted} nodes")
         return job
+
+    def _insert(
+        self, connection: sqlite3.Connection, job: Job, files: dict[str, str], code: str
+    ) -> None:
+        connection.execute(
+            "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
+            (job.job, job.created, job.spec, _encode(files).decode(), _record(job)),
+        )
+        if code and self._blobs is not None:
+            self._blobs.hold(connection, code, f"job/{job.job}")
 
     def get(self, job: str) -> Job:
         """Return a job's record.
@@ -310,7 +265,22 @@ class Jobs:
         """
         record = self.get(job)
         spec = check_change(parse_spec(record.spec), text)
-        record.spec, record.steps = dump_spec(spec), spec.train.steps
+        if spec.job.nodes != record.nodes_wanted:
+            record.deal = 0  # the data is dealt anew
+        record.steps = 0 if spec.job.command else spec.train.steps
+        return await self._store_spec(record, spec)
+
+    async def scale(self, job: str, *, least: int, most: int, deal: int) -> Job:
+        """Change how many members a job has; its data stays dealt into `deal` slots."""
+        record = self.get(job)
+        spec = parse_spec(record.spec)
+        table = dataclasses.replace(spec.job, nodes=most, min_nodes=least)
+        record.deal = 0 if deal == most else deal
+        return await self._store_spec(record, dataclasses.replace(spec, job=table))
+
+    async def _store_spec(self, record: Job, spec: JobSpec) -> Job:
+        """Store a changed job file, and what of it is in the record too."""
+        job, record.spec = record.job, dump_spec(spec)
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
         record.priority, record.retries = spec.job.priority, spec.job.retries
         encoded, written = _record(record), record.spec

@@ -96,7 +96,7 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> S
             database=database,
             queue=Queues(backend, clock=clock, blobs=held),
             auth=Auth(database, clock=clock),
-            jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock),
+            jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock, blobs=held),
             logs=Logs(database, clock=clock),
             history=past,
             metrics=Metrics(database, jobs_dir=jobs_dir, history=past),

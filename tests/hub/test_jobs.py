@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -148,7 +151,7 @@ def test_events_are_told_in_order_to_the_database_and_the_file(tmp_path: Path) -
         assert events[1]["fields"] == {"a": "b"}
         assert await stores.events.read(name, after=events[0]["id"]) == events[1:]
         lines = (stores.jobs.folder(name) / "events.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == events
+        assert [{**json.loads(line), "job": name} for line in lines] == events
 
     with_stores(tmp_path, test)
 
@@ -166,3 +169,66 @@ def test_old_events_go_when_there_are_too_many(
         assert [event["text"] for event in events] == [str(n) for n in range(150, 200)]
 
     with_stores(tmp_path, test)
+
+
+def test_submission_that_is_sent_again_makes_one_job(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        made = await asyncio.gather(
+            *(stores.jobs.create(SPEC, files={}, batch="four", key="k1") for _ in range(3))
+        )
+        assert len({job.job for job in made}) == 1
+        assert made[0].batch == "four"
+        await stores.jobs.create(SPEC, files={}, key="k2")
+
+    async def second(stores: Stores) -> None:
+        assert len(stores.jobs.list()) == 2
+        await stores.jobs.create(SPEC, files={}, key="k1")
+        assert len(stores.jobs.list()) == 2
+        with pytest.raises(ConfigError, match="that of another submission"):
+            await stores.jobs.create('[job]\nname = "other"\n', files={}, key="k1")
+        with pytest.raises(ConfigError, match="cannot be a label"):
+            await stores.jobs.create(SPEC, files={}, batch="a\nb")
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)
+
+
+def test_code_of_a_job_is_held_from_the_moment_it_is_stored(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        content = b"packed"
+        name = hashlib.sha256(content).hexdigest()
+        spec = f'[job]\ncode = "sha256:{name}"\n'
+        with pytest.raises(HubError, match="does not have this blob"):
+            await stores.jobs.create(spec, files={})
+        assert stores.jobs.list() == []
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield content
+
+        await stores.blobs.put(name, chunks(), max_bytes=100)
+        job = await stores.jobs.create(spec, files={})
+        held = await stores.database.read(
+            lambda connection: connection.execute("SELECT * FROM blob_holds").fetchall()
+        )
+        assert held == [(f"job/{job.job}", name)]
+        with pytest.raises(ConfigError, match="packs and sends the folder"):
+            await stores.jobs.create('[job]\ncode = "src"\n', files={})
+
+    with_stores(tmp_path, test)
+
+
+def test_job_is_scaled_in_its_record_and_its_file_and_keeps_its_deal(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        job = (await stores.jobs.create(SPEC, files={})).job
+        await stores.jobs.scale(job, least=1, most=5, deal=2)
+
+    async def second(stores: Stores) -> None:
+        (job,) = stores.jobs.list()
+        assert (job.min_nodes, job.nodes_wanted, job.slots) == (1, 5, 2)
+        assert parse_spec(job.spec).job.nodes == 5
+        assert parse_spec((stores.jobs.folder(job.job) / "job.toml").read_text()).job.min_nodes == 1
+        again = await stores.jobs.replace_spec(job.job, job.spec.replace("nodes = 5", "nodes = 3"))
+        assert again.slots == 3  # resumed with other nodes the data is dealt anew
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)

@@ -1,0 +1,113 @@
+"""What is known of a job and of its members; changed through `Jobs` only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.hub.measures import Measures
+
+STATES = ("waiting", "running", "done", "failed", "stopped")
+ENDED = frozenset({"done", "failed", "stopped"})
+"""States in which nothing of a job runs any more."""
+
+LIVE_STATES = frozenset({"assigned", "starting", "running"})
+"""States of a member whose process is on its way or there."""
+
+SILENT_KINDS = frozenset({"command", "container"})
+"""Kinds of job whose processes need not speak to the hub."""
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """One training process of a job, or its reducer."""
+
+    member: str
+    slot: int
+    node: str
+    state: str = "assigned"
+    attempt: int = 1
+    """Launches so far; grows when it is placed again."""
+    failures: int = 0
+    """Launches in a row that ended before a round was committed with them."""
+    retried: int = 0
+    """How often it was started again because its own program had failed."""
+    incarnation: str = ""
+    leaving: bool = False
+    """It told that it leaves for good."""
+    dial: list[str] = []
+    """host:port where its store listens."""
+    serves: list[str] = []
+    """host:port where it serves the committed state."""
+    exit_code: int | None = None
+    error: dict[str, str] | None = None
+    tail: list[str] = []
+    """Last lines it printed, when it failed."""
+    result: dict[str, Any] | None = None
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """The whole record of a job. Change it through `Jobs` only."""
+
+    job: str
+    created: float
+    spec: str = ""
+    """TOML text with every default written out."""
+    files: list[str] = []
+    """Names of the texts that travel with it."""
+    kind: str = "trainer"
+    """`trainer`, `script`, `command` or `container`."""
+    priority: int = 0
+    retries: int = 0
+    """How often each process may fail by itself and is started again."""
+    batch: str = ""
+    """Label of the jobs that were submitted together."""
+    key: str = ""
+    """What the submitter called this submission; the same again is the same job."""
+    nodes_wanted: int = 1
+    min_nodes: int = 0
+    """Below so many members it pauses; 0: all are needed to start, one to go on."""
+    steps: int = 0
+    seed: int = 0
+    state: str = "waiting"
+    reason: str = ""
+    error: dict[str, str] | None = None
+    members: dict[str, Member] = {}
+    committed_round: int = 0
+    start_round: int = 0
+    """What `committed_round` was when it was started or resumed."""
+    paused: str = ""
+    """Why it does not go on just now."""
+    deal: int = 0
+    """Into how many slots the data is dealt, if not `nodes_wanted`: members came or went since."""
+    rescaling: bool = False
+    """It stops only to go on with another deal of the data."""
+    leases: dict[int, dict[str, int]] = {}
+    """Where every slot of the data stands in the committed record."""
+    measures: Measures = msgspec.field(default_factory=Measures)
+    outsiders: dict[str, int] = {}
+    """Launches from before it was set back to a checkpoint; they have another history."""
+    reducer_attempt: int = 0
+    """Launches of its reducer so far."""
+    aborted_rounds: int = 0
+    started: float | None = None
+    ended: float | None = None
+    resume_round: int = -1
+    stopping: bool = False
+    grace_s: float = 10.0
+    result: dict[str, Any] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in ENDED
+
+    @property
+    def slots(self) -> int:
+        """Into how many slots the data is dealt."""
+        return self.deal or self.nodes_wanted
+
+    @property
+    def silent(self) -> bool:
+        """Whether its processes may never speak to the hub: their node tells how they fare."""
+        return self.kind in SILENT_KINDS
