@@ -48,6 +48,7 @@ from atoll.hub.backup_files import (
 )
 from atoll.hub.blobs import FOLDER as BLOBS
 from atoll.hub.blobs import held_in
+from atoll.hub.files import ARTIFACTS
 from atoll.wire.manifest import MANIFEST_NAME, decode_manifest
 
 DATABASE = "hub.sqlite"
@@ -288,7 +289,8 @@ class _Copying:
         if known and unchanged and self._before and link(self._before / name, target):
             entry = known
         else:
-            lines = source.suffix == ".jsonl"  # they grow: the last line may be half written
+            # The hub's own grow: the last line may be half written.
+            lines = source.suffix == ".jsonl" and f"/{ARTIFACTS}" not in name
             nbytes, digest = copy(source, target, whole_lines=lines)
             entry = Entry(name, nbytes, digest, status.st_mtime_ns)
         if private:

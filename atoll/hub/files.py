@@ -33,6 +33,9 @@ CREATE TABLE IF NOT EXISTS files (
 MAX_FILE_BYTES = 64 * 2**30
 """Largest file that is accepted."""
 
+ARTIFACTS = "artifacts/"
+"""Below it lies what processes left behind, as `artifacts/MEMBER/PATH`."""
+
 MAX_LISTED = 10_000
 _MAX_DEPTH = 8
 
@@ -137,7 +140,7 @@ class Files:
             return None
         if not path.is_file():
             return None
-        if name.endswith(".jsonl"):
+        if name.endswith(".jsonl") and not name.startswith(ARTIFACTS):  # it grows
             return FileInfo(name, status.st_size, "", status.st_mtime)
         row = await self._database.read(
             lambda connection: connection.execute(

@@ -10,7 +10,8 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from atoll.errors import AuthError, HubError
 from atoll.hub.context import Context
-from atoll.hub.endpoint import Json, Refused, number
+from atoll.hub.endpoint import Json, Refused, identity_of, number
+from atoll.hub.files import ARTIFACTS
 from atoll.hub.guard import MAX_SPEED_BYTES
 from atoll.hub.rest_jobs import job_of
 from atoll.wire.manifest import MANIFEST_NAME
@@ -21,11 +22,30 @@ _BLOCK = bytes(64 * 1024)
 async def put_file(request: Request, context: Context) -> Response:
     """PUT /api/jobs/J/files/PATH: stream a file to disk; `X-Sha256` is checked."""
     job, name = job_of(request, context), str(request.path_params["path"])
-    if name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME:
+    own = name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
+    if own and not name.startswith(ARTIFACTS):
         raise Refused(403, AuthError("only the hub writes this file", given=name))
+    identity = identity_of(request)
+    if identity.role == "node" and not _left_by(identity.name, context, job, name):
+        raise Refused(
+            403,
+            AuthError(
+                "a node writes the artifacts of its own processes only",
+                given=f"{name} of {job}",
+                expected="artifacts/MEMBER/PATH of a member that is placed on it",
+            ),
+        )
     sha256 = request.headers.get("x-sha256", "")
     info = await context.stores.files.put(job, name, request.stream(), sha256=sha256)
     return Json(info, status_code=201)
+
+
+def _left_by(node: str, context: Context, job: str, name: str) -> bool:
+    """Return whether a file is an artifact of a process that a node had last."""
+    member, _, inside = name.removeprefix(ARTIFACTS).partition("/")
+    record = context.stores.jobs.get(job).members.get(member)
+    ours = name.startswith(ARTIFACTS) and inside != ""
+    return ours and record is not None and record.node == node
 
 
 async def get_file(request: Request, context: Context) -> Response:

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from atoll.errors import CheckpointMissing, HubError
+from atoll.net.access import AccessCalls
 from atoll.net.rest import Rest
 from atoll.net.streams import (
     BLOCK_BYTES,
@@ -28,7 +29,6 @@ from atoll.net.way import PLAIN, Way
 from atoll.wire.messages import (
     Done,
     Message,
-    NodeInfo,
     QueueAck,
     QueueClaim,
     QueueExtend,
@@ -54,7 +54,7 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient:
+class HubClient(AccessCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub
@@ -92,16 +92,6 @@ class HubClient:
 
     # ------------------------------------------------------------------------------ nodes
 
-    def join(self, secret: str, *, name: str, info: NodeInfo) -> tuple[str, str]:
-        """Trade the secret of a ticket for a node id and a node token.
-
-        Raises:
-            AuthError: the ticket is unknown, expired or used up.
-        """
-        body = {"secret": secret, "name": name, "info": msgspec.to_builtins(info)}
-        answer = self._rest.json("POST", "/api/join", json=body)
-        return str(answer["node"]), str(answer["token"])
-
     def nodes(self) -> list[dict[str, Any]]:
         """Return every machine that the hub knows."""
         return list(self._rest.json("GET", "/api/nodes"))
@@ -109,11 +99,6 @@ class HubClient:
     def hub(self) -> dict[str, Any]:
         """Return the hub's version, age, memory and ticket."""
         return dict(self._rest.json("GET", "/api/hub"))
-
-    def create_ticket(self, *, uses: int | None = None, valid_s: float | None = None) -> str:
-        """Return a new join ticket, good for so many machines and so long (None: no limit)."""
-        body = {"uses": uses, "valid_s": valid_s}
-        return str(self._rest.json("POST", "/api/tickets", json=body)["ticket"])
 
     def hub_events(self, *, after: int = 0) -> dict[str, Any]:
         """Return {"last", "events"}: what happened to the hub and its machines."""
@@ -212,14 +197,20 @@ class HubClient:
             StorageFull: the hub's disk is full.
         """
         sha256, nbytes = measure(source)
+        self._put(_path(job, "files", path), source, sha256, nbytes, progress)
+        return sha256
+
+    def _put(
+        self, address: str, source: Path | bytes, sha256: str, nbytes: int, say: Progress | None
+    ) -> None:
+        """Upload what was measured."""
         self._rest.call(
             "PUT",
-            _path(job, "files", path),
-            content=told(blocks(source), nbytes, progress),
+            address,
+            content=told(blocks(source), nbytes, say),
             headers={"X-Sha256": sha256, "Content-Length": str(nbytes)},
             timeout=max(self._timeout_s, SLOW_ANSWER_S),
         )
-        return sha256
 
     def get_file(
         self,
@@ -277,13 +268,7 @@ class HubClient:
         """
         sha256, nbytes = measure(source)
         if not self.has_blob(sha256):
-            self._rest.call(
-                "PUT",
-                f"/api/blobs/{sha256}",
-                content=told(blocks(source), nbytes, progress),
-                headers={"Content-Length": str(nbytes)},
-                timeout=max(self._timeout_s, SLOW_ANSWER_S),
-            )
+            self._put(f"/api/blobs/{sha256}", source, sha256, nbytes, progress)
         return sha256
 
     def has_blob(self, sha256: str) -> bool:
