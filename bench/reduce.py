@@ -192,7 +192,7 @@ class Node:
         info = NodeInfo(hostname="bench", system="", python="", atoll="", torch="", slots=64)
         with HubClient(hub["url"]) as client:
             secret = parse_ticket(hub["ticket"]).secret
-            self._name, token = client.join(secret, name="bench", info=info)
+            self._name, token, _ = client.join(secret, name="bench", info=info)
         self._link = connect(hub["url"], session=self._name, token=token, info=info)
 
     def submit(self, *, nodes: int, route: str) -> tuple[str, dict[str, str]]:

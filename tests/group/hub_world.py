@@ -94,7 +94,7 @@ class NodeInName:
         info = NodeInfo(hostname="x", system="x", python="3", atoll="0", torch="2", slots=500)
         secret = parse_ticket(hub.ticket).secret
         with HubClient(hub.url) as client:
-            self.name, token = client.join(secret, name="node", info=info)
+            self.name, token, _ = client.join(secret, name="node", info=info)
         self.link = connect(hub.url, session=self.name, token=token, info=info)
         self.tokens: dict[str, dict[str, str]] = {}
 

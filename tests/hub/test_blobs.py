@@ -257,7 +257,7 @@ def test_a_client_sends_a_blob_once_and_another_fetches_it(
     ticket = parse_ticket(hub.ticket)
     info = NodeInfo("kitchen", "Linux", "3.11", "0.1.0")
     with HubClient(hub.url) as stranger:
-        _, token = stranger.join(ticket.secret, name="kitchen", info=info)
+        _, token, _ = stranger.join(ticket.secret, name="kitchen", info=info)
     with HubClient(hub.url, token) as node:
         node.get_blob(sha256, target)
     assert target.read_bytes() == data

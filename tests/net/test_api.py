@@ -43,7 +43,7 @@ def client(hub: HubServer) -> Iterator[HubClient]:
 def test_a_ticket_is_traded_for_a_node_and_its_token(hub: HubServer) -> None:
     ticket = parse_ticket(hub.ticket)
     with HubClient(ticket.url) as stranger:
-        node, token = stranger.join(ticket.secret, name="kitchen", info=INFO)
+        node, token, _ = stranger.join(ticket.secret, name="kitchen", info=INFO)
         assert node.startswith("kitchen")
         with pytest.raises(AuthError):
             stranger.join("guessed", name="thief", info=INFO)
