@@ -87,6 +87,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at(f"{job}/logs", own_job, viewer, get=rest_jobs.read_logs),
         at(f"{job}/stop", operator, post=rest_jobs.stop),
         at(f"{job}/resume", operator, post=rest_jobs.resume),
+        at(f"{job}/nodes", operator, post=rest_jobs.scale),
         at(f"{job}/files", own_job, viewer, get=rest_files.list_files),
         # A node brings back what a job left on it; the handler looks which files those may be.
         at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
