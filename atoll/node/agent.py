@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubUnreachable
+from atoll.net.api import HubClient
 from atoll.net.link import Link
 from atoll.net.way import PLAIN, Way
 from atoll.node import launchers
 from atoll.node.attempt import Attempt
 from atoll.node.launchers.shares import Shares
-from atoll.node.machine import Machine, NothingToPrepare
+from atoll.node.machine import Machine
+from atoll.node.preparing import Preparer
 from atoll.node.reports import Reports
 from atoll.node.shipping import Key, LineShipping
 from atoll.wire.limits import EXIT_LEFT
@@ -63,6 +65,7 @@ class Agent:
         node: str,
         home: Path,
         hub: str,
+        token: str = "",
         way: Way = PLAIN,
         slots: int = 1,
         gpus: int = 0,
@@ -74,12 +77,14 @@ class Agent:
             node: Its id.
             home: Folder of this agent; jobs get folders under ``home/jobs``.
             hub: URL that workers dial.
+            token: The node's own.
             way: How they reach it.
             slots: How many processes this machine takes at once.
             gpus: How many accelerators it has.
         """
         self._link = link
         self._queue = f"node/{node}"
+        self._home = home
         self._reports = Reports(link)
         self._machine = Machine(
             jobs=home / "jobs",
@@ -89,7 +94,8 @@ class Agent:
             lines=LineShipping(link),
             shares=Shares(slots=slots, gpus=gpus),
             launcher=launchers.Launchers(home=home, node=node).of,
-            preparing=NothingToPrepare(),
+            token=token,
+            preparer=Preparer(home, lambda job: HubClient(hub, job, way=self.way)),
         )
         self._running: dict[Key, Attempt] = {}
         self._attempts: set[Attempt] = set()
@@ -110,12 +116,18 @@ class Agent:
     @property
     def children(self) -> set[int]:
         """Process ids of every child that has not been seen to end."""
-        return {attempt.child for attempt in self._attempts if attempt.child is not None}
+        own = {attempt.child for attempt in self._attempts if attempt.child is not None}
+        return own | self._machine.preparer.children
 
     @property
     def draining(self) -> str:
         """Why this machine takes no work now; empty: it does."""
         return next(iter(self._draining.values()), "")
+
+    @property
+    def way(self) -> Way:
+        """How processes that start now reach the hub."""
+        return self._machine.way
 
     @property
     def offer(self) -> Offer:
@@ -128,6 +140,7 @@ class Agent:
         Raises:
             AuthError: the hub no longer knows this node.
         """
+        await asyncio.to_thread(launchers.clean, self._home)
         while True:
             try:
                 for item in await self._claim():
@@ -189,7 +202,7 @@ class Agent:
         """Take work again, unless somebody else still wants the machine drained."""
         if self._draining.pop(source, None) is not None and not self._draining:
             log.info("takes work again")
-            await self._reports.told(Drain(draining=False))
+            self._reports.tell(Drain(draining=False))
 
     async def leave(self, *, reason: str = "the node leaves", grace_s: float | None = None) -> None:
         """End every process, tell the hub what can be told in that time, stop all tasks."""

@@ -7,15 +7,18 @@ import logging
 import signal
 import sys
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.config import parse_spec
 from atoll.errors import AtollError, JobError
+from atoll.node.artifacts import collect
 from atoll.node.launchers.folder import lay_out
-from atoll.node.launchers.launcher import GONE_S, Caps, Exit, Order, Process
-from atoll.node.machine import Machine, Prepared
+from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
+from atoll.node.machine import Machine
 from atoll.node.output import TAIL_LINES
 from atoll.node.permission import check_allowed
+from atoll.node.preparing import Prepared
 from atoll.node.shipping import Key
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch, ProcessState
@@ -28,8 +31,18 @@ PROGRAMS = ("command", "container")
 EXIT_FAILED = 1
 """What is told of a process that could not be started."""
 
+ARTIFACTS_S = 120.0
+"""How long the artifacts of a process may take to the hub, before it is told of the end."""
+
 LAST_LINES_S = 5.0
 """How long the hub may take for the last lines before it is told of the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    process: Process
+    order: Order
+    prepared: Prepared
 
 
 class Attempt:
@@ -52,12 +65,12 @@ class Attempt:
         """A newer process of the same member takes its place."""
         self._machine = machine
         self._former = former
-        self._caps = Caps()
         self._process: Process | None = None
         self._said: deque[str] = deque(maxlen=TAIL_LINES)
         self._told = machine.reports.process(command, "starting")
         self._line = machine.lines.open(self.key)
         self._beginning = machine.reports.spawn(self._begin())
+        self._begun: _Begun | None = None
         self._unbegun = Exit(-signal.SIGTERM, None, [])
         """How it ended that never began: stopped, unless it failed."""
 
@@ -117,15 +130,30 @@ class Attempt:
 
     async def _live(self) -> Exit:
         """Return how it ended."""
+        machine = self._machine
         await asyncio.wait([self._beginning])
-        process = self._process
-        if process is None:
+        begun = self._begun
+        if begun is None:
             return self._unbegun
         try:
-            return await process.wait()
+            ended = await begun.process.wait()
+            machine.watch.remove(begun.process)
+            if not (self.replaced or self.leaving) and self.command.member != "reducer":
+                await self._collect(begun)
+            return ended
         finally:
-            self._machine.watch.remove(process)
-            self._machine.shares.give_back(self._caps)
+            machine.watch.remove(begun.process)
+            machine.shares.give_back(begun.order.caps)
+            machine.preparer.release(begun.prepared)
+
+    async def _collect(self, begun: _Begun) -> None:
+        """Send what it has left behind to the hub, if that does not take too long."""
+        order, client = begun.order, self._machine.client
+        work = collect(order.spec, begun.prepared, order.command, client, self._line)
+        try:
+            await asyncio.wait_for(work, ARTIFACTS_S)
+        except TimeoutError:
+            self._line(f"[artifacts] given up after {ARTIFACTS_S:.0f} s: not all are at the hub")
 
     async def _begin(self) -> None:
         """Prepare and start it, or note why it cannot be."""
@@ -150,12 +178,14 @@ class Attempt:
     async def _start(self) -> None:
         machine, command, member = self._machine, self.command, self.command.member
         spec = parse_spec(command.spec, name=f"the job {command.job}")
-        check_allowed(spec, member=member, offer=machine.offer, trusted_keys=machine.trusted_keys)
+        mounts = check_allowed(
+            spec, member=member, offer=machine.offer, trusted_keys=machine.trusted_keys
+        )
         directory = machine.jobs / command.job / member
         variables = lay_out(command, directory=directory, hub=machine.hub, way=machine.way)
         prepared = Prepared(directory, Path(sys.executable))
         if member != "reducer":
-            prepared = await machine.preparing.prepare(
+            prepared = await machine.preparer.prepare(
                 command, spec, directory=directory, on_line=self._say
             )
         caps = machine.shares.take(spec, member=member, offer=machine.offer, nice=machine.nice)
@@ -167,14 +197,16 @@ class Attempt:
             python=prepared.python,
             variables=variables,
             caps=caps,
+            mounts=tuple(mounts),
         )
         kind = "process" if member == "reducer" else spec.launch.launcher
         try:
             process = await machine.launcher(kind).start(order, self._line)
         except BaseException:
             machine.shares.give_back(caps)
+            machine.preparer.release(prepared)
             raise
-        self._process, self._caps = process, caps
+        self._process, self._begun = process, _Begun(process, order, prepared)
         log.info("%s %s runs as %s", *self.key, process.name)
         machine.watch.add(
             process, member=member, limit_bytes=caps.memory_bytes, limit_from=caps.memory_from

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, NotAllowed
 from atoll.node import signatures
-from atoll.node.launchers.mounts import parse_mounts
+from atoll.node.launchers.mounts import Mount, parse_mounts
 from atoll.wire.messages import Offer
 
 
 def check_allowed(
     spec: JobSpec, *, member: str, offer: Offer, trusted_keys: Sequence[str] = ()
-) -> None:
-    """Refuse a process that the owner's offer does not cover.
+) -> list[Mount]:
+    """Return the mounts of a process; refuse one that the owner's offer does not cover.
 
     A reducer is Atoll's own program, whatever the job is, and always allowed.
 
@@ -33,7 +33,7 @@ def check_allowed(
         ConfigError: a mount is written wrongly, or the parts of the job contradict each other.
     """
     if member == "reducer":
-        return
+        return []
     kind = spec.kind
     if kind == "container" and kind not in offer.kinds and "signed" in offer.kinds:
         signatures.check_image(
@@ -45,7 +45,7 @@ def check_allowed(
             expected=f"one of {', '.join(offer.kinds)}" if offer.kinds else "no job at all",
             remedy="run it on another node ([job] on), or ask the owner to change the policy",
         )
-    parse_mounts(spec.launch.mounts, allowed=offer.mounts)
+    mounts = parse_mounts(spec.launch.mounts, allowed=offer.mounts)
     if kind == "container" and spec.job.requirements:
         raise ConfigError(
             "a container brings its own packages",
@@ -59,3 +59,4 @@ def check_allowed(
             given=f"mounts = {spec.launch.mounts}",
             remedy='set launcher = "container" and an image in [launch], or leave mounts out',
         )
+    return mounts

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from atoll.errors import unknown
+from atoll import config
+from atoll.errors import AtollError, unknown
+from atoll.node.launchers.container import ContainerLauncher, remove_orphans
+from atoll.node.launchers.daemon import is_there
 from atoll.node.launchers.launcher import Launcher
 from atoll.node.launchers.process import ProcessLauncher
 
+log = logging.getLogger(__name__)
+
+
+def available() -> list[str]:
+    """Return the launchers that work on this machine; asks the daemon for containers: blocks."""
+    return ["process", "container"] if is_there() else ["process"]
+
+
+def clean(home: Path) -> None:
+    """Remove what earlier agents of this home left over; blocks. Children die with their agent."""
+    if not config.container_hosts():
+        return
+    try:
+        remove_orphans(home)
+    except AtollError as error:
+        log.info("no containers were looked for: %s", error)
+
 
 class Launchers:
-    """The launchers of one agent, by name; each is made when it is first asked for."""
+    """The launchers of one agent, by name."""
 
     def __init__(self, *, home: Path, node: str) -> None:
-        """Make none yet.
+        """Ask no daemon yet.
 
         Args:
             home: Folder of the agent.
             node: Id of this machine.
         """
-        self._home = home
-        self._node = node
-        self._made: dict[str, Launcher] = {"process": ProcessLauncher()}
+        self._table: dict[str, Launcher] = {
+            "process": ProcessLauncher(),
+            "container": ContainerLauncher(home=home, node=node),
+        }
 
     def of(self, name: str) -> Launcher:
         """Return a launcher.
@@ -29,6 +51,6 @@ class Launchers:
         Raises:
             ConfigError: there is none of that name.
         """
-        if name not in self._made:
-            raise unknown("launcher", name, self._made)
-        return self._made[name]
+        if name not in self._table:
+            raise unknown("launcher", name, self._table)
+        return self._table[name]

@@ -52,5 +52,8 @@ def lay_out(command: Launch, *, directory: Path, hub: str, way: Way) -> dict[str
         spec=spec_path.resolve(),
         ca=way.ca,
         proxy=way.proxy,
+        upload_bps=way.upload_bps,
+        download_bps=way.download_bps,
+        pace=way.pace,
     )
     return config.worker_variables(worker)

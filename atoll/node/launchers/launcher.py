@@ -8,6 +8,7 @@ from typing import Protocol
 
 from atoll.config import JobSpec
 from atoll.errors import AtollError
+from atoll.node.launchers.mounts import Mount
 from atoll.node.output import LineHandler
 from atoll.wire.messages import Launch
 
@@ -48,6 +49,8 @@ class Order:
     variables: dict[str, str]
     """ATOLL_* for its environment."""
     caps: Caps = field(default_factory=Caps)
+    mounts: tuple[Mount, ...] = ()
+    """Folders of this machine that a container sees."""
 
     @property
     def key(self) -> tuple[str, str]:

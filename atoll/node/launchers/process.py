@@ -10,22 +10,22 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from atoll import config
 from atoll.errors import AtollError, ConfigError, from_dict
 from atoll.node import parent
 from atoll.node.exits import ERROR_FILE, count_oom_kills, explain_exit
 from atoll.node.launchers.launcher import GONE_S, Caps, Exit, Order
+from atoll.node.launchers.threads import tell
 from atoll.node.output import TAIL_LINES, LineHandler, read_output
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LAST_LINES_S = 5.0
 """How long the output of a process that has ended is still waited for."""
@@ -185,6 +185,8 @@ def _environment(order: Order) -> dict[str, str]:
     if "PATH" not in order.environment:
         paths = [str(order.python.parent), environment.get("PATH", os.defpath)]
         environment["PATH"] = os.pathsep.join(paths)
+    if str(order.python) != sys.executable:
+        environment["VIRTUAL_ENV"] = str(order.python.parent.parent)
     if order.caps.gpus is not None and "CUDA_VISIBLE_DEVICES" not in order.environment:
         visible = environment.get("CUDA_VISIBLE_DEVICES", "")
         names = [name for name in visible.split(",") if name]
@@ -232,14 +234,3 @@ def _end_former(directory: Path) -> None:
     family = parent.tree(pid)
     parent.signal_tree(family, number=parent.KILL)
     parent.await_end(family, timeout_s=GONE_S)
-
-
-def tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:
-    """Set a future of the loop from another thread; the loop may be gone already."""
-
-    def tell_here() -> None:
-        if not future.done():
-            future.set_result(value)
-
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(tell_here)

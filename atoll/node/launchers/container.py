@@ -1,0 +1,339 @@
+"""Programs in containers of Docker or Podman: started, listened to, ended, removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import AtollError, JobError, OutOfMemory
+from atoll.node.in_thread import Wanted, in_thread
+from atoll.node.launchers.container_options import (
+    ImageFacts,
+    container_options,
+    container_user,
+    image_facts,
+    make_writable,
+)
+from atoll.node.launchers.daemon import connect, in_words
+from atoll.node.launchers.images import find_image
+from atoll.node.launchers.launcher import GONE_S, Exit, Order
+from atoll.node.launchers.process import explain
+from atoll.node.launchers.threads import tell
+from atoll.node.output import TAIL_LINES, LineHandler, read_output
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+log = logging.getLogger(__name__)
+
+LAST_LINES_S = 5.0
+"""How long the output of a container that has ended is still waited for."""
+
+SIGNALS_FROM = 128
+"""Exit statuses above it stand for signals."""
+
+LAST_SIGNAL = 64
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A container that runs, and what there is to know of it."""
+
+    client: DockerClient
+    container: Container
+    stream: Iterator[bytes]
+    """What it prints."""
+    image: ImageFacts
+
+
+class ContainerLauncher:
+    """Starts containers, labelled so that the next agent of this home finds what is left over."""
+
+    def __init__(self, *, home: Path, node: str) -> None:
+        """Ask no daemon yet.
+
+        Args:
+            home: Folder of the agent.
+            node: Id of this machine.
+        """
+        self._home = home_label(home)
+        self._node = node
+
+    async def start(self, order: Order, on_line: LineHandler) -> ContainerProcess:
+        """Start a container; its image is pulled first where the job says so.
+
+        Raises:
+            ConfigError: image, program or network cannot work.
+            JobError: the daemon does not answer or refuses.
+        """
+        started: list[_Started] = []
+        try:
+            await in_thread(lambda wanted: started.append(self._start(order, on_line, wanted)))
+        except asyncio.CancelledError:
+            for late in started:  # it was there just before nobody wanted it any more
+                await asyncio.to_thread(_remove, late.client, late.container)
+            raise
+        return ContainerProcess(order, started[0], on_line)
+
+    def _start(self, order: Order, on_line: LineHandler, wanted: Wanted) -> _Started:
+        client = connect()
+        try:
+            image = find_image(client, order.spec.launch, on_line=on_line, wanted=wanted)
+            facts = image_facts(image.attrs)
+            user = container_user(facts, rootless=_is_rootless(client))
+            if user or facts.user:
+                make_writable(order.directory, user=user or facts.user)
+            labels = {
+                "atoll.home": self._home,
+                "atoll.node": self._node,
+                "atoll.job": order.command.job,
+                "atoll.member": order.command.member,
+                "atoll.attempt": str(order.command.attempt),
+            }
+            options = container_options(order, facts, user=user, labels=labels)
+            with in_words("the container cannot be started", given=order.spec.launch.image):
+                container, stream = _run(client, options, wanted)
+            return _Started(client, container, stream, facts)
+        except BaseException:
+            client.close()
+            raise
+
+
+class ContainerProcess:
+    """A running container. Made by :class:`ContainerLauncher`, on an event loop."""
+
+    def __init__(self, order: Order, started: _Started, on_line: LineHandler) -> None:
+        """Listen to a container that has just been started; two threads wait for what it does."""
+        self._order = order
+        self._image = started.image
+        self._client = started.client
+        self._container = container = started.container
+        self._failure: AtollError | None = None
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._pid = _local_pid(container)
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[int | AtollError] = loop.create_future()
+        self._read_all: asyncio.Future[None] = loop.create_future()
+        listening = (loop, started.stream, on_line)
+        threading.Thread(target=self._listen, args=listening, daemon=True).start()
+        threading.Thread(target=self._await_end, args=(loop,), daemon=True).start()
+
+    @property
+    def name(self) -> str:
+        """What it is called on this machine."""
+        return f"container {self._container.name}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of its first process, where the daemon runs on this very system."""
+        return self._pid
+
+    @property
+    def child(self) -> bool:
+        """It is a child of the daemon."""
+        return False
+
+    async def wait(self) -> Exit:
+        """Return how it ended, after its last line was read; then it is removed."""
+        end = await asyncio.shield(self._end)
+        await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
+        try:
+            if isinstance(end, AtollError):
+                return Exit(1, self._failure or end, list(self._tail))
+            return Exit(end, self._failure or await self._explain(end), list(self._tail))
+        finally:
+            removing = asyncio.to_thread(_remove, self._client, self._container)
+            await asyncio.wait([asyncio.ensure_future(removing)], timeout=GONE_S)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Ask it to end by the signal that its image names; kill it after `grace_s`."""
+        if self._end.done():
+            return
+        if grace_s > 0:
+            self._signal(self._image.stop_signal)
+            await asyncio.wait([self._end], timeout=grace_s)
+        if not self._end.done():
+            log.info("%s %s did not end in %.1f s: killed", *self._order.key, grace_s)
+            self._signal("SIGKILL")
+            await asyncio.wait([self._end], timeout=GONE_S)
+
+    def kill(self) -> None:
+        """Kill it, without waiting."""
+        if not self._end.done():
+            self._signal("SIGKILL")
+
+    def fail(self, error: AtollError) -> None:
+        """Kill it because of an error, which `wait` then tells."""
+        if not self._end.done():
+            self._failure = error
+            self.kill()
+
+    def _signal(self, name: str) -> None:
+        """Send it a signal, from a thread: the daemon may take its time."""
+        threading.Thread(target=self._send, args=(name,), daemon=True).start()
+
+    def _send(self, name: str) -> None:
+        try:
+            with in_words("a container cannot be signalled", given=name):
+                self._container.kill(signal=name)
+        except AtollError as error:  # mostly: it has just ended
+            log.debug("%s %s: %s", *self._order.key, error)
+
+    def _listen(
+        self, loop: asyncio.AbstractEventLoop, stream: Iterator[bytes], on_line: LineHandler
+    ) -> None:
+        try:
+            with in_words("the output of a container is lost", given=self.name):
+                read_output(
+                    _Blocks(stream), self._order.directory / "output.log", on_line, self._tail
+                )
+        except AtollError as error:
+            log.warning("%s %s: %s", *self._order.key, error)
+        finally:
+            tell(loop, self._read_all, None)
+
+    def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        end: int | AtollError
+        try:
+            with in_words("the daemon no longer tells of a container", given=self.name):
+                end = _status(int(self._container.wait()["StatusCode"]))
+        except AtollError as error:
+            end = JobError(error.what, given=str(error.given), remedy=error.remedy)
+        tell(loop, self._end, end)
+
+    async def _explain(self, code: int) -> AtollError | None:
+        if code == 0:
+            return None
+        if await asyncio.to_thread(self._was_out_of_memory):
+            return self._out_of_memory()
+        return explain(self._order, code, oom_kills=0)
+
+    def _was_out_of_memory(self) -> bool:
+        with contextlib.suppress(AtollError), in_words("no state", given=self.name):
+            self._container.reload()
+            return bool(self._container.attrs["State"].get("OOMKilled"))
+        return False
+
+    def _out_of_memory(self) -> OutOfMemory:
+        caps = self._order.caps
+        limit = f"{caps.memory_bytes / GB:.2f} GB, a limit of {caps.memory_from}"
+        return OutOfMemory(
+            f"{self._order.command.member} ran out of memory in its container",
+            given="the system killed it",
+            expected=f"at most {limit}" if caps.memory_bytes else "what this machine has",
+            remedy="make batch or the model smaller, or ask for more: memory_gb in [needs]",
+        )
+
+
+class _Blocks:
+    """What a container prints, as the end of a pipe."""
+
+    def __init__(self, stream: Iterator[bytes]) -> None:
+        self._stream = stream
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return the next block, of any size; empty at the end."""
+        return next((block for block in self._stream if block), b"")
+
+
+def remove_orphans(home: Path) -> int:
+    """Remove the containers that earlier agents of this home left; return how many; blocks.
+
+    Raises:
+        AtollError: no daemon answers, or it refuses.
+    """
+    client = connect()
+    try:
+        with in_words("containers that were left over cannot be removed", given=str(home)):
+            mine = {"label": f"atoll.home={home_label(home)}"}
+            left = client.containers.list(all=True, filters=mine, ignore_removed=True)
+            for container in left:
+                log.warning("the container %s was left over: removed", container.name)
+                container.remove(force=True, v=True)
+            return len(left)
+    finally:
+        client.close()
+
+
+def home_label(home: Path) -> str:
+    """Return what stands for the home of an agent in labels; a path may be private."""
+    return hashlib.sha256(str(home.resolve()).encode("utf-8")).hexdigest()[:16]
+
+
+def _run(
+    client: DockerClient, options: dict[str, Any], wanted: Wanted
+) -> tuple[Container, Iterator[bytes]]:
+    """Make and start a container, with an init process where the daemon has one.
+
+    An init makes signals and orphans inside work as outside.
+    """
+    import docker.errors
+
+    try:
+        return _run_once(client, {**options, "init": True}, wanted)
+    except docker.errors.APIError as error:
+        text = str(error)
+        if not any(word in text for word in ("docker-init", "container-init", "catatonit")):
+            raise
+        return _run_once(client, options, wanted)
+
+
+def _run_once(
+    client: DockerClient, options: dict[str, Any], wanted: Wanted
+) -> tuple[Container, Iterator[bytes]]:
+    container = client.containers.create(**options)
+    try:
+        # Attached before the start: no line is missed.
+        stream = container.attach(stdout=True, stderr=True, stream=True, logs=False)
+        container.start()
+        container.reload()
+        wanted.check()
+    except BaseException:
+        container.remove(force=True, v=True)
+        raise
+    return container, stream
+
+
+def _remove(client: DockerClient, container: Container) -> None:
+    """Remove a container, dead or alive, and be done with its daemon; blocks."""
+    try:
+        with in_words("a container cannot be removed", given=str(container.name)):
+            container.remove(force=True, v=True)
+    except AtollError as error:
+        log.warning("%s", error)
+    finally:
+        client.close()
+
+
+def _is_rootless(client: DockerClient) -> bool:
+    with in_words("the daemon does not describe itself", given="docker info"):
+        return any("rootless" in option for option in client.info().get("SecurityOptions") or [])
+
+
+def _local_pid(container: Container) -> int | None:
+    """Return the process id if it means that container in this system's own table."""
+    pid = int(container.attrs.get("State", {}).get("Pid") or 0)
+    if not pid or not sys.platform.startswith("linux"):
+        return None
+    with contextlib.suppress(OSError):
+        if str(container.id)[:12] in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"):
+            return pid
+    return None
+
+
+def _status(code: int) -> int:
+    """Return an exit status as of `subprocess`: negative for a signal."""
+    if SIGNALS_FROM < code <= SIGNALS_FROM + LAST_SIGNAL:
+        return SIGNALS_FROM - code
+    return code
