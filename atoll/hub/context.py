@@ -37,6 +37,10 @@ class Live(Protocol):
         """End a job after its round, at the latest after `grace_s`."""
         ...
 
+    async def scale(self, job: str, *, least: int, most: int) -> None:
+        """Let a job that waits or runs have other bounds of members from now on."""
+        ...
+
     async def resume(self, job: str, *, spec: str = "") -> str:
         """Start a job again from its newest checkpoint; return which job goes on.
 

@@ -79,6 +79,10 @@ class HubLive:
         """End a job."""
         await self._placement.stop(job, grace_s=grace_s)
 
+    async def scale(self, job: str, *, least: int, most: int) -> None:
+        """Let a job have other bounds of members from now on."""
+        await self._placement.scale(job, least=least, most=most)
+
     async def resume(self, job: str, *, spec: str = "") -> str:
         """Start a job again from its newest checkpoint, with a changed file if it is given."""
         return await self._placement.resume(job, spec=spec)

@@ -45,7 +45,7 @@ async def open_room(
         paused=job.paused,
         progress=Progress(
             job.measures,
-            Leases(job.nodes_wanted, dict(job.leases)),
+            Leases(job.slots, dict(job.leases)),
             paced=spec.train.pace == "measured",
         ),
     )

@@ -17,6 +17,7 @@ from atoll.hub.reducer_places import ReducerPlaces
 from atoll.hub.reducers import Reducers
 from atoll.hub.relaunch import Relaunches, failures_after, missing
 from atoll.hub.rounds import Rounds
+from atoll.hub.scaling import Scaling
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
 from atoll.ids import member_id, session_id
@@ -48,6 +49,7 @@ class Placement:
         self._checkpoints = checkpoints
         self._clock = clock
         self._launching = Launching(stores=stores, kill_grace_s=kill_grace_s)
+        self._scaling = Scaling(stores=stores, rounds=rounds, launching=self._launching)
         self._places = Places(jobs=stores.jobs, membership=membership, sessions=sessions)
         self._told: dict[str, Shortage] = {}
         """What was last said of each waiting job."""
@@ -92,14 +94,34 @@ class Placement:
         if record.state == "waiting":
             await self._jobs.set_state(job, "stopped", reason="it was stopped before it started")
         elif record.state == "running":
-            await self._jobs.update(job, stopping=True, grace_s=grace_s)
+            await self._jobs.update(job, rescaling=False)
             await self._stores.events.add(job, "stopping", "a stop was asked for")
-            if self._rounds.has(job):
-                self._rounds.machine(job).stopping = True
-            self._stop_at[job] = self._clock.monotonic() + grace_s
+            await self._begin_to_stop(record, grace_s=grace_s)
             for member in self._membership.live(job) if record.silent else []:
                 if not record.members[member].incarnation:  # it knows of no rounds to finish
                     await self._launching.end(record, member, grace_s=grace_s)
+
+    async def _begin_to_stop(self, job: Job, *, grace_s: float) -> None:
+        await self._jobs.update(job.job, stopping=True, grace_s=grace_s)
+        if self._rounds.has(job.job):
+            self._rounds.machine(job.job).stopping = True
+        self._stop_at[job.job] = self._clock.monotonic() + grace_s
+
+    async def scale(self, job: str, *, least: int, most: int) -> None:
+        """Let a job that waits or runs have other bounds of members from now on.
+
+        Raises:
+            ConfigError: it has ended, or there cannot be so many.
+        """
+        async with self._lock:
+            record = self._jobs.get(job)
+            if await self._scaling.scale(record, least=least, most=most) and not record.stopping:
+                await self._jobs.update(job, rescaling=True)
+                await self._begin_to_stop(record, grace_s=self._scaling.grace_s(record))
+            elif record.state == "running":
+                await self.reducers.need(record)
+                await self._scaling.send_away(record)
+        await self.schedule()
 
     async def resume(self, job: str, *, spec: str = "") -> str:
         """Start a job that has ended again, from its newest complete checkpoint if it has one.
@@ -119,6 +141,13 @@ class Placement:
             record = await self._jobs.replace_spec(job, spec)
         if record.nodes_wanted != nodes:
             await self._rounds.book.forget_leases(job)
+        await self._begin_again(record, why="it is being placed")
+        await self.schedule()
+        return job
+
+    async def _begin_again(self, record: Job, *, why: str) -> None:
+        """Let a job wait for places, to go on from its newest complete checkpoint."""
+        job = record.job
         round_ = await self._checkpoints.newest(job)
         await self._checkpoints.begin(job, resume_round=round_)
         start = max(0, round_)
@@ -129,12 +158,11 @@ class Placement:
         await self._rounds.book.set_round(
             job, start, cursors,
             start_round=start, resume_round=round_, stopping=False, paused="", outsiders={},
+            rescaling=False,
         )  # fmt: skip
         origin = f"the checkpoint of round {round_}" if round_ >= 0 else "the beginning"
         await self._stores.events.add(job, "resumed", f"goes on from {origin}")
-        await self._jobs.set_state(job, "waiting", reason="it is being placed")
-        await self.schedule()
-        return job
+        await self._jobs.set_state(job, "waiting", reason=why)
 
     # ------------------------------------------------------------------------ placing
 
@@ -277,7 +305,9 @@ class Placement:
                 await self._launching.end(record, member.member)
                 await self._jobs.update_member(job, member.member, state="stopped")
                 self._sessions.end(session_id(job, member.member))
-        await self._jobs.set_state(job, state, reason=reason, error=error)
+        again = record.rescaling and state == "stopped"
+        if not again:
+            await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
         self._relaunches.forget(job)
         self._places.forget(job)
@@ -285,6 +315,10 @@ class Placement:
         self._give_up_at.pop(job, None)
         await self.reducers.stop(job)
         await self._stores.auth.revoke_job(job)
+        if again:
+            await self._jobs.update(job, deal=0)
+            await self._rounds.book.forget_leases(job)
+            await self._begin_again(record, why="it starts again with other members")
 
     def _working(self, job: Job) -> set[str] | None:
         """Return the members at work, not merely on their way to it; None: all that live."""
@@ -313,6 +347,8 @@ class Placement:
                 if record.state == "running" and not met:
                     await self._rounds.open(record, fresh=True)
                 await self._review(record.job)
+                if record.state == "running":
+                    await self._scaling.send_away(record)
         await self.reducers.tick()
         if running:
             await self._launching.send()

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from atoll.errors import HubError
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Json, Refused, body_as, number
+from atoll.hub.job_facts import job_facts
 from atoll.hub.views import job_row, job_view
 
 
@@ -21,6 +22,10 @@ class Submission(msgspec.Struct, frozen=True):
     """TOML text."""
     files: dict[str, str] = {}
     """Texts that travel with the job: name to content."""
+    batch: str = ""
+    """Label of the jobs that are submitted together."""
+    key: str = ""
+    """What the submitter calls this submission: sent again it makes no second job."""
 
 
 class StopAsked(msgspec.Struct, frozen=True):
@@ -36,13 +41,21 @@ class ResumeAsked(msgspec.Struct, frozen=True):
     """The job file from now on; empty: the same."""
 
 
+class BoundsAsked(msgspec.Struct, frozen=True):
+    """Body of other bounds for the members of a job."""
+
+    max: int
+    min: int = 0
+    """0: all are needed to start, one to go on."""
+
+
 def view_of(context: Context, job: str) -> dict[str, Any]:
     """Return the whole view of a job."""
-    return job_view(
-        context.stores.jobs.get(job),
-        latest=context.stores.metrics.latest(job),
-        live=context.live.members(job),
+    record = context.stores.jobs.get(job)
+    view = job_view(
+        record, latest=context.stores.metrics.latest(job), live=context.live.members(job)
     )
+    return view | job_facts(record)
 
 
 def job_of(request: Request, context: Context) -> str:
@@ -65,7 +78,9 @@ def job_of(request: Request, context: Context) -> str:
 async def submit(request: Request, context: Context) -> Response:
     """POST /api/jobs: store a job and place it."""
     body = await body_as(request, Submission)
-    job = await context.stores.jobs.create(body.spec, files=body.files)
+    job = await context.stores.jobs.create(
+        body.spec, files=body.files, batch=body.batch, key=body.key
+    )
     await context.live.submit(job.job)
     return Json({"job": job.job}, status_code=201)
 
@@ -88,6 +103,14 @@ async def stop(request: Request, context: Context) -> Response:
     body = await body_as(request, StopAsked)
     await context.live.stop(job, grace_s=min(max(body.grace_s, 0.0), 86_400.0))
     return Json({"job": job})
+
+
+async def scale(request: Request, context: Context) -> Response:
+    """POST /api/jobs/J/nodes: other bounds for its members, while it waits or runs."""
+    job = job_of(request, context)
+    body = await body_as(request, BoundsAsked)
+    await context.live.scale(job, least=body.min, most=body.max)
+    return Json({"job": job, "min": body.min, "max": body.max})
 
 
 async def resume(request: Request, context: Context) -> Response:
@@ -122,17 +145,19 @@ async def read_rounds(request: Request, context: Context) -> Response:
 
 
 async def read_logs(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/logs?after=ID&member=M&wait_s=S&tail=N: what its processes printed."""
+    """GET /api/jobs/J/logs?after=ID&member=M&q=TEXT&wait_s=S&tail=N: what its processes printed."""
     job, after = job_of(request, context), int(number(request, "after", 0))
     member = request.query_params.get("member", "")
     tail = int(number(request, "tail", 0, high=10_000))
+    search = request.query_params.get("q", "")[:200]
     if tail:
-        lines = await context.stores.logs.tail(job, member=member, limit=tail)
+        lines = await context.stores.logs.tail(job, member=member, search=search, limit=tail)
     else:
         lines = await context.stores.logs.read(
             job,
             after=after,
             member=member,
+            search=search,
             limit=int(number(request, "limit", 1000, low=1, high=10_000)),
             wait_s=number(request, "wait_s", 0.0, high=60.0),
         )

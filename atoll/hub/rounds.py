@@ -221,7 +221,7 @@ class Rounds:
             own = leases.lease(member.member) if leases.cursors else None
             return Registered(
                 slot=member.slot,
-                num_slots=job.nodes_wanted,
+                num_slots=job.slots,
                 committed_round=machine.committed_round,
                 stopping=machine.stopping,
                 resume_round=job.resume_round,

@@ -1,0 +1,38 @@
+"""What people are told of a job beside its training: where it is placed, and how it failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.hub.job_record import LIVE_STATES, Job, Member
+
+LINES_TOLD = 20
+"""Last lines of a failed process in the view of its job; all that are kept are in the member's."""
+
+
+def job_facts(job: Job) -> dict[str, Any]:
+    """Return what placement knows of a job, and the process that failed, if one did."""
+    members = sorted(job.members.values(), key=lambda member: member.slot)
+    live = [member for member in members if member.state in LIVE_STATES]
+    failed = culprit(job)
+    return {
+        "kind": job.kind,
+        "priority": job.priority,
+        "retries": job.retries,
+        "retried": sum(member.retried for member in members),
+        "batch": job.batch,
+        "places": list(dict.fromkeys(member.node for member in live or members)),
+        "failed_member": failed.member if failed else "",
+        "failed_node": failed.node if failed else "",
+        "exit_code": failed.exit_code if failed else None,
+        "last_lines": failed.tail[-LINES_TOLD:] if failed else [],
+    }
+
+
+def culprit(job: Job) -> Member | None:
+    """Return the process whose failure ended a job, or that failed last while it goes on."""
+    failed = [member for member in job.members.values() if member.state == "failed"]
+    if job.error is not None:
+        same = [member for member in job.members.values() if member.error == job.error]
+        failed = same or failed
+    return failed[0] if failed else None
