@@ -34,8 +34,9 @@ def join(
     from atoll.cli.precheck import check_can_train
     from atoll.net.ticket import parse_ticket
     from atoll.node.identity import Identity
+    from atoll.node.options import NodeOptions
     from atoll.node.preempt import Notices, check_url
-    from atoll.node.serve import NodeOptions, run_node
+    from atoll.node.serve import run_node
 
     place = parse_ticket(ticket)
     check_url(preempt_url)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.status import Status as Spinner
 
 from atoll.cli import screen
-from atoll.node.serve import Status
+from atoll.node.options import Status
 
 
 class NodeLine:

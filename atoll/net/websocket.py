@@ -26,7 +26,7 @@ CLOSE_TIMEOUT_S = 1.0
 """A dead peer answers no closing handshake: do not wait long for it."""
 
 
-HELD_S = 0.25
+HELD_S = 0.1
 MAX_HELD_BYTES = 4 * 2**20
 """What the kernel keeps ready for a receiver that takes no more than its owner allows."""
 
@@ -87,7 +87,7 @@ async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transp
             open_timeout=timeout_s,
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=MAX_FRAME_BYTES,
-            max_queue=2 if way.download_bps else 16,
+            max_queue=1 if way.download_bps else 16,
         )
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(

@@ -12,8 +12,9 @@ from atoll import config
 from atoll.errors import AtollError
 from atoll.net.ticket import parse_ticket
 from atoll.node.identity import Identity
+from atoll.node.options import NodeOptions
 from atoll.node.preempt import Notices, check_url
-from atoll.node.serve import NodeOptions, run_node
+from atoll.node.serve import run_node
 
 
 def main() -> int:

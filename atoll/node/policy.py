@@ -38,6 +38,9 @@ SIGNED = "signed"
 GB = 10**9
 MBPS = 1e6
 
+LEAST_MBPS = 0.5
+"""Below it one piece of a tensor takes so long that the session would be taken for dead."""
+
 _ONE_OR_MANY = ("kinds", "labels", "mounts", "trusted_keys", "quiet_hours")
 """Keys that also take one text instead of a list."""
 
@@ -195,6 +198,13 @@ def _check(policy: Policy, key: str, *, where: str) -> None:
         raise ConfigError(f"nice in {where} is out of range", given=value, expected="0 to 19")
     elif key == "battery_percent" and not 0 < value <= 100:
         raise ConfigError(f"{key} in {where} is out of range", given=value, expected="1 to 100")
+    elif key in ("upload_mbps", "download_mbps") and 0 < value < LEAST_MBPS:
+        raise ConfigError(
+            f"{key} in {where} is too small",
+            given=value,
+            expected=f"at least {LEAST_MBPS:g}, or 0 for no limit",
+            remedy="pause the machine instead, or let it run only jobs that need no network",
+        )
     elif isinstance(value, float) and not 0 <= value < float("inf"):
         raise ConfigError(
             f"{key} in {where} is out of range",

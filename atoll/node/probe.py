@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import logging
@@ -11,12 +12,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 import atoll
+from atoll.node.gpus import Gpus
 from atoll.wire.messages import NodeInfo
 
 log = logging.getLogger(__name__)
@@ -33,13 +36,33 @@ class Compute:
     """Billions of multiplications and additions per second, fp32 matmul; 0: not measured."""
     gpu: str = ""
     """Name of the first accelerator that torch can use."""
+    gpus: int = 0
+    """How many torch can use."""
+    gpu_memory_bytes: int = 0
+    """Memory of the first one."""
     error: str = ""
     """Why nothing was measured."""
 
 
-def node_info(home: Path, *, slots: int = 1, compute: Compute | None = None) -> NodeInfo:
-    """Return the description of this machine that the hub shows and places jobs by."""
+def node_info(
+    home: Path,
+    *,
+    slots: int = 1,
+    compute: Compute | None = None,
+    gpus: Gpus | None = None,
+    launchers: Sequence[str] = ("process",),
+) -> NodeInfo:
+    """Return the description of this machine that the hub shows and places jobs by.
+
+    Args:
+        home: Folder of the agent, on the disk that counts.
+        slots: How many processes it takes at once.
+        compute: What a trial found, if there was one.
+        gpus: Its accelerators, for when there was no trial.
+        launchers: How it can start processes.
+    """
     compute = compute or Compute()
+    gpus = gpus or Gpus()
     return NodeInfo(
         hostname=platform.node(),
         system=f"{platform.system()} {platform.machine()}",
@@ -49,7 +72,10 @@ def node_info(home: Path, *, slots: int = 1, compute: Compute | None = None) -> 
         cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         disk_free_bytes=shutil.disk_usage(existing(home)).free,
-        gpu=compute.gpu,
+        gpu=compute.gpu or gpus.name,
+        gpus=compute.gpus or len(gpus),
+        gpu_memory_bytes=compute.gpu_memory_bytes or gpus.memory_bytes,
+        launchers=list(launchers),
         slots=slots,
         matmul_gflops=round(compute.gflops, 1),
     )
@@ -75,17 +101,6 @@ def existing(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
-
-
-def load_figures() -> dict[str, float]:
-    """Return the figures of a heartbeat: shares in percent, sizes in bytes."""
-    memory = psutil.virtual_memory()
-    return {
-        "cpu_percent": psutil.cpu_percent(interval=None),
-        "memory_percent": memory.percent,
-        "memory_free_bytes": float(memory.available),
-        "load": psutil.getloadavg()[0],
-    }
 
 
 def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
@@ -123,10 +138,18 @@ def trial(*, seconds: float = 0.4, size: int = 512) -> Compute:
         if device == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
-    gpu = torch.cuda.get_device_name(0) if device == "cuda" else ""
-    return Compute(gflops=count * 2 * size**3 / (now - started) / 1e9, gpu=gpu)
+    found = Compute(gflops=count * 2 * size**3 / (now - started) / 1e9)
+    if device == "cpu":
+        return found
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    return dataclasses.replace(
+        found,
+        gpu=torch.cuda.get_device_name(0),
+        gpus=torch.cuda.device_count(),
+        gpu_memory_bytes=memory_bytes,
+    )
 
 
 if __name__ == "__main__":
     found = trial()
-    sys.stdout.write(json.dumps({"gflops": found.gflops, "gpu": found.gpu}) + "\n")
+    sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")
