@@ -30,7 +30,7 @@ from atoll.hub.queue_backend import (
     Move,
     Stored,
     lease_lost,
-    size_of,
+    need_of,
 )
 from atoll.hub.queue_checks import (
     check_entries,
@@ -38,9 +38,11 @@ from atoll.hub.queue_checks import (
     check_name,
     check_options,
     sized,
+    wrong_kind,
 )
 from atoll.hub.queue_lane import Depth, Lane
 from atoll.hub.queue_waiters import MAX_WAIT_S, Waiters
+from atoll.hub.topics import Topics
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, QueuePutDone, QueuePutManyDone
 
 __all__ = ["DeadLetter", "Depth", "Queues"]
@@ -73,10 +75,12 @@ class Queues:
         self._internal = internal or backend
         self._blobs = blobs
         self._clock = clock
-        self._waiters = Waiters()
+        self.waiters = Waiters()
         self._lanes: dict[str, Lane] = {}
         self._opening: asyncio.Lock | None = None
         self._open = False
+        self.topics = Topics(self, clock=clock)
+        """The topics beside the queues."""
         for one in self._backends:
             one.moved = self._apply
             one.attempts = self._attempts
@@ -100,37 +104,41 @@ class Queues:
             for backend in self._backends:
                 loaded = await backend.load()
                 for queue, options in loaded.options.items():
-                    if queue not in loaded.topics:
-                        self._lane(queue).options = options
-                        self._lane(queue).declared = True
+                    lane = self.lane(queue)
+                    lane.options, lane.declared = options, True
+                    lane.topic = queue in loaded.topics
                 for queue, states in loaded.amounts.items():
                     for state, amount in states.items():
-                        self._lane(queue).load(state, amount)
+                        self.lane(queue).load(state, amount)
             self._open = True
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """Finish what was begun."""
         for backend in self._backends:
             await backend.close()
 
     def reopen(self) -> None:
-        """Forget who waits: those of another life of the hub are gone."""
-        self._waiters, self._opening = Waiters(), None
+        """Forget who waits: they were of another life of the hub."""
+        self.waiters, self._opening = Waiters(), None
 
     # -------------------------------------------------------------------------- producing
 
-    async def declare(self, queue: str, options: QueueOptions) -> None:
-        """Give a queue these options from now on; what it holds already stays.
+    async def declare(self, queue: str, options: QueueOptions, *, topic: bool = False) -> None:
+        """Give a queue or topic these options from now on; what it holds already stays.
 
         Raises:
             ConfigError: they make no sense.
+            HubError: a queue has this name and a topic was meant, or the other way round.
         """
         check_name("queue", queue)
         check_options(options)
         await self.start()
-        lane = self._lane(queue)
+        lane = self.lane(queue)
+        if lane.topic != topic and not lane.idle:
+            raise wrong_kind(queue, topic=lane.topic)
         if not lane.declared or lane.options != options:
-            await self._backend(queue).set_options(queue, options, topic=False)
+            lane.topic = topic
+            await self.backend(queue).set_options(queue, options, topic=topic)
             lane.options, lane.declared = options, True
             lane.admit()
 
@@ -162,14 +170,14 @@ class Queues:
             return QueuePutManyDone(done.seqs, done.duplicates)
         await self.start()
         entries = sized(entries, self._blobs)
-        backend, lane = self._backend(queue), self._lane(queue)
-        need, drop, waited_s = self._need(entries), NOTHING, 0.0
+        backend, lane = self.backend(queue), self.lane(queue)
+        need, drop, waited_s = need_of(entries), NOTHING, 0.0
         if not lane.reserve(need):
             keys = [entry.key for entry in entries]
             known = await backend.known(queue, keys)
             if all(key in known for key in keys):  # sent again: they take no room
                 return QueuePutManyDone([known[key] for key in keys], list(range(len(keys))))
-            if lane.options.overflow == "drop-oldest":
+            if lane.topic or lane.options.overflow == "drop-oldest":
                 drop = lane.reserve_by_dropping(need)
             else:
                 waits = lane.options.overflow == "wait"
@@ -191,10 +199,10 @@ class Queues:
         if not self._open:
             return None
         entries = sized(entries, self._blobs)
-        lane, need = self._lane(queue), self._need(entries)
+        lane, need = self.lane(queue), need_of(entries)
         if not lane.reserve(need):
             return None
-        return self._store(self._backend(queue), lane, entries, need, NOTHING)
+        return self._store(self.backend(queue), lane, entries, need, NOTHING)
 
     def _store(
         self,
@@ -212,10 +220,6 @@ class Queues:
 
         stored.add_done_callback(settled)
         return stored
-
-    @staticmethod
-    def _need(entries: Sequence[QueueEntry]) -> Amount:
-        return Amount(len(entries), sum(map(size_of, entries)))
 
     # -------------------------------------------------------------------------- consuming
 
@@ -236,7 +240,9 @@ class Queues:
         check_lease_time(lease_s)
         await self.start()
         limit = max(1, min(limit, MAX_CLAIM))
-        backend = self._backend(queue)
+        backend = self.backend(queue)
+        if queue in self._lanes and self._lanes[queue].topic:
+            raise wrong_kind(queue, topic=True)
         first = True
 
         async def attempt() -> list[QueueItem]:
@@ -247,7 +253,7 @@ class Queues:
             first = False
             return await backend.claim(queue, lease_s=lease_s, limit=limit, request=request)
 
-        return await self._waiters.until_some(queue, attempt, limit=limit, wait_s=wait_s)
+        return await self.waiters.until_some(queue, attempt, limit=limit, wait_s=wait_s)
 
     async def ack(self, queue: str, *, lease: str) -> None:
         """Make a leased item done. Again: nothing happens.
@@ -261,7 +267,7 @@ class Queues:
     async def ack_many(self, queue: str, leases: Sequence[str]) -> list[str]:
         """Make leased items done; return the leases that were lost to somebody else."""
         await self.start()
-        return await self._backend(queue).ack(queue, leases)
+        return await self.backend(queue).ack(queue, leases)
 
     async def extend(self, queue: str, *, lease: str, lease_s: float) -> None:
         """Let a lease end `lease_s` from now.
@@ -276,7 +282,7 @@ class Queues:
         """Let leases end `lease_s` from now; return those that ended already."""
         check_lease_time(lease_s)
         await self.start()
-        return await self._backend(queue).extend(queue, leases, lease_s=lease_s)
+        return await self.backend(queue).extend(queue, leases, lease_s=lease_s)
 
     async def release(self, queue: str, *, lease: str, reason: str = "") -> None:
         """Give an item back. Again: nothing happens.
@@ -285,7 +291,7 @@ class Queues:
             HubError: somebody else holds the item by now, or there never was such a lease.
         """
         await self.start()
-        if not await self._backend(queue).release(queue, lease, reason=reason[:1000]):
+        if not await self.backend(queue).release(queue, lease, reason=reason[:1000]):
             raise lease_lost(queue, lease)
 
     # ---------------------------------------------------------------------- dead letters
@@ -293,17 +299,17 @@ class Queues:
     async def dead_letters(self, queue: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return items that were given back too often, oldest first."""
         await self.start()
-        return await self._backend(queue).dead_letters(queue, limit=limit)
+        return await self.backend(queue).dead_letters(queue, limit=limit)
 
     async def requeue(self, queue: str, seqs: Sequence[int] | None = None) -> int:
         """Make dead letters ready again, as if never claimed (None: all); return how many."""
         await self.start()
-        return await self._backend(queue).requeue(queue, seqs)
+        return await self.backend(queue).requeue(queue, seqs)
 
     async def discard(self, queue: str, seqs: Sequence[int] | None = None) -> int:
         """Give dead letters up for good (None: all); return how many."""
         await self.start()
-        return await self._backend(queue).discard(queue, seqs)
+        return await self.backend(queue).discard(queue, seqs)
 
     # -------------------------------------------------------------------------- house-keeping
 
@@ -321,7 +327,7 @@ class Queues:
             if lane.idle and not lane.came.per_s(now=now) + lane.went.per_s(now=now):
                 del self._lanes[lane.queue]
             if lane.options.keep_s > 0 and (lane.ready or lane.depth.dead):
-                await self._backend(lane.queue).drop_older(lane.queue, now - lane.options.keep_s)
+                await self.backend(lane.queue).drop_older(lane.queue, now - lane.options.keep_s)
         return count
 
     async def depths(self) -> dict[str, Depth]:
@@ -335,14 +341,14 @@ class Queues:
         oldest: dict[str, float] = {}
         for backend in self._backends:
             filled = [n for n, lane in self._lanes.items() if lane.ready]
-            oldest |= await backend.oldest([n for n in filled if self._backend(n) is backend])
+            oldest |= await backend.oldest([n for n in filled if self.backend(n) is backend])
         return [self._row(lane, oldest.get(name)) for name, lane in sorted(self._lanes.items())]
 
     def _row(self, lane: Lane, oldest: float | None) -> dict[str, Any]:
         now, depth, options = self._clock.wall(), lane.depth, lane.options
         return {
             "queue": lane.queue,
-            "kind": "queue",
+            "kind": "topic" if lane.topic else "queue",
             "ready": depth.ready,
             "leased": depth.leased,
             "dead": depth.dead,
@@ -352,17 +358,19 @@ class Queues:
             "out_per_s": lane.went.per_s(now=now),
             "max_items": options.max_items,
             "max_bytes": options.max_bytes,
-            "overflow": options.overflow,
+            "overflow": "drop-oldest" if lane.topic else options.overflow,
             "waiting_producers": lane.waiting,
-            "subscribers": self._waiters.number(lane.queue),
+            "subscribers": lane.subscribers if lane.topic else self.waiters.number(lane.queue),
         }
 
     # --------------------------------------------------------------------------- inside
 
-    def _backend(self, queue: str) -> Backend:
+    def backend(self, queue: str) -> Backend:
+        """Return where a queue is stored."""
         return self._internal if queue.startswith(INTERNAL) else self._users
 
-    def _lane(self, queue: str) -> Lane:
+    def lane(self, queue: str) -> Lane:
+        """Return what is known of a queue."""
         lane = self._lanes.get(queue)
         if lane is None:
             options = UNLIMITED if queue.startswith(INTERNAL) else DEFAULT
@@ -377,9 +385,14 @@ class Queues:
         """Book what the backend has made durable; wake whom it concerns."""
         now = self._clock.wall()
         for move in moves:
-            lane = self._lane(move.queue)
+            lane = self.lane(move.queue)
             lane.apply(move, now=now)
             if move.target == "ready":
-                self._waiters.wake(move.queue, move.items)
+                if lane.topic:
+                    self.waiters.wake_all(move.queue)
+                else:
+                    self.waiters.wake(move.queue, move.items)
+            elif lane.topic:
+                self.topics.dropped(move.queue)
             elif lane.waiting:
                 lane.admit()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.errors import HubError
-from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions
+from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 MAX_CLAIM = 1_000
 """Items in the answer to one claim."""
@@ -39,6 +39,9 @@ MAX_DEAD = 10_000
 
 INTERNAL = "node/"
 """How names of the hub's own queues begin."""
+
+DROPPED = ""
+"""No subscription has this name: its position is the newest item that was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,22 @@ class Backend(Protocol):
         """Give dead letters up for good (None: all); return how many."""
         ...
 
+    async def peek(self, topic: str, *, after: int, limit: int) -> list[TopicItem]:
+        """Return ready items with a number above `after`, in order, and leave them as they are."""
+        ...
+
+    async def last(self, topic: str) -> int:
+        """Return the number of the newest ready item; 0 without any."""
+        ...
+
+    async def positions(self, topic: str) -> dict[str, int]:
+        """Return the position of each subscription; of `DROPPED`: the newest item dropped."""
+        ...
+
+    async def set_position(self, topic: str, subscription: str, seq: int) -> None:
+        """Keep the position of a subscription."""
+        ...
+
     async def close(self) -> None:
         """End what runs in the background."""
         ...
@@ -191,6 +210,11 @@ class Holds(Protocol):
 def size_of(entry: QueueEntry) -> int:
     """Return the bytes of an item's payload, wherever they are."""
     return len(entry.payload) + entry.nbytes
+
+
+def need_of(entries: Sequence[QueueEntry]) -> Amount:
+    """Return the room that items need."""
+    return Amount(len(entries), sum(map(size_of, entries)))
 
 
 def kept_s(queue: str) -> float:

@@ -111,3 +111,14 @@ def check_options(options: QueueOptions) -> None:
             given=repr(options.overflow),
             expected="one of " + ", ".join(OVERFLOWS),
         )
+
+
+def wrong_kind(name: str, *, topic: bool) -> HubError:
+    """Return the error for a queue that is used as a topic, or a topic (`topic`) as a queue."""
+    is_, wanted = ("topic", "queue") if topic else ("queue", "topic")
+    return HubError(
+        f"this is a {is_}",
+        given=name,
+        expected=f"the name of a {wanted}",
+        remedy=f"give the {wanted} another name",
+    )

@@ -30,6 +30,9 @@ from atoll.wire.messages import (
     QueuePutMany,
     QueuePutManyDone,
     QueueRelease,
+    TopicAck,
+    TopicPublish,
+    TopicRead,
 )
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
@@ -96,6 +99,9 @@ class QueueDoor:
             QueueExtend: self._extend,
             QueueExtendMany: self._extend_many,
             QueueRelease: self._release,
+            TopicPublish: self._publish,
+            TopicRead: self._read,
+            TopicAck: self._topic_ack,
         }
 
     def put_now(
@@ -113,7 +119,7 @@ class QueueDoor:
 
     async def _open(self, session: Session, body: QueueOpen, id: int) -> Message:
         self._rights.check_options(session.identity, body.queue)
-        await self._queues.declare(body.queue, body.options)
+        await self._queues.declare(body.queue, body.options, topic=body.topic)
         return Done()
 
     async def _put(self, session: Session, body: QueuePut, id: int) -> Message:
@@ -159,6 +165,26 @@ class QueueDoor:
     async def _release(self, session: Session, body: QueueRelease, id: int) -> Message:
         self._rights.check(session.identity, body.queue)
         await self._queues.release(body.queue, lease=body.lease, reason=body.reason)
+        return Done()
+
+    async def _publish(self, session: Session, body: TopicPublish, id: int) -> Message:
+        self._rights.check(session.identity, body.topic)
+        return await self._queues.topics.publish(body.topic, body.items)
+
+    async def _read(self, session: Session, body: TopicRead, id: int) -> Message:
+        self._rights.check(session.identity, body.topic)
+        return await self._queues.topics.read(
+            body.topic,
+            body.subscription,
+            after=body.after,
+            limit=body.limit,
+            wait_s=body.wait_s,
+            start=body.start,
+        )
+
+    async def _topic_ack(self, session: Session, body: TopicAck, id: int) -> Message:
+        self._rights.check(session.identity, body.topic)
+        await self._queues.topics.ack(body.topic, body.subscription, seq=body.seq)
         return Done()
 
 

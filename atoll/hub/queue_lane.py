@@ -64,6 +64,9 @@ class Lane:
         self.queue = queue
         self.options = options
         self.declared = False
+        """Whether somebody has said what its options are."""
+        self.topic = False
+        self.subscribers = 0
         self._items = {"ready": 0, "leased": 0, "dead": 0}
         self._bytes = {"ready": 0, "leased": 0, "dead": 0}
         self._reserved_items = 0

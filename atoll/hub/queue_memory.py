@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from atoll.clock import Clock
 from atoll.hub.queue_backend import (
     DONE_KEPT,
+    DROPPED,
     MAX_CLAIM_BYTES,
     Amount,
     DeadLetter,
@@ -23,7 +24,7 @@ from atoll.hub.queue_backend import (
     size_of,
     unheard,
 )
-from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions
+from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 
 @dataclass(slots=True)
@@ -55,14 +56,18 @@ class MemoryBackend:
         self._clock = clock
         self._items: dict[int, _Item] = {}
         self._keys: dict[tuple[str, str], int] = {}
-        self._options: dict[str, QueueOptions] = {}
+        self._options: dict[str, tuple[QueueOptions, bool]] = {}
+        self._positions: dict[tuple[str, str], int] = {}
         self._next = 1
         self.attempts: Callable[[str], int] = no_attempts
         self.moved: Listener = unheard
 
     async def load(self) -> Loaded:
         """Return what is stored."""
-        loaded = Loaded(options=dict(self._options))
+        loaded = Loaded(
+            options={queue: options for queue, (options, _) in self._options.items()},
+            topics={queue for queue, (_, topic) in self._options.items() if topic},
+        )
         for item in self._items.values():
             if item.state != "done":
                 of_queue = loaded.amounts.setdefault(item.queue, {})
@@ -71,8 +76,8 @@ class MemoryBackend:
         return loaded
 
     async def set_options(self, queue: str, options: QueueOptions, *, topic: bool) -> None:
-        """Keep the options of a queue."""
-        self._options[queue] = options
+        """Keep the options of a queue or topic."""
+        self._options[queue] = (options, topic)
 
     async def put(self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount) -> Stored:
         """Store items once per key."""
@@ -203,6 +208,23 @@ class MemoryBackend:
             self._finish(item, "dropped")
         return len(dead)
 
+    async def peek(self, topic: str, *, after: int, limit: int) -> list[TopicItem]:
+        """Return ready items after a number."""
+        ready = [i for i in self._of(topic) if i.state == "ready" and i.seq > after]
+        return [TopicItem(i.seq, i.key, i.payload, i.put, i.blob) for i in ready[:limit]]
+
+    async def last(self, topic: str) -> int:
+        """Return the number of the newest ready item."""
+        return max((i.seq for i in self._of(topic) if i.state == "ready"), default=0)
+
+    async def positions(self, topic: str) -> dict[str, int]:
+        """Return the position of each subscription."""
+        return {name: seq for (of, name), seq in self._positions.items() if of == topic}
+
+    async def set_position(self, topic: str, subscription: str, seq: int) -> None:
+        """Keep the position of a subscription."""
+        self._positions[topic, subscription] = seq
+
     async def close(self) -> None:
         """Nothing runs in the background."""
 
@@ -233,6 +255,8 @@ class MemoryBackend:
         """Let an item end; its key stays for a while."""
         source, item.state = item.state, "done"
         item.payload, item.until = b"", self._clock.wall() + kept_s(item.queue)
+        if end == "dropped":
+            self._positions[item.queue, DROPPED] = item.seq
         self.moved([Move(item.queue, source, end, 1, item.nbytes)])
 
     def _drop_oldest(self, queue: str, drop: Amount) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from atoll.hub.queue_backend import MAX_CLAIM_BYTES, Loaded, amounts_of, lease_seq
-from atoll.wire.messages import QueueItem, QueueOptions
+from atoll.wire.messages import QueueItem, QueueOptions, TopicItem
 
 AMONG = "seq IN (SELECT value FROM json_each(?))"
 """Condition on many numbers with one parameter: their JSON list."""
@@ -77,3 +77,34 @@ def dead(
     ).fetchall()
     wanted = None if seqs is None else set(seqs)
     return [row for row in rows if wanted is None or row[0] in wanted]
+
+
+def oldest(connection: sqlite3.Connection, queues: Sequence[str]) -> dict[str, float]:
+    """Return when the oldest ready item of each queue was put, where there is one."""
+    found = {}
+    for queue in queues:
+        row = connection.execute(
+            "SELECT put FROM queue_items WHERE queue = ? AND state = 'ready' ORDER BY seq LIMIT 1",
+            (queue,),
+        ).fetchone()
+        if row is not None:
+            found[queue] = float(row[0])
+    return found
+
+
+def peek(connection: sqlite3.Connection, topic: str, after: int, limit: int) -> list[TopicItem]:
+    """Return the ready items after a number that one answer holds."""
+    items: list[TopicItem] = []
+    nbytes = 0
+    cursor = connection.execute(
+        "SELECT seq, key, payload, put, blob FROM queue_items"
+        " WHERE queue = ? AND state = 'ready' AND seq > ? ORDER BY seq LIMIT ?",
+        (topic, after, limit),
+    )
+    for row in cursor:
+        nbytes += len(row[2])
+        if items and nbytes > MAX_CLAIM_BYTES:
+            break
+        items.append(TopicItem(*row))
+    cursor.close()
+    return items

@@ -24,9 +24,15 @@ CREATE TABLE IF NOT EXISTS queue_items (
 CREATE TABLE IF NOT EXISTS queue_options (
     queue TEXT PRIMARY KEY, topic INTEGER NOT NULL, options TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS queue_positions (
+    topic TEXT NOT NULL, subscription TEXT NOT NULL, seq INTEGER NOT NULL,
+    PRIMARY KEY (topic, subscription)
+) WITHOUT ROWID;
 """
 
 OPTIONS = "INSERT OR REPLACE INTO queue_options (queue, topic, options) VALUES (?, ?, ?)"
+
+POSITION = "INSERT OR REPLACE INTO queue_positions (topic, subscription, seq) VALUES (?, ?, ?)"
 
 _ADDED = {
     "blob": "TEXT NOT NULL DEFAULT ''",

@@ -19,6 +19,7 @@ from atoll.clock import Clock
 from atoll.hub.database import Database
 from atoll.hub.queue_backend import (
     DONE_KEPT,
+    DROPPED,
     NOTHING,
     Amount,
     DeadLetter,
@@ -36,9 +37,9 @@ from atoll.hub.queue_backend import (
 )
 from atoll.hub.queue_insert import insert
 from atoll.hub.queue_pump import Pump, Put
-from atoll.hub.queue_rows import AMONG, dead, load, of_leases, take
-from atoll.hub.queue_schema import OPTIONS, SCHEMA, prepare
-from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions
+from atoll.hub.queue_rows import AMONG, dead, load, of_leases, oldest, peek, take
+from atoll.hub.queue_schema import OPTIONS, POSITION, SCHEMA, prepare
+from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 __all__ = ["SCHEMA", "SqliteBackend"]
 
@@ -196,25 +197,14 @@ class SqliteBackend:
                 old = [row for row in rows if row[3] < before]
                 self._end(connection, [(seq, blob) for seq, _, blob, _ in old], until)
                 moves += sum_moves(queue, state, "dropped", [row[1] for row in old])
+                if old and state == "ready":
+                    connection.execute(POSITION, (queue, DROPPED, old[-1][0]))
 
         await self._do(work)
 
     async def oldest(self, queues: Sequence[str]) -> dict[str, float]:
         """Return when the oldest ready item of each queue was put."""
-
-        def read(connection: sqlite3.Connection) -> dict[str, float]:
-            found = {}
-            for queue in queues:
-                row = connection.execute(
-                    "SELECT put FROM queue_items WHERE queue = ? AND state = 'ready'"
-                    " ORDER BY seq LIMIT 1",
-                    (queue,),
-                ).fetchone()
-                if row is not None:
-                    found[queue] = float(row[0])
-            return found
-
-        return await self._database.read(read)
+        return await self._database.read(lambda c: oldest(c, queues))
 
     async def dead_letters(self, queue: str, *, limit: int) -> list[DeadLetter]:
         """Return items that were given back too often."""
@@ -252,6 +242,32 @@ class SqliteBackend:
             return len(rows)
 
         return await self._do(work)
+
+    async def peek(self, topic: str, *, after: int, limit: int) -> list[TopicItem]:
+        """Return ready items after a number."""
+        return await self._database.read(lambda c: peek(c, topic, after, limit))
+
+    async def last(self, topic: str) -> int:
+        """Return the number of the newest ready item."""
+        (seq,) = await self._database.read(
+            lambda c: c.execute(
+                "SELECT max(seq) FROM queue_items WHERE queue = ? AND state = 'ready'", (topic,)
+            ).fetchone()
+        )
+        return int(seq or 0)
+
+    async def positions(self, topic: str) -> dict[str, int]:
+        """Return the position of each subscription."""
+        rows = await self._database.read(
+            lambda c: c.execute(
+                "SELECT subscription, seq FROM queue_positions WHERE topic = ?", (topic,)
+            ).fetchall()
+        )
+        return dict(rows)
+
+    async def set_position(self, topic: str, subscription: str, seq: int) -> None:
+        """Keep the position of a subscription."""
+        await self._do(lambda c, moves: c.execute(POSITION, (topic, subscription, seq)).rowcount)
 
     async def close(self) -> None:
         """Wait until what was begun is done."""
@@ -316,6 +332,8 @@ class SqliteBackend:
         until = self._clock.wall() + kept_s(queue)
         self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
         moves += sum_moves(queue, "ready", "dropped", [row[1] for row in rows])
+        if rows:
+            connection.execute(POSITION, (queue, DROPPED, rows[-1][0]))
 
     def _expire(self, connection: sqlite3.Connection, moves: list[Move], now: float) -> int:
         """Give back what is overdue; return how many items that were."""

@@ -294,7 +294,7 @@ class QueueContract:
 
 async def _waits(queue: Queues, number: int) -> bool:
     """Return whether that many claims stand in line; looks inside, only to be deterministic."""
-    line: Any = getattr(queue, "_waiters")._lines.get("q", ())  # noqa: B009
+    line: Any = getattr(queue, "waiters")._lines.get("q", ())  # noqa: B009
     return len(line) == number
 
 
