@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.known_hub import KnownHub
+from atoll.config import TICKET_VARIABLE
 from atoll.errors import AtollError, HubError, from_dict
 from atoll.node import parent
 
@@ -81,21 +82,32 @@ class Embedded:
             self._agents.append(self._start_node(number, ready["ticket"]))
         url = str(ready["url"])
         token = str(ready["operator_token"])
-        return Ready(KnownHub(url, token, operator=True), ready["ticket"], f"{url}/?token={token}")
+        known = KnownHub(url, token, operator=True, ca=str(ready["ca"]))
+        return Ready(known, ready["ticket"], f"{url}/?token={token}")
 
     def _start_node(self, number: int, ticket: str) -> subprocess.Popen[bytes]:
-        arguments = ["--ticket", ticket, "--home", str(self._folder / f"node{number}")]
+        arguments = ["--home", str(self._folder / f"node{number}")]
         arguments += ["--name", f"node{number}", "--no-measure"]
-        return self._popen("atoll.node", arguments, log=f"node{number}.log")
+        return self._popen("atoll.node", arguments, log=f"node{number}.log", ticket=ticket)
 
     def _popen(
-        self, module: str, arguments: list[str], *, log: str, stdout: int | None = None
+        self,
+        module: str,
+        arguments: list[str],
+        *,
+        log: str,
+        stdout: int | None = None,
+        ticket: str = "",
     ) -> subprocess.Popen[bytes]:
-        """Start one Python module in a session of its own (so that Ctrl+C reaches us alone)."""
+        """Start one Python module in a session of its own (so that Ctrl+C reaches us alone).
+
+        The ticket goes into its environment: command lines are visible to every user.
+        """
         file = (self._folder / log).open("ab")
         self._logs.append(file)
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
+            env={**os.environ, TICKET_VARIABLE: ticket} if ticket else None,
             stdin=subprocess.DEVNULL,
             stdout=stdout if stdout is not None else file,
             stderr=file,

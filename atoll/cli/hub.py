@@ -21,6 +21,14 @@ def hub(
     ticket_uses: Annotated[
         int | None, typer.Option(min=1, help="How many machines may use the ticket.")
     ] = None,
+    tls: Annotated[
+        str,
+        typer.Option(help="auto (TLS unless on 127.0.0.1), on, off, or CERTIFICATE:KEY files."),
+    ] = "auto",
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a reverse proxy whose X-Forwarded-For counts (repeatable)."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
@@ -49,6 +57,8 @@ def hub(
             port=port,
             advertise=advertise,
             ticket_uses=ticket_uses,
+            tls=tls,
+            trust_proxy=tuple(trust_proxy or ()),
             restore_from=backup.resolve() if backup else None,
         )
     )
@@ -56,12 +66,20 @@ def hub(
         signal.signal(number, lambda *_: server.stop())
 
     def ready() -> None:
-        known_hub.remember(known_hub.KnownHub(server.url, server.operator_token, operator=True))
+        known_hub.remember(
+            known_hub.KnownHub(server.url, server.operator_token, operator=True, ca=server.ca)
+        )
         console.print("[bold green]the hub is ready[/]")
+        if server.is_exposed:
+            console.print(
+                "  [bold red]without TLS[/]: everybody on the network between can read tokens, "
+                "code and data; use --tls off only behind a proxy that speaks TLS",
+                soft_wrap=True,
+            )
         console.print(f"  dashboard   {server.url}/?token={server.operator_token}", soft_wrap=True)
         console.print("  on every other machine, type:", style="dim")
         console.print(f"    [bold]atoll join {server.ticket}[/]", soft_wrap=True)
-        console.print("  then, here or on any of them:", style="dim")
+        console.print("  then, here:", style="dim")
         console.print("    [bold]atoll run examples/gpt.toml[/]")
         console.print(
             "  Ctrl+C stops the hub; it takes up its jobs when it comes back", style="dim"

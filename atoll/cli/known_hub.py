@@ -1,20 +1,26 @@
-"""Which hub a command speaks to, and with which token: remembered from `hub` and `join`."""
+"""Which hub a command speaks to, and with which token: remembered from `hub` and `login`."""
 
 from __future__ import annotations
 
+import getpass
 import json
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll import config
 from atoll.errors import AuthError, ConfigError
 from atoll.ids import safe_name
 from atoll.net.api import HubClient
-from atoll.net.ticket import parse_ticket
-from atoll.node import identity, probe
+from atoll.net.ticket import Ticket, parse_ticket
+from atoll.net.way import Way
+from atoll.node import identity, trust
 
 _FILE = "hubs.json"
+
+HOW_TO_LOG_IN = (
+    "`atoll ticket new --role operator` on the hub's machine prints a ticket for `atoll login`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +30,16 @@ class KnownHub:
     url: str
     token: str
     operator: bool = False
-    """Whether the token is the operator's (the hub was started here)."""
+    """Whether the token is an operator's; else it is a viewer's, who may look only."""
+    ca: str = ""
+    """PEM file of the hub's certificate authority; empty: none is pinned."""
+    proxy: str = ""
+    """URL of the proxy to the hub; empty: none."""
 
     def client(self, *, timeout_s: float = 30.0) -> HubClient:
         """Return a client of the hub's REST interface."""
-        return HubClient(self.url, self.token, timeout_s=timeout_s)
+        way = Way(ca=self.ca, proxy=self.proxy)
+        return HubClient(self.url, self.token, way=way, timeout_s=timeout_s)
 
 
 def remember(hub: KnownHub, *, home: Path | None = None) -> None:
@@ -39,9 +50,13 @@ def remember(hub: KnownHub, *, home: Path | None = None) -> None:
     if hub.operator or old is None or not old.operator:
         old = hub
     hubs.pop(hub.url, None)
-    rest = [{"url": h.url, "token": h.token, "operator": h.operator} for h in hubs.values()]
-    newest = {"url": old.url, "token": old.token, "operator": old.operator}
-    identity.write_private(path, json.dumps([*rest, newest], indent=1))
+    _keep(path, [*hubs.values(), old])
+
+
+def forget(hub: KnownHub, *, home: Path | None = None) -> None:
+    """Remember a hub no longer."""
+    path = (home or config.home()) / _FILE
+    _keep(path, [known for known in _load(path).values() if known.url != hub.url])
 
 
 def find(where: str = "", *, home: Path | None = None) -> KnownHub:
@@ -61,35 +76,66 @@ def find(where: str = "", *, home: Path | None = None) -> KnownHub:
         ticket = parse_ticket(where)
         if ticket.url in hubs:
             return hubs[ticket.url]
-        return _enter(ticket.url, ticket.secret, folder)
+        return log_in(ticket, home=folder)
     if where:
-        url = where.rstrip("/") if "://" in where else f"http://{where.rstrip('/')}"
-        if url not in hubs:
+        given = where.rstrip("/")
+        urls = [given] if "://" in given else [f"http://{given}", f"https://{given}"]
+        known = next((hubs[url] for url in urls if url in hubs), None)
+        if known is None:
             raise AuthError(
-                "this machine has no token for that hub",
-                given=url,
-                expected="one of " + ", ".join(hubs) if hubs else "a hub it has joined",
-                remedy="give the join ticket that `atoll hub` printed: --hub atoll://...",
+                "this machine has no login at that hub",
+                given=urls[0],
+                expected="one of " + ", ".join(hubs) if hubs else "a hub it has logged in to",
+                remedy=HOW_TO_LOG_IN,
             )
-        return hubs[url]
+        return known
     if not hubs:
         raise ConfigError(
             "no hub is known on this machine",
-            expected="a hub that was started or joined here",
-            remedy="start one with `atoll hub`, give --hub TICKET, or use --local N for a run "
-            "on this machine alone",
+            expected="a hub that was started here, or a login (a node that joined has none)",
+            remedy=f"start one with `atoll hub`; {HOW_TO_LOG_IN}; or use --local N for a run on "
+            "this machine alone",
         )
     return list(hubs.values())[-1]
 
 
-def _enter(url: str, secret: str, folder: Path) -> KnownHub:
-    """Join a hub for its REST interface alone, without serving as a node."""
-    info = probe.node_info(folder, slots=0)
-    with HubClient(url) as client:
-        _, token = client.join(secret, name=safe_name(f"cli-{platform.node()}"), info=info)
-    hub = KnownHub(url, token)
+def log_in(
+    ticket: Ticket, *, home: Path | None = None, name: str = "", proxy: str = ""
+) -> KnownHub:
+    """Trade a ticket for a login, remember it, and return it.
+
+    Args:
+        ticket: For an operator or a viewer.
+        home: Where it is remembered; None: :func:`atoll.config.home`.
+        name: How the hub's audit log calls the login; empty: user and machine.
+        proxy: URL of the proxy to the hub; empty: none.
+
+    Raises:
+        AuthError: the ticket opens nothing, or is for a machine.
+        HubUnreachable: no hub answers.
+    """
+    folder = home or config.home()
+    ca = trust.pin(ticket, home=folder, proxy=proxy)
+    with HubClient(ticket.url, way=Way(ca=ca, proxy=proxy)) as client:
+        login = client.log_in(ticket.secret, name=safe_name(name or _who_is_here()))
+    operator = login.role == "operator"
+    hub = KnownHub(ticket.url, login.token, operator=operator, ca=ca, proxy=proxy)
     remember(hub, home=folder)
     return hub
+
+
+def _who_is_here() -> str:
+    """Return user and machine, for the audit log."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "somebody"
+    return f"{user}-{platform.node()}"
+
+
+def _keep(path: Path, hubs: list[KnownHub]) -> None:
+    """Write the hubs down, the newest last, readable by their owner alone."""
+    identity.write_private(path, json.dumps([asdict(hub) for hub in hubs], indent=1))
 
 
 def _load(path: Path) -> dict[str, KnownHub]:

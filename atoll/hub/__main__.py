@@ -22,6 +22,10 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument("--data", type=Path, required=True, help="folder of the hub's state")
     parser.add_argument("--jobs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--advertise", default="", help="host to name in the ticket")
+    parser.add_argument("--tls", default="auto", help="auto, on, off, or CERTIFICATE:KEY files")
+    parser.add_argument(
+        "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
+    )
     parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
     parser.add_argument(
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
@@ -37,6 +41,8 @@ def parse(arguments: list[str]) -> HubOptions:
         port=given.port,
         advertise=given.advertise,
         ticket_uses=given.ticket_uses,
+        tls=given.tls,
+        trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,
         restore_from=given.backup,
     )
@@ -58,6 +64,7 @@ def main(arguments: list[str]) -> int:
             "port": server.port,
             "ticket": server.ticket,
             "operator_token": server.operator_token,
+            "ca": server.ca,
         }
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()

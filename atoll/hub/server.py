@@ -16,10 +16,13 @@ from typing import Any, Self, TypeVar
 import uvicorn
 
 from atoll.errors import ConfigError, HubError, PortTaken
+from atoll.hub.admission import is_loopback
 from atoll.hub.app import Hub, HubOptions, open_hub
 from atoll.hub.protocols import WebSocket, protocols
 from atoll.hub.tls import choose
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -129,6 +132,11 @@ class HubServer:
         self.ca = ""
         """PEM file that programs on this machine trust; empty without TLS."""
 
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others can reach this hub and nothing is encrypted."""
+        return not self.ca and not is_loopback(self._options.host)
+
     async def serve(self, *, on_ready: Callable[[], None]) -> None:
         """Serve until :meth:`stop`.
 
@@ -146,6 +154,8 @@ class HubServer:
                 await hub.start()
                 self.ticket, self.operator_token = hub.ticket, hub.operator_token
                 self.ca = hub.ca
+                if self.is_exposed:
+                    logger.warning("this hub speaks without TLS at %s", self.url)
                 self._loop = asyncio.get_running_loop()
                 self._server = _Uvicorn(_config(hub), on_ready)
                 self._server.should_exit = self._stopping
