@@ -9,6 +9,7 @@ import typer
 
 from atoll import __version__
 from atoll.cli import (
+    audit,
     checkpoint,
     demo,
     doctor,
@@ -16,7 +17,9 @@ from atoll.cli import (
     generate,
     hub,
     join,
+    login,
     logs,
+    node,
     report,
     resume,
     run,
@@ -45,7 +48,11 @@ app.command("resume")(resume.resume)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
-app.command("ticket")(ticket.ticket)
+app.add_typer(ticket.app, name="ticket")
+app.command("login")(login.login)
+app.command("logout")(login.logout)
+app.add_typer(node.app, name="node")
+app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 
 

@@ -8,6 +8,7 @@ reads them with :func:`read_table`. The environment is read in `environment`.
 
 from __future__ import annotations
 
+from atoll.config.environment import TICKET_VARIABLE as TICKET_VARIABLE
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
 from atoll.config.environment import child_environment as child_environment
 from atoll.config.environment import container_hosts as container_hosts
@@ -15,6 +16,7 @@ from atoll.config.environment import extended_environment as extended_environmen
 from atoll.config.environment import home as home
 from atoll.config.environment import proxy_for as proxy_for
 from atoll.config.environment import read_worker_environment as read_worker_environment
+from atoll.config.environment import take_ticket as take_ticket
 from atoll.config.environment import worker_environment as worker_environment
 from atoll.config.environment import worker_variables as worker_variables
 from atoll.config.reading import load_spec as load_spec

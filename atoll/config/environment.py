@@ -159,6 +159,15 @@ def _is_exempt(host: str, port: int | None, listed: str) -> bool:
     return False
 
 
+TICKET_VARIABLE = "ATOLL_TICKET"
+"""Brings an agent its ticket: a command line is visible to every user of a machine."""
+
+
+def take_ticket() -> str:
+    """Return the ticket in the environment, and take it out: children need not know it."""
+    return os.environ.pop(TICKET_VARIABLE, "")
+
+
 def home() -> Path:
     """Return the folder where Atoll keeps what outlives a run: node identity, known hub."""
     if "ATOLL_HOME" in os.environ:

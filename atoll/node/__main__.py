@@ -20,7 +20,7 @@ from atoll.node.serve import run_node
 def main() -> int:
     """Run an agent until it is told to leave; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m atoll.node", description=__doc__)
-    parser.add_argument("--ticket", required=True, help="atoll://HOST:PORT/SECRET")
+    parser.add_argument("--ticket", default="", help="default: what ATOLL_TICKET says")
     parser.add_argument("--home", type=Path, default=None, help="folder of this agent")
     parser.add_argument("--name", default="", help="start of the node's id")
     parser.add_argument("--slots", type=int, default=1, help="workers at once")
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         run_node(
             NodeOptions(
-                ticket=parse_ticket(arguments.ticket),
+                ticket=parse_ticket(arguments.ticket or config.take_ticket()),
                 home=(arguments.home or config.home()).resolve(),
                 name=arguments.name,
                 slots=arguments.slots,
