@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.config.tables import JobSpec
+from atoll.config.tables import JobSpec, LaunchTable
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
 
@@ -169,12 +169,38 @@ def _check_program(spec: JobSpec) -> None:
             given=f"script = {spec.job.script!r} and command = {spec.job.command!r}",
             expected="script or command in [job]",
         )
-    if (spec.launch.launcher == "container") != bool(spec.launch.image):
+    if spec.job.requirements and not spec.job.code:
+        raise ConfigError(
+            "requirements in [job] are a file of its code",
+            given=f"requirements = {spec.job.requirements!r} without code",
+            expected='code = "FOLDER" in [job] besides',
+        )
+    _check_launch(spec.launch)
+
+
+def _check_launch(launch: LaunchTable) -> None:
+    """Refuse ways to start a process that contradict themselves."""
+    if (launch.launcher == "container") != bool(launch.image):
         raise ConfigError(
             "image and launcher in [launch] do not fit together",
-            given=f"launcher = {spec.launch.launcher!r}, image = {spec.launch.image!r}",
+            given=f"launcher = {launch.launcher!r}, image = {launch.image!r}",
             expected='launcher = "container" and an image, or neither',
         )
+    for line in launch.env:
+        name, equals, _ = line.partition("=")
+        if not (name and equals) or name.upper().startswith("ATOLL_"):
+            raise ConfigError(
+                "this line of env in [launch] cannot be set",
+                given=repr(line),
+                expected="NAME=VALUE, where NAME does not begin with ATOLL_",
+            )
+    for name in ("mounts", "read_only", "signature"):
+        if launch.launcher == "process" and getattr(launch, name):
+            raise ConfigError(
+                f"{name} in [launch] is for containers only",
+                given=f"{name} = {getattr(launch, name)!r}",
+                expected='launcher = "container" and an image',
+            )
 
 
 def parse_spec(text: str, *, name: str = "the job file") -> JobSpec:
