@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.config import parse_spec
-from atoll.errors import AuthError, HubError
+from atoll.errors import AtollError, AuthError, HubError
 from atoll.hub.auth import Identity, may_use_queue
 from atoll.hub.jobs import Jobs
 from atoll.hub.queue import Queues
@@ -15,6 +16,8 @@ from atoll.hub.queue_backend import INTERNAL, Stored
 from atoll.hub.session import Session
 from atoll.wire.messages import (
     Done,
+    Envelope,
+    Failure,
     Message,
     QueueAck,
     QueueAckMany,
@@ -34,6 +37,8 @@ from atoll.wire.messages import (
     TopicPublish,
     TopicRead,
 )
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
@@ -104,18 +109,36 @@ class QueueDoor:
             TopicAck: self._topic_ack,
         }
 
-    def put_now(
-        self, session: Session, body: QueuePut | QueuePutMany
-    ) -> asyncio.Future[Stored] | None:
-        """Begin a put for which there is room, without a task; None: it has to wait its turn.
+    def put_now(self, session: Session, envelope: Envelope) -> bool:
+        """Store items without a task of their own, if there is room for them at this moment.
 
-        Raises:
-            AtollError: it cannot be done at all.
+        Thousands of producers at once are the busiest that a hub gets. Whatever is not plain is
+        left to the handlers, errors too: False is returned then.
         """
-        self._rights.check(session.identity, body.queue)
-        if isinstance(body, QueuePut):
-            return self._queues.put_now(body.queue, [QueueEntry(body.key, body.payload, body.blob)])
-        return self._queues.put_now(body.queue, body.items)
+        body, id = envelope.body, envelope.id
+        if not isinstance(body, QueuePut | QueuePutMany) or not id:
+            return False
+        entries = (
+            [QueueEntry(body.key, body.payload, body.blob)]
+            if isinstance(body, QueuePut)
+            else body.items
+        )
+        try:
+            self._rights.check(session.identity, body.queue)
+            stored = self._queues.put_now(body.queue, entries)
+        except AtollError:
+            return False
+        if stored is None:
+            return False
+
+        def tell(done: asyncio.Future[Stored]) -> None:
+            session.requests.pop(id, None)
+            if not done.cancelled():
+                session.answer(envelope, _answer_to(body, done))
+
+        session.requests[id] = stored
+        stored.add_done_callback(tell)
+        return True
 
     async def _open(self, session: Session, body: QueueOpen, id: int) -> Message:
         self._rights.check_options(session.identity, body.queue)
@@ -188,8 +211,16 @@ class QueueDoor:
         return Done()
 
 
-def answer_to(body: QueuePut | QueuePutMany, stored: Stored) -> Message:
+def _answer_to(body: QueuePut | QueuePutMany, done: asyncio.Future[Stored]) -> Message:
     """Return the answer to a put that did not have to wait."""
+    error = done.exception()
+    if isinstance(error, AtollError):
+        return Failure(error.to_dict())
+    if error is not None:
+        logger.error("a put failed", exc_info=error)
+        what = "the hub failed on this request"
+        return Failure(HubError(what, given=repr(error), remedy="see the hub's log").to_dict())
+    stored = done.result()
     if isinstance(body, QueuePut):
         return QueuePutDone(stored.seqs[0], bool(stored.duplicates))
     return QueuePutManyDone(stored.seqs, stored.duplicates)

@@ -79,8 +79,9 @@ class Router:
         self._recovering = recovering
         self._refusals = refusals
         self._tasks = tasks
+        self._door = QueueDoor(stores.queue, rights=Rights(stores.jobs))
         self._handlers: dict[type[Message], Handler] = {
-            **QueueDoor(stores.queue, rights=Rights(stores.jobs)).handlers,
+            **self._door.handlers,
             LogLines: self._log_lines,
             Metrics: self._metrics,
             Event: self._event,
@@ -118,6 +119,8 @@ class Router:
             return
         if len(session.requests) >= MAX_REQUESTS:
             raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
+        if self._door.put_now(session, envelope):
+            return
         name = f"{type(body).__name__} of {session.address}"
         task = self._tasks.start(self._work(session, envelope, handler), name=name)
         if id:

@@ -86,7 +86,7 @@ class Session:
     gone_since: float = 0.0
     """Monotonic time at which the connection ended."""
     stats: dict[str, float] = field(default_factory=dict)
-    requests: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
+    requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     """Requests being worked on, by their id."""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
     """Closes the present connection."""
