@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from atoll.errors import CheckpointMissing, HubError
+from atoll.errors import CheckpointMissing, HubError, HubUnreachable
+from atoll.ids import new_token
 from atoll.net.access import AccessCalls
 from atoll.net.rest import Rest
 from atoll.net.streams import (
@@ -40,6 +42,9 @@ from atoll.wire.messages import (
 )
 
 M = TypeVar("M", bound=Message)
+
+SUBMIT_PAUSES_S = (0.5, 1.5)
+"""Before a submission that was not answered is sent again."""
 
 SLOW_ANSWER_S = 120.0
 """Time for answers that the hub gives only when a whole file is safe on its disk."""
@@ -110,18 +115,40 @@ class HubClient(AccessCalls):
 
     # ------------------------------------------------------------------------------- jobs
 
-    def submit(self, spec: str, *, files: Mapping[str, str] | None = None) -> str:
-        """Submit a job and return its id.
+    def submit(
+        self,
+        spec: str,
+        *,
+        files: Mapping[str, str] | None = None,
+        batch: str = "",
+        key: str = "",
+    ) -> str:
+        """Submit a job and return its id; sent again when no answer comes, it is one job still.
 
         Args:
             spec: The job's TOML text.
             files: Name and text of the files that travel with it (the user's script).
+            batch: Label of the jobs that are submitted together.
+            key: What this submission is called; empty: a name that nobody else has.
 
         Raises:
-            ConfigError: the job file is wrong.
+            ConfigError: the job file is wrong, or the key is that of another job.
         """
-        body = {"spec": spec, "files": dict(files or {})}
+        body = {"spec": spec, "files": dict(files or {}), "batch": batch}
+        body["key"] = key or new_token()
+        for pause_s in SUBMIT_PAUSES_S:
+            with contextlib.suppress(HubUnreachable):
+                return str(self._rest.json("POST", "/api/jobs", json=body)["job"])
+            time.sleep(pause_s)
         return str(self._rest.json("POST", "/api/jobs", json=body)["job"])
+
+    def scale(self, job: str, *, least: int, most: int) -> None:
+        """Let a job that waits or runs have other bounds of members from now on.
+
+        Raises:
+            ConfigError: it has ended, or there cannot be so many.
+        """
+        self._rest.call("POST", _path(job, "nodes"), json={"min": least, "max": most})
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return every job, newest first."""
