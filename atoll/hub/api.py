@@ -18,6 +18,7 @@ from atoll.hub import (
     rest_metrics,
     rest_queues,
 )
+from atoll.hub.alarms import rest as rest_alarms
 from atoll.hub.auth import Role
 from atoll.hub.context import Context, Live
 from atoll.hub.endpoint import Endpoint, Handler, Refused
@@ -94,6 +95,8 @@ def routes(context: Context) -> list[BaseRoute]:
            get=rest_files.get_file, put=rest_files.put_file),
         at("/api/blobs/{sha256}", everyone, audited=False, get=rest_blobs.get_blob,
            put=rest_blobs.put_blob),
+        at("/api/alarms", operator, viewer, get=rest_alarms.show),
+        at("/api/alarms/{alarm}/silence", operator, post=rest_alarms.silence),
         at("/api/queues", operator, viewer, get=rest_queues.show_queues),
         at("/api/queues/dead", everyone, viewer, get=rest_queues.show_dead),
         at("/api/queues/requeue", operator, post=rest_queues.requeue),

@@ -21,6 +21,8 @@ from atoll.hub import node_certificates as node_certificates_module
 from atoll.hub import round_book as round_book_module
 from atoll.hub.access import Access
 from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits
+from atoll.hub.alarms.gather import Gatherer
+from atoll.hub.alarms.watch import AlarmWatch
 from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
@@ -184,6 +186,13 @@ class Hub:
             stores, self.sessions, self.membership, self.placement, self.rounds, clock
         )
         self.recording = Recording(stores, clock=clock)
+        gatherer = Gatherer(
+            stores=stores, sessions=self.sessions, membership=self.membership,
+            rounds=self.rounds, clock=clock, version=__version__, data=options.data,
+        )  # fmt: skip
+        self.watch = AlarmWatch(
+            gatherer=gatherer, alarms=stores.alarms, events=stores.events, clock=clock
+        )
         self.sessions.listener = self
         self._web: Application | None = None
 
@@ -213,6 +222,7 @@ class Hub:
         await self.checkpoints.restart()
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
+        self.tasks.start(self.watch.run(), name="alarms")
 
     async def _open_tls(self) -> Access:
         """Open or make the certificates, where this hub speaks TLS."""
@@ -268,6 +278,7 @@ class Hub:
 
     def opened(self, session: Session, *, resumed: bool) -> None:
         """A process connected."""
+        self.watch.opened(session.address, session.incarnation)
         if not session.job and session.identity.role == "operator" and session.info is None:
             return
         if not session.job:

@@ -202,6 +202,16 @@ class Rounds:
             return not roll.holders("", ()) and bool(roll.missed())
         return all(standing == "gone" for standing in roll.standing.values())
 
+    def waiting(self, job: str) -> tuple[list[str], float]:
+        """Return whom the next round waits for, and for how many seconds by now."""
+        room = self._rooms.get(job)
+        if room is None or room.machine.attempt is not None or room.machine.paused:
+            return [], 0.0
+        if not room.machine.joins:
+            return [], 0.0
+        waited_s = self._clock.monotonic() - room.machine.lobby.since()
+        return room.machine.waits_for(), max(0.0, waited_s)
+
     def describe(self, job: str, member: str) -> dict[str, Any]:
         """Return what a member does in the rounds, and its share of a period's steps."""
         room = self._rooms.get(job)

@@ -109,6 +109,7 @@ class Router:
         body, id = envelope.body, envelope.id
         if isinstance(body, Beat):
             session.stats = body.stats
+            session.clock.note(body.time, session.last_heard)
             if id:
                 session.answer(envelope, Done())
             return

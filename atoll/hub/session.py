@@ -18,6 +18,7 @@ from atoll import __version__
 from atoll.clock import Clock
 from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
 from atoll.hub.auth import Auth, Identity
+from atoll.hub.clock_offset import ClockOffset
 from atoll.hub.greeting import MAX_ADDRESS, Replaced, check_hello
 from atoll.hub.outbox import Outbox, Send
 from atoll.hub.relay import PolicyBroken, Relay
@@ -86,6 +87,8 @@ class Session:
     gone_since: float = 0.0
     """Monotonic time at which the connection ended."""
     stats: dict[str, float] = field(default_factory=dict)
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    """How far the sender's wall clock is off."""
     requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     """Requests being worked on, by their id."""
     hang_up: Callable[[int, str], None] = lambda code, reason: None

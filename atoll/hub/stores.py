@@ -20,6 +20,8 @@ from atoll.hub import (
     node_book,
     queue_sqlite,
 )
+from atoll.hub.alarms import store as alarms
+from atoll.hub.alarms.store import Alarms
 from atoll.hub.auth import Auth
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
@@ -33,6 +35,7 @@ from atoll.hub.queue import Queues
 from atoll.hub.queue_sqlite import SqliteBackend
 
 SCHEMAS = (
+    alarms.SCHEMA,
     auth.SCHEMA,
     blobs.SCHEMA,
     events.SCHEMA,
@@ -61,6 +64,7 @@ class Stores:
     events: Events
     files: Files
     blobs: Blobs
+    alarms: Alarms
 
     async def close(self) -> None:
         """Finish every write, then close the database. May be called again."""
@@ -103,6 +107,7 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> S
             events=told,
             files=Files(database, jobs_dir=jobs_dir),
             blobs=held,
+            alarms=Alarms(database),
         )
     except BaseException:
         database.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atoll.errors import AtollError, WireError
 from atoll.hub import app
+from atoll.hub.alarms.store import Alarms
 from atoll.hub.auth import Auth, Identity
 from atoll.hub.jobs import Jobs
 from atoll.hub.logs import Logs
@@ -116,6 +117,7 @@ class HubLife(Process):
             events=events,
             files=files,
             blobs=blobs,
+            alarms=Alarms(database),
         )
         options = app.HubOptions(
             data=NOWHERE, jobs=NOWHERE, reducers=world.reducers_beside_hub, **world.hub_options

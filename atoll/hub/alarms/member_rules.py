@@ -1,0 +1,303 @@
+"""Rules about single members of a job: who gives nothing, who is odd, late, or behind."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from atoll.hub.alarms.facts import Facts, JobFacts
+from atoll.hub.alarms.finding import Finding
+from atoll.hub.alarms.robust import outlying
+from atoll.hub.timeline import Row
+from atoll.hub.timelines import Passed
+
+ZERO_ROUNDS = 3
+"""Rounds in a row in which a member gives nothing."""
+
+OUTLIER_ROUNDS = 3
+OUTLIER_SIGMA, OUTLIER_RATIO = 8.0, 4.0
+"""How far from the others, in robust deviations, and how many times as large (or small)."""
+OUTLIER_FLOOR = 0.1
+"""Norms that differ by less than this share are alike."""
+OWN_PAST = 12
+"""Rounds of its own past that a member is compared with."""
+
+STRAGGLER_ROUNDS, STRAGGLER_LEAST = 10, 5
+STRAGGLER_TIMES = 0.7
+"""Share of these rounds in which the same member comes last..."""
+STRAGGLER_SHARE = 0.2
+"""... and share of the whole group's time that is lost by it."""
+STUCK_S, STUCK_PERIODS = 30.0, 3.0
+"""A round that waits for a member so long, and so many times as long as usual, is stuck."""
+
+STALE_ROUNDS = 5
+DIFFERS_FOR_S = 120.0
+ENDED_FOR_S = 3_600.0
+
+
+def zero_contribution(facts: Facts) -> Iterator[Finding]:
+    """Find members that take part and give nothing, which no loss curve would show."""
+    for job in _running(facts):
+        if len(job.rounds) < ZERO_ROUNDS:
+            continue
+        for member in _present(job, ZERO_ROUNDS):
+            why = _why_zero(job, member)
+            if why:
+                yield Finding(
+                    kind="zero-contribution",
+                    severity="critical",
+                    job=job.job,
+                    member=member,
+                    node=job.node_of(member),
+                    value=0.0,
+                    cause=f"{job.who(member)} contributes nothing: {why}",
+                    remedy=f"read what it prints: atoll logs {job.job} --member {member}; check "
+                    "that the wrapped optimizer is the one that steps and that not everything is "
+                    f"frozen; or take the machine out: atoll drain {job.node_of(member)}",
+                )
+
+
+def _why_zero(job: JobFacts, member: str) -> str:
+    """Return in which way a member gave nothing in the last rounds; empty: it gave something."""
+    rounds = job.rounds[-ZERO_ROUNDS:]
+    rows = job.rows_of(member, ZERO_ROUNDS)
+    norms = [row.update_norm for row in rows]
+    if all(norm is not None and norm == 0.0 for norm in norms):
+        return f"its updates were all zero in the last {len(rows)} rounds"
+    if all(member not in one.contributors for one in rounds):
+        return f"what it sent was left out of the last {len(rounds)} commits"
+    others = [row for one in rounds for row in one.rows if row.member != member]
+    if all(row.steps == 0 for row in rows) and others and all(row.steps for row in others):
+        return f"it did no step in the last {len(rows)} rounds, so its weight is 0"
+    return ""
+
+
+def update_outlier(facts: Facts) -> Iterator[Finding]:
+    """Find members whose updates are of quite another size than the others' or their own past."""
+    for job in _running(facts):
+        for member in _present(job, OUTLIER_ROUNDS):
+            ratio = _outlier_ratio(job, member)
+            if ratio is None:
+                continue
+            norm = job.rows_of(member, 1)[-1].update_norm or 0.0
+            times = f"{ratio:.1f} times" if ratio >= 1 else f"1/{1 / max(ratio, 1e-9):.0f} of"
+            yield Finding(
+                kind="update-outlier",
+                job=job.job,
+                member=member,
+                node=job.node_of(member),
+                value=norm,
+                cause=f"the updates of {job.who(member)} are {times} the usual size "
+                f"(norm {norm:.3g}) in {OUTLIER_ROUNDS} rounds in a row",
+                remedy="compare its data, learning rate and precision with the others': "
+                f"atoll logs {job.job} --member {member}; take it out if it is broken: "
+                f"atoll drain {job.node_of(member)}",
+            )
+
+
+def _outlier_ratio(job: JobFacts, member: str) -> float | None:
+    """Return how many times the usual size a member's updates are, if that is out of all bounds."""
+    ratios: list[float] = []
+    for one in job.rounds[-OUTLIER_ROUNDS:]:
+        norms = {row.member: row.update_norm for row in one.rows if row.update_norm is not None}
+        own = norms.pop(member, None)
+        if own is None:
+            return None
+        others = [norm for norm in norms.values() if norm > 0.0]
+        past = _past_norms(job, member, one.epoch)
+        if len(others) >= 2:
+            against = others
+        elif len(past) >= OWN_PAST // 2:
+            against = past
+        else:
+            return None
+        sigma, ratio = outlying(own, against, floor=OUTLIER_FLOOR)
+        far = ratio > OUTLIER_RATIO or ratio < 1 / OUTLIER_RATIO
+        # Below the median there is less room for deviations than above it.
+        enough = OUTLIER_SIGMA if ratio > 1 else OUTLIER_SIGMA / 2
+        if own == 0.0 or abs(sigma) < enough or not far:
+            return None
+        ratios.append(ratio)
+    same_way = all(r > 1 for r in ratios) or all(r < 1 for r in ratios)
+    return statistics.median(ratios) if ratios and same_way else None
+
+
+def _past_norms(job: JobFacts, member: str, before: int) -> list[float]:
+    """Return a member's norms before the rounds in question."""
+    newest = {one.epoch for one in job.rounds[-OUTLIER_ROUNDS:]}
+    past = [
+        row.update_norm
+        for one in job.rounds
+        if one.epoch < before and one.epoch not in newest
+        for row in one.rows
+        if row.member == member and row.update_norm
+    ]
+    return past[-OWN_PAST:]
+
+
+def straggler(facts: Facts) -> Iterator[Finding]:
+    """Find the member that all others wait for, and how much of their time that costs."""
+    for job in _running(facts):
+        if len(job.waits_for) == 1 and job.waits_s > max(STUCK_S, STUCK_PERIODS * _period_s(job)):
+            (member,) = job.waits_for
+            yield _stuck(job, member)
+            continue
+        found = slowest(job.rounds[-STRAGGLER_ROUNDS:])
+        if found is None:
+            continue
+        member, lost, wait_s, period_s = found
+        known = job.members.get(member)
+        if known is None or known.state != "running":
+            continue
+        yield Finding(
+            kind="straggler",
+            job=job.job,
+            member=member,
+            node=known.node,
+            value=lost,
+            cause=f"{job.who(member)} holds the others up: they wait {wait_s:.1f} s of every "
+            f"{period_s:.1f} s round for it, {lost:.0%} of the group's time",
+            remedy='let it do fewer steps (pace = "measured" under [train]), or take it out: '
+            f"atoll drain {known.node}; what that changes: atoll worth {job.job}",
+        )
+
+
+def slowest(rounds: Sequence[Passed]) -> tuple[str, float, float, float] | None:
+    """Return who comes last nearly always, and what that costs; None: nobody does.
+
+    Returns:
+        The member, the share of all members' time that is lost, the seconds that the others wait
+        for it in a round, and the seconds of a round with its period.
+    """
+    last: dict[str, list[tuple[float, float, int]]] = {}
+    seen = 0
+    for one in rounds:
+        timed = [row for row in one.rows if row.wait_s is not None and row.compute_s is not None]
+        if len(timed) < 2 or len(timed) < len(one.members):
+            continue
+        seen += 1
+        by_wait = sorted(timed, key=lambda row: row.wait_s or 0.0)
+        gap_s = (by_wait[1].wait_s or 0.0) - (by_wait[0].wait_s or 0.0)
+        whole_s = statistics.fmean(round_seconds(row) for row in timed)
+        last.setdefault(by_wait[0].member, []).append((gap_s, whole_s, len(timed)))
+    if seen < STRAGGLER_LEAST:
+        return None
+    member = max(last, key=lambda m: len(last[m]))
+    held = last[member]
+    wait_s = statistics.fmean(gap for gap, _, _ in held)
+    period_s = statistics.fmean(whole for _, whole, _ in held)
+    lost = statistics.fmean(
+        (count - 1) / count * gap / whole if whole else 0.0 for gap, whole, count in held
+    )
+    if len(held) / seen < STRAGGLER_TIMES or lost < STRAGGLER_SHARE:
+        return None
+    return member, lost, wait_s, period_s
+
+
+def round_seconds(row: Row) -> float:
+    """Return the seconds of one member's whole round, computing included."""
+    parts = (row.compute_s, row.wait_s, row.send_s, row.vote_s, row.apply_s)
+    return sum(part for part in parts if part is not None)
+
+
+def _stuck(job: JobFacts, member: str) -> Finding:
+    return Finding(
+        kind="straggler",
+        severity="critical",
+        job=job.job,
+        member=member,
+        node=job.node_of(member),
+        value=job.waits_s,
+        cause=f"round {len(job.rounds) and job.rounds[-1].round + 1} has waited {job.waits_s:.0f} s"
+        f" for {job.who(member)}, much longer than usual",
+        remedy=f"see what it does: atoll logs {job.job} --member {member}; go on without it: "
+        f"atoll drain {job.node_of(member)}",
+    )
+
+
+def _period_s(job: JobFacts) -> float:
+    """Return the usual seconds from one commit to the next."""
+    times = [one.time for one in job.rounds]
+    gaps = [b - a for a, b in pairwise(times)]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def stale(facts: Facts) -> Iterator[Finding]:
+    """Find members whose process runs while rounds are committed without it."""
+    for job in _running(facts):
+        newest = job.rounds[-STALE_ROUNDS:]
+        if len(newest) < STALE_ROUNDS:
+            continue
+        for member, known in job.members.items():
+            missed = [one for one in newest if one.time > known.since and member not in one.members]
+            if known.state != "running" or len(missed) < STALE_ROUNDS:
+                continue
+            was_in = [one.round for one in job.rounds if member in one.members]
+            since = f"; its last was round {was_in[-1]}" if was_in else ""
+            doing = "it takes the state over" if known.standing == "recovering" else "it is away"
+            yield Finding(
+                kind="stale",
+                job=job.job,
+                member=member,
+                node=known.node,
+                value=float(len(missed)),
+                cause=f"{job.who(member)} has missed the last {STALE_ROUNDS} commits and more "
+                f"({doing}){since}",
+                remedy=f"see what it does: atoll logs {job.job} --member {member}; a link that is "
+                "too slow to take the state over needs rarer rounds (every = ... under "
+                f"[strategy]); or take it out: atoll drain {known.node}",
+            )
+
+
+def replica_mismatch(facts: Facts) -> Iterator[Finding]:
+    """Find members whose parameters are not those of the others, bit for bit."""
+    for job in facts.jobs:
+        for mark in {mark.member: mark for mark in job.differs}.values():
+            if facts.now - mark.time <= DIFFERS_FOR_S:
+                yield _differs(job, mark.member, f"{job.who(mark.member)}: {mark.text}")
+        if job.ended is None or facts.now - job.ended > ENDED_FOR_S or job.alone:
+            continue
+        for member in _odd_digests(job):
+            text = f"{job.who(member)} ended with other parameters than the rest of its group"
+            yield _differs(job, member, text)
+
+
+def _odd_digests(job: JobFacts) -> list[str]:
+    """Return who ended with other parameters than most of those that saw all rounds."""
+    most = max((m.rounds for m in job.members.values()), default=0)
+    digests = {n: m.digest for n, m in job.members.items() if m.digest and m.rounds == most}
+    if len(set(digests.values())) < 2:
+        return []
+    common = statistics.mode(digests.values())
+    return [member for member, digest in digests.items() if digest != common]
+
+
+def _differs(job: JobFacts, member: str, cause: str) -> Finding:
+    return Finding(
+        kind="replica-mismatch",
+        severity="critical",
+        job=job.job,
+        member=member,
+        node=job.node_of(member),
+        cause=cause,
+        remedy="it takes over the others' state by itself; if it happens again the machine "
+        "computes wrongly: test its memory, use the same torch as the others, or take it out: "
+        f"atoll drain {job.node_of(member)}",
+    )
+
+
+def _running(facts: Facts) -> Iterator[JobFacts]:
+    return (job for job in facts.jobs if job.state == "running")
+
+
+def _present(job: JobFacts, rounds: int) -> list[str]:
+    """Return the members that run and were in each of the newest rounds, with a row."""
+    newest = job.rounds[-rounds:]
+    return [
+        member
+        for member, known in job.members.items()
+        if known.state == "running"
+        and len(newest) == rounds
+        and len(job.rows_of(member, rounds)) == rounds
+    ]

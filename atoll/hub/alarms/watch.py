@@ -1,0 +1,99 @@
+"""Looks at everything again and again: what is wrong becomes an alarm, an event, and a message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from atoll.clock import Clock
+from atoll.hub.alarms.engine import Alarm, Changes, Engine
+from atoll.hub.alarms.finding import Finding, Rule
+from atoll.hub.alarms.gather import Gatherer
+from atoll.hub.alarms.machine_rules import duration
+from atoll.hub.alarms.rules import RULES
+from atoll.hub.alarms.store import Alarms
+from atoll.hub.events import Events
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Pause between two looks."""
+NODES_EVERY = 4
+"""Machines are looked at in one of so many looks: there may be thousands."""
+
+Told = Callable[[Alarm], Awaitable[None]]
+
+
+class AlarmWatch:
+    """The one task that looks, decides and tells."""
+
+    def __init__(
+        self, *, gatherer: Gatherer, alarms: Alarms, events: Events, clock: Clock,
+        rules: Sequence[Rule] = RULES, look_s: float = LOOK_S,
+    ) -> None:  # fmt: skip
+        """Look with these rules every `look_s` seconds once :meth:`run` was started."""
+        self._gatherer, self._alarms, self._events = gatherer, alarms, events
+        self._clock, self._rules, self._look_s = clock, list(rules), look_s
+        self._engine = Engine(self._rules)
+        self._looks = 0
+        self.told: Told = _nobody
+        """Called with every alarm that opens or ends, once that is durable; MUST NOT block."""
+        alarms.on_silence = self._engine.put
+
+    def opened(self, address: str, incarnation: str) -> None:
+        """A process connected."""
+        self._gatherer.links.opened(address, incarnation, self._clock.monotonic())
+
+    async def run(self) -> None:
+        """Look for ever; a look that fails is logged and hinders no other."""
+        self._engine.restore(await self._alarms.load(), self._clock.wall())
+        while True:
+            await asyncio.sleep(self._look_s)
+            try:
+                await self.look()
+            except Exception:
+                log.exception("a look at what may be wrong has failed")
+
+    async def look(self) -> Changes:
+        """Look once; return what changed."""
+        nodes = self._looks % NODES_EVERY == 0
+        self._looks += 1
+        facts = await self._gatherer.facts(nodes=nodes)
+        found: list[Finding] = []
+        kinds: set[str] = set()
+        for rule in self._rules:
+            if rule.of_nodes and not nodes:
+                continue
+            try:
+                found += rule.find(facts)
+                kinds.add(rule.kind)
+            except Exception:  # one wrong rule must not blind the others
+                log.exception("the rule for %s has failed", rule.kind)
+        changes = self._engine.look(found, kinds, facts.now)
+        if changes:
+            changes = await self._keep(changes)
+        return changes
+
+    async def _keep(self, changes: Changes) -> Changes:
+        """Make changes durable, then tell them."""
+        kept = await self._alarms.keep(changes)
+        for alarm in kept.opened:
+            self._engine.put(alarm)
+            await self._event(alarm, "alarm", f"{alarm.finding.cause}. {alarm.finding.remedy}")
+            await self.told(alarm)
+        for alarm in kept.ended:
+            lasted = duration((alarm.ended or 0.0) - alarm.since)
+            text = f"over after {lasted}: {alarm.finding.cause}"
+            await self._event(alarm, "alarm-ended", text)
+            await self.told(alarm)
+        return kept
+
+    async def _event(self, alarm: Alarm, kind: str, text: str) -> None:
+        found = alarm.finding
+        fields = {"kind": found.kind, "severity": found.severity, "node": found.node}
+        await self._events.add(found.job, kind, text, member=found.member, fields=fields)
+
+
+async def _nobody(alarm: Alarm) -> None:
+    """Stand in where no hooks are."""
