@@ -170,6 +170,9 @@ class RateLimit:
         self._times: collections.OrderedDict[str, collections.deque[float]]
         self._times = collections.OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._times)
+
     def reached(self, source: str) -> bool:
         """Return whether an address did it too often lately."""
         times = self._times.get(source)

@@ -190,7 +190,7 @@ def _check_page(scope: Scope, headers: Headers) -> None:
         raise _foreign(headers)
     if scope["method"] in ("GET", "HEAD"):
         return
-    if "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+    if headers.get("origin", "null") == "null" and headers.get("sec-fetch-site") != "same-origin":
         raise _foreign(headers)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # A form of another site cannot send this type without asking first.
@@ -203,9 +203,11 @@ def _check_page(scope: Scope, headers: Headers) -> None:
 def _says_foreign(headers: Headers) -> bool:
     """Return whether the browser itself tells that another site's page is behind a request."""
     origin = headers.get("origin")
-    if origin is not None:
+    if origin is not None and origin != "null":
         return origin.partition("://")[2] != headers.get("host")
-    return headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    # Browsers hide the origin of a form whose page says `no-referrer`.
+    unknown = "same-origin" if origin is None else "cross-site"
+    return headers.get("sec-fetch-site", unknown) not in ("same-origin", "none")
 
 
 def _foreign(headers: Headers) -> ForeignPage:

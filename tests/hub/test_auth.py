@@ -114,7 +114,7 @@ def test_guessing_is_slowed_down_per_address_and_in_bounded_memory(
         for number in range(3000):
             with pytest.raises(AuthError):
                 auth.authenticate("guess", source=f"10.0.{number}")
-        assert len(auth._limit._failures) <= 1024
+        assert len(auth._failures) <= 1024
 
     asyncio.run(work())
 

@@ -77,7 +77,7 @@ def resident_bytes(pid: int) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_line_says_ready_and_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
     with program(tmp_path) as hub:
-        assert set(hub.info) == {"url", "port", "ticket", "operator_token"}
+        assert set(hub.info) == {"url", "port", "ticket", "operator_token", "ca"}
         assert httpx.get(hub.info["url"] + "/healthz").status_code == 200
         code, seconds, errors = hub.end(number)
         assert (code, errors) == (0, "")

@@ -48,7 +48,30 @@ def test_a_ticket_is_traded_for_a_node_and_its_token(hub: HubServer) -> None:
         with pytest.raises(AuthError):
             stranger.join("guessed", name="thief", info=INFO)
     with HubClient(hub.url, token) as member:
-        assert member.jobs() == []
+        assert member.hub()["role"] == "node"
+        with pytest.raises(AuthError, match="not for that"):
+            member.jobs()
+
+
+def test_a_ticket_for_people_is_traded_for_a_login_that_ends(
+    hub: HubServer, client: HubClient
+) -> None:
+    ticket = parse_ticket(client.create_ticket(role="viewer", uses=1, name="for anna"))
+    with HubClient(ticket.url) as stranger:
+        with pytest.raises(AuthError, match="not for a machine"):
+            stranger.join(ticket.secret, name="box", info=INFO)
+        login = stranger.log_in(ticket.secret, name="anna")
+    assert (login.name, login.role) == ("anna", "viewer")
+    with HubClient(hub.url, login.token) as viewer:
+        assert viewer.jobs() == []
+        with pytest.raises(AuthError):
+            viewer.submit(SPEC)
+        viewer.log_out()
+        with pytest.raises(AuthError):
+            viewer.jobs()
+    (row,) = [row for row in client.tickets() if row["name"] == "for anna"]
+    assert (row["role"], row["uses_left"], row["used_by"]) == ("viewer", 0, ["anna"])
+    assert ticket.secret not in str(client.tickets())
 
 
 def test_a_limited_ticket_is_used_up(hub: HubServer, client: HubClient) -> None:

@@ -15,6 +15,21 @@ def test_a_ticket_comes_back_as_it_was_printed(host: str) -> None:
     assert parse_ticket(f"  {ticket}\n") == ticket
 
 
+@pytest.mark.parametrize("mark", ["", "tls", "0123456789" * 4])
+@pytest.mark.parametrize("prefix", ["", "/atoll", "/a/b"])
+def test_a_ticket_carries_prefix_and_fingerprint(prefix: str, mark: str) -> None:
+    ticket = Ticket("hub", 7700, new_token(), prefix=prefix, mark=mark)
+    assert parse_ticket(str(ticket)) == ticket
+    assert ticket.url == f"http{'s' if mark else ''}://hub:7700{prefix}"
+    assert ticket.fingerprint == ("" if mark == "tls" else mark)
+
+
+def test_an_error_about_a_ticket_does_not_show_its_secret() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_ticket("atoll://hub:8000/SECRETSECRETSECRET~zz")
+    assert "SECRETSECRET" not in str(refused.value)
+
+
 def test_a_ticket_knows_the_url_of_its_hub() -> None:
     assert parse_ticket("atoll://hub:8000/abc").url == "http://hub:8000"
     assert parse_ticket("atoll://[::1]:8000/abc").url == "http://[::1]:8000"
@@ -33,7 +48,10 @@ def test_a_ticket_knows_the_url_of_its_hub() -> None:
         "atoll://hub:70000/abc",
         "atoll://:8000/abc",
         "atoll://hub:8000/a b",
-        "atoll://hub:8000/abc/def",
+        "atoll://hub:8000/abc~",
+        "atoll://hub:8000/abc~0123",
+        "atoll://hub:8000//abc",
+        "atoll://hub:8000/../abc~nonsense",
         "atoll://user@hub:8000/abc",
     ],
 )
