@@ -1,7 +1,9 @@
-// The two charts, drawn by plotly.js, which the hub serves from its own disk.
+// Charts by plotly.js, which the hub serves from its own disk; loaded when the first one is shown.
 
-const MAX_POINTS = 4000;
+import { element } from "./dom.js";
+
 const DRAWN_POINTS = 1200;
+const open = new Set();
 
 let ready;
 
@@ -9,7 +11,7 @@ let ready;
 export function loadPlotly() {
   ready ??= new Promise((resolve) => {
     const script = document.createElement("script");
-    script.src = "/static/plotly.min.js";
+    script.src = "static/plotly.min.js";
     script.onload = () => resolve(true);
     script.onerror = () => resolve(false);
     document.head.append(script);
@@ -17,115 +19,141 @@ export function loadPlotly() {
   return ready;
 }
 
-// Points of one job by curve. Long curves lose every second point of their older half.
-export class Curves {
-  constructor() { this.byName = new Map(); this.shares = new Map(); }
+// Draws every open chart again, e.g. in other colours.
+export function redraw() {
+  for (const chart of open) chart.draw(chart.traces, chart.marks);
+}
 
-  add(points) {
-    for (const { member, step, values } of points) {
-      if (values.held_out_tokens) this.#share(step, values);
-      for (const [name, value] of Object.entries(values)) {
-        if (value == null) continue;
-        if (name === "held_out_loss") this.#push("held-out", "held_out", step, value);
-        else if (name === "loss" || name === "tokens_per_s") this.#push(member, name, step, value);
-      }
-    }
-  }
+// A colour of the style sheet as plotly understands it.
+export function colour(name) {
+  const probe = document.getElementById("probe");
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
 
-  // Members evaluate shares of the held-out text at the same step: the loss is that of all together.
-  #share(step, values) {
-    const [sum, tokens] = this.shares.get(step) ?? [0, 0];
-    const both = [sum + values.held_out_loss_sum, tokens + values.held_out_tokens];
-    this.shares.set(step, both);
-    this.#push("held-out", "held_out", step, both[0] / both[1]);
-  }
-
-  #push(owner, kind, step, value) {
-    const key = `${kind}/${owner}`;
-    const curve = this.byName.get(key) ?? { owner, kind, x: [], y: [] };
-    this.byName.set(key, curve);
-    const again = kind === "held_out" && curve.x.at(-1) === step;
-    if (again) { curve.y[curve.y.length - 1] = value; return; }
-    curve.x.push(step);
-    curve.y.push(value);
-    if (curve.x.length > MAX_POINTS) {
-      const keep = (_, at) => at > MAX_POINTS / 2 || at % 2 === 0;
-      curve.x = curve.x.filter(keep);
-      curve.y = curve.y.filter(keep);
-    }
-  }
-
-  of(...kinds) {
-    return [...this.byName.values()]
-      .filter((curve) => kinds.includes(curve.kind))
-      .sort((a, b) => a.owner.localeCompare(b.owner, "en", { numeric: true }));
-  }
+export function seriesColour(owner) {
+  if (owner === "held-out") return colour("--held-out");
+  const slot = Number.parseInt(owner.replace(/\D+/g, ""), 10) || 0;
+  return colour(`--series-${slot % 8}`);
 }
 
 // Always a new array: plotly takes the same array for unchanged data.
-function thinned(values) {
+export function thinned(values) {
   const stride = Math.ceil(values.length / DRAWN_POINTS);
   return stride < 2 ? [...values] : values.filter((_, at) => at % stride === 0 || at === values.length - 1);
 }
 
-function style(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
 export class Chart {
-  constructor(target, kinds, { zero = false } = {}) {
-    this.target = target;
-    this.kinds = kinds;
+  // zero: the axis begins at 0; format: of its numbers; note: a few words beside the title.
+  constructor({ id, title, note = "", zero = false, format = "~s", legend = true }) {
     this.zero = zero;
-    this.drawn = false;
-    new ResizeObserver(() => {
-      if (!target.offsetParent) return;
-      if (this.drawn) window.Plotly.Plots.resize(target);
-      else this.draw(this.curves);
-    }).observe(target);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.curves));
+    this.format = format;
+    this.legend = legend;
+    this.traces = null;
+    this.marks = [];
+    this.busy = false;
+    this.target = element("div", { class: "chart", id, role: "img", "aria-label": `${title}: no values yet` });
+    this.title = title;
+    this.note = element("span", { class: "quiet" }, note);
+    this.element = element("figure", null,
+      element("figcaption", null, title, " ", this.note), this.target);
+    this.watcher = new ResizeObserver(() => {
+      if (this.drawn && this.target.offsetParent) window.Plotly.Plots.resize(this.target);
+      else if (this.traces) this.draw(this.traces, this.marks);
+    });
+    this.watcher.observe(this.target);
+    open.add(this);
+    loadPlotly().then((there) => {
+      if (!there) this.#without();
+      else if (this.traces) this.draw(this.traces, this.marks);
+    });
   }
 
-  draw(curves) {
-    this.curves = curves;
+  // traces: [{owner, x, y, low, high, dash, held}]; marks: [{x, text, bad}]
+  draw(traces, marks = [], axis = this.axis ?? "step") {
+    this.axis = axis;
+    this.traces = traces;
+    this.marks = marks;
     // Hidden, it has no width: plotly would take one of its own, too wide for a column.
-    if (!curves || !window.Plotly || !this.target.offsetParent) return;
-    const traces = curves.of(...this.kinds).map((curve) => this.#trace(curve));
-    window.Plotly.react(this.target, traces, this.#layout(traces.length), {
-      displayModeBar: false, responsive: false, showLink: false,
+    if (!window.Plotly || !this.target.offsetParent) return;
+    const shown = traces.flatMap((trace) => [...band(trace), line(trace)]);
+    window.Plotly.react(this.target, [...shown, ...this.#marks()], this.#layout(traces.length), {
+      displayModeBar: false, responsive: false, showLink: false, doubleClick: "reset",
     });
     this.drawn = true;
-    const last = curves.of(...this.kinds).map((c) => `${c.owner} ${c.y.at(-1).toPrecision(4)}`);
-    this.target.setAttribute("role", "img");
-    this.target.setAttribute("aria-label", last.length ? `Last values: ${last.join(", ")}` : "No values yet");
+    const last = traces.filter(({ y }) => y.length)
+      .map(({ owner, y }) => `${owner} ${y.at(-1)?.toPrecision(4) ?? "–"}`);
+    this.target.setAttribute("aria-label",
+      `${this.title}: ${last.length ? `last values ${last.join(", ")}` : "no values yet"}`);
   }
 
-  #trace(curve) {
-    const heldOut = curve.kind === "held_out";
-    const slot = Number.parseInt(curve.owner.slice(1), 10) || 0;
-    const color = style(heldOut ? "--held-out" : `--series-${slot % 8}`);
-    return {
-      x: thinned(curve.x), y: thinned(curve.y), name: curve.owner, type: "scatter",
-      mode: heldOut ? "lines+markers" : "lines",
-      line: { color, width: heldOut ? 2.5 : 1.3, dash: heldOut ? "dot" : "solid" },
-      marker: { color, size: 7 }, opacity: heldOut ? 1 : 0.85,
-      hovertemplate: "%{y:.4~g} at step %{x}<extra>%{fullData.name}</extra>",
-    };
+  close() {
+    this.watcher.disconnect();
+    open.delete(this);
+    if (this.drawn) window.Plotly.purge(this.target);
+  }
+
+  #without() {
+    this.target.replaceChildren(element("p", { class: "note" },
+      "Charts need plotly, which this hub does not have: ", element("code", null, "pip install plotly"),
+      " on its machine, then reload. Everything else works."));
+  }
+
+  // What happened to members, as small triangles along the lower edge with their text.
+  #marks() {
+    if (!this.marks.length) return [];
+    return [{
+      x: this.marks.map(({ x }) => x), y: this.marks.map(() => 0.02), yaxis: "y2", type: "scatter",
+      mode: "markers", name: "events", showlegend: false,
+      text: this.marks.map(({ text }) => text),
+      marker: {
+        symbol: "triangle-up", size: 9,
+        color: this.marks.map(({ bad }) => colour(bad ? "--bad" : "--quiet")),
+      },
+      hovertemplate: "%{text}<extra></extra>",
+    }];
   }
 
   #layout(curves) {
     const axis = {
-      gridcolor: style("--line"), zeroline: false, linecolor: style("--line"),
-      tickfont: { color: style("--quiet"), size: 11 }, automargin: true,
+      gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line"),
+      tickfont: { color: colour("--quiet"), size: 11 }, automargin: true,
     };
+    const time = this.axis === "time";
     return {
-      margin: { l: 40, r: 8, t: 8, b: 28 },
+      margin: { l: 44, r: 10, t: 6, b: 26 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: "system-ui, sans-serif", color: style("--text") },
-      xaxis: { ...axis, rangemode: "tozero", tickformat: "~s" },
-      yaxis: { ...axis, rangemode: this.zero ? "tozero" : "normal", tickformat: this.zero ? "~s" : "" },
-      showlegend: curves > 0, uirevision: "kept", hovermode: "closest",
+      font: { family: "system-ui, sans-serif", color: colour("--text"), size: 12 },
+      xaxis: time ? { ...axis, type: "date" } : { ...axis, type: "linear", rangemode: "tozero", tickformat: "~s" },
+      yaxis: { ...axis, rangemode: this.zero ? "tozero" : "normal", tickformat: this.format, nticks: 6 },
+      yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+      showlegend: this.legend && curves > 1, uirevision: `kept-${this.axis}`, hovermode: "closest",
+      hoverlabel: { font: { family: "system-ui, sans-serif", size: 12 } },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     };
   }
+}
+
+function line({ owner, x, y, held = false, dash = "solid", color = null }) {
+  const shade = color ?? seriesColour(owner);
+  return {
+    x: thinned(x), y: thinned(y), name: owner, type: "scatter",
+    mode: held || y.length < 2 ? "lines+markers" : "lines",
+    line: { color: shade, width: held ? 2.4 : 1.4, dash: held ? "dot" : dash },
+    marker: { color: shade, size: 6 }, connectgaps: false,
+    hovertemplate: "%{y:.4~g} at %{x}<extra>%{fullData.name}</extra>",
+  };
+}
+
+// The room between the lowest and the highest of each bucket.
+function band({ owner, x, low, high, color = null }) {
+  if (!low) return [];
+  const shade = color ?? seriesColour(owner);
+  const edge = { x: thinned(x), type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+  const soft = shade.replace("rgb(", "rgba(").replace(")", ", 0.16)");
+  return [{ ...edge, y: thinned(low) }, { ...edge, y: thinned(high), fill: "tonexty", fillcolor: soft }];
+}
+
+export function dates(seconds) {
+  return seconds.map((second) => new Date(second * 1000).toISOString());
 }

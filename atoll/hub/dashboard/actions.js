@@ -1,0 +1,97 @@
+// What an operator can do, each with a question before it.
+
+import { button } from "./dom.js";
+import { ask } from "./dialog.js";
+import { path, post } from "./hub.js";
+
+export async function drain(node, draining) {
+  const given = await ask(draining
+    ? {
+      title: `Drain ${node}?`, verb: "Drain",
+      text: "It gives back what it runs, after the round, and takes no new work until you undrain it.",
+      fields: [{ name: "reason", label: "Reason (others see it)", value: "" }],
+    }
+    : { title: `Undrain ${node}?`, verb: "Undrain", text: "It takes work again." });
+  if (!given) return;
+  const body = { draining, reason: given.reason ?? "" };
+  await post(path("nodes", node, "drain"), body, { done: draining ? `${node} drains.` : `${node} takes work again.` });
+}
+
+export async function evict(node) {
+  const given = await ask({
+    title: `Evict ${node}?`, verb: "Evict", danger: true,
+    text: "Its token and certificate end and its connection is cut. What it runs is placed elsewhere. "
+      + "It comes back only with a new ticket.",
+  });
+  if (given) await post(path("nodes", node, "revoke"), {}, { done: `${node} is evicted.` });
+}
+
+export async function stop(job) {
+  const given = await ask({
+    title: `Stop ${job}?`, verb: "Stop", danger: true,
+    text: "It ends after its round and saves a checkpoint. It can be resumed.",
+  });
+  if (given) await post(path("jobs", job, "stop"), {}, { done: `${job} stops.` });
+}
+
+export async function resume(job) {
+  const given = await ask({
+    title: `Resume ${job}?`, verb: "Resume", text: "It goes on from its newest checkpoint.",
+  });
+  if (given) await post(path("jobs", job, "resume"), {}, { done: `${job} goes on.` });
+}
+
+export async function resize({ job, min_nodes: min, nodes_wanted: max }) {
+  const given = await ask({
+    title: `How many nodes for ${job}?`, verb: "Change",
+    text: "With fewer than the minimum it waits; it never takes more than the maximum.",
+    fields: [
+      { name: "min", label: "At least", type: "number", min: 0, value: min },
+      { name: "max", label: "At most", type: "number", min: 1, value: max },
+    ],
+  });
+  if (!given) return;
+  const body = { min: Number(given.min), max: Number(given.max) };
+  await post(path("jobs", job, "nodes"), body, { done: `${job}: ${body.min} to ${body.max} nodes.` });
+}
+
+export async function letter(verb, queue, seq) {
+  const given = await ask(verb === "requeue"
+    ? { title: "Put the item back?", verb: "Requeue", text: `Item ${seq} of ${queue} is handed out again.` }
+    : {
+      title: "Discard the item?", verb: "Discard", danger: true,
+      text: `Item ${seq} of ${queue} is gone for good.`,
+    });
+  if (!given) return false;
+  return post(path("queues", verb), { queue, seq }, { done: verb === "requeue" ? "Back in line." : "Discarded." });
+}
+
+export async function silence({ id, cause, kind }) {
+  const given = await ask({
+    title: "Silence this alarm?", verb: "Silence",
+    text: `${cause || kind}: no more messages about it; it stays in the list until its cause ends.`,
+  });
+  return given ? post(path("alarms", String(id), "silence"), {}, { done: "Silenced." }) : false;
+}
+
+// The buttons that fit a node or a job just now; nothing for those who only look.
+export function nodeButtons(store, node) {
+  if (!store.operator) return [];
+  const gone = node.state !== "online";
+  return [
+    node.draining
+      ? button("Undrain", () => drain(node.node, false), { disabled: gone && "" })
+      : button("Drain", () => drain(node.node, true), { disabled: gone && "" }),
+    button("Evict", () => evict(node.node), { class: "danger" }),
+  ];
+}
+
+export function jobButtons(store, job) {
+  if (!store.operator) return [];
+  const alive = ["running", "waiting"].includes(job.state);
+  return [
+    alive ? button("Nodes…", () => resize(job)) : null,
+    alive && !job.stopping ? button("Stop", () => stop(job.job), { class: "danger" }) : null,
+    ["failed", "stopped"].includes(job.state) ? button("Resume", () => resume(job.job)) : null,
+  ].filter(Boolean);
+}

@@ -1,0 +1,114 @@
+// Points of a job by curve: what a member measured, against step, tokens or time.
+
+const MAX_POINTS = 4000;
+
+export class Curves {
+  constructor() {
+    this.byName = new Map();
+    this.shares = new Map();
+    this.before = new Map();
+    this.members = new Set();
+  }
+
+  add(points) {
+    for (const point of points) {
+      const { member, values } = point;
+      this.members.add(member);
+      if (values.held_out_tokens) this.#share(point);
+      if (values.held_out_loss != null) this.#push("held-out", "held_out", point, values.held_out_loss);
+      if (values.loss != null) this.#push(member, "loss", point, values.loss);
+      if (values.tokens_per_s != null) this.#push(member, "tokens_per_s", point, values.tokens_per_s);
+      if (values.wall_s != null) this.#rates(point);
+    }
+  }
+
+  // Members evaluate shares of the held-out text at the same step: the loss is that of all together.
+  #share(point) {
+    const { step, values } = point;
+    const [sum, tokens] = this.shares.get(step) ?? [0, 0];
+    const both = [sum + values.held_out_loss_sum, tokens + values.held_out_tokens];
+    this.shares.set(step, both);
+    this.#push("held-out", "held_out", point, both[0] / both[1]);
+  }
+
+  // What grows becomes a rate: busy seconds and bytes between two points of a member.
+  #rates(point) {
+    const { member, values } = point;
+    const before = this.before.get(member);
+    this.before.set(member, point);
+    const wall = before && values.wall_s - before.values.wall_s;
+    const seconds = before && point.time - before.time;
+    if (!(wall > 0) || !(seconds > 0)) return;
+    const grown = (name) => Math.max(0, (values[name] ?? 0) - (before.values[name] ?? 0));
+    this.#push(member, "utilisation", point, Math.min(100, (100 * grown("compute_s")) / wall));
+    this.#push(member, "bytes", point, (grown("sent_bytes") + grown("received_bytes")) / seconds);
+  }
+
+  #push(owner, kind, { step, time, values }, value) {
+    const key = `${kind}/${owner}`;
+    const curve = this.byName.get(key)
+      ?? { owner, kind, step: [], tokens: [], time: [], y: [] };
+    this.byName.set(key, curve);
+    if (kind === "held_out" && curve.step.at(-1) === step) {
+      curve.y[curve.y.length - 1] = value;
+      return;
+    }
+    curve.step.push(step);
+    curve.time.push(time);
+    curve.tokens.push(values.tokens ?? curve.tokens.at(-1) ?? 0);
+    curve.y.push(value);
+    if (curve.y.length > MAX_POINTS) thin(curve);
+  }
+
+  of(...kinds) {
+    return [...this.byName.values()]
+      .filter((curve) => kinds.includes(curve.kind))
+      .sort((a, b) => a.owner.localeCompare(b.owner, "en", { numeric: true }));
+  }
+
+  // The step that members had reached at a time: where a mark of an event goes.
+  stepAt(time) {
+    let best = 0;
+    for (const curve of this.of("loss")) {
+      const at = curve.time.findLastIndex((moment) => moment <= time);
+      if (at >= 0) best = Math.max(best, curve.step[at]);
+    }
+    return best;
+  }
+
+  // All members of a job as one curve in `bins` pieces of x: the mean, or the sum over members.
+  whole(kind, axis, { bins = 240, sum = false } = {}) {
+    const curves = this.of(kind);
+    const ends = curves.map((curve) => curve[axis].at(-1) ?? 0);
+    const starts = curves.map((curve) => curve[axis][0] ?? 0);
+    const low = Math.min(...starts);
+    const width = (Math.max(...ends) - low) / bins || 1;
+    const cells = new Map();
+    curves.forEach((curve, member) => curve.y.forEach((value, at) => {
+      const bin = Math.min(bins - 1, Math.floor((curve[axis][at] - low) / width));
+      const cell = cells.get(bin) ?? new Map();
+      cells.set(bin, cell);
+      const [total, count] = cell.get(member) ?? [0, 0];
+      cell.set(member, [total + value, count + 1]);
+    }));
+    const x = [], y = [];
+    for (const [bin, cell] of [...cells].sort(([a], [b]) => a - b)) {
+      const means = [...cell.values()].map(([total, count]) => total / count);
+      const all = means.reduce((a, b) => a + b, 0);
+      x.push(low + (bin + 0.5) * width);
+      y.push(sum ? all : all / means.length);
+    }
+    return { x, y };
+  }
+
+  last(kind) {
+    const values = this.of(kind).map((curve) => curve.y.at(-1));
+    return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+  }
+}
+
+// Long curves lose every second point of their older half.
+function thin(curve) {
+  const keep = (_, at) => at > MAX_POINTS / 2 || at % 2 === 0;
+  for (const name of ["step", "tokens", "time", "y"]) curve[name] = curve[name].filter(keep);
+}

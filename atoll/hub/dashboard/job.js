@@ -1,0 +1,120 @@
+// One job: how it stands, and the parts of its page.
+
+import { jobButtons } from "./actions.js";
+import { element, fill, link, setPill, setText } from "./dom.js";
+import { bytes, count, duration, loss, percent } from "./format.js";
+import { JobData } from "./job_data.js";
+import { FilesPart } from "./job_files.js";
+import { MembersPart } from "./job_members.js";
+import { OutputPart } from "./job_output.js";
+import { OverviewPart } from "./job_overview.js";
+import { TimelinePart } from "./job_timeline.js";
+import { jobState, problem } from "./store.js";
+
+const PARTS = {
+  overview: ["Overview", OverviewPart], timeline: ["Timeline", TimelinePart],
+  members: ["Members", MembersPart], output: ["Output", OutputPart], files: ["Files", FilesPart],
+};
+
+export class JobView {
+  constructor(store, { parts: [job, part = "overview"] }) {
+    this.store = store;
+    this.job = job; // the stream sends what is new of it
+    this.title = job;
+    this.data = new JobData(job);
+    this.state = element("span", { class: "pill", id: "job-state-now" });
+    this.buttons = element("div", { class: "actions" });
+    this.reason = element("p", { class: "reason", role: "status" });
+    this.progress = element("progress", { max: "1", value: "0", "aria-label": "Progress in optimizer steps" });
+    this.progressText = element("p", { class: "quiet" });
+    this.tiles = element("dl", { class: "tiles" });
+    this.tabs = element("nav", { class: "tabs", "aria-label": "Parts of the job" },
+      ...Object.entries(PARTS).map(([name, [text]]) =>
+        link(`#/jobs/${encodeURIComponent(job)}/${name}`, text, { "data-part": name })));
+    this.place = element("div", { class: "part" });
+    this.element = element("div", { class: "view" },
+      element("section", { class: "card", "aria-labelledby": "job-title" },
+        element("div", { class: "head" },
+          link("#/jobs", "Jobs", { class: "quiet" }), element("span", { class: "quiet", "aria-hidden": "true" }, "/"),
+          element("h2", { id: "job-title" }, job), this.state, element("span", { class: "space" }), this.buttons),
+        this.reason, this.progress, this.progressText, this.tiles),
+      this.tabs, this.place);
+    this.#open(part);
+  }
+
+  // The past first, then the stream from there.
+  async begin() { return this.data.load(); }
+
+  go({ parts: [job, part = "overview"] }) {
+    if (job !== this.job) return false;
+    this.#open(part);
+    this.update();
+    return true;
+  }
+
+  #open(wanted) {
+    const name = PARTS[wanted] ? wanted : "overview";
+    if (this.shown === name) return;
+    this.part?.close();
+    this.shown = name;
+    for (const tab of this.tabs.children) {
+      if (tab.dataset.part === name) tab.setAttribute("aria-current", "page");
+      else tab.removeAttribute("aria-current");
+    }
+    for (const key of Object.keys(this.data.changed)) this.data.changed[key] = true;
+    this.part = new PARTS[name][1](this.store, this.data);
+    this.place.replaceChildren(this.part.element);
+  }
+
+  tick(tick) { this.data.add(tick); }
+
+  update() {
+    const job = this.data.view;
+    if (!job) {
+      if (this.store.time && !this.store.jobs.has(this.job)) setText(this.reason, "The hub does not know this job.");
+      return;
+    }
+    setPill(this.state, jobState(job));
+    setText(this.reason, [job.paused_reason, problem(job)].filter(Boolean).join(" · "));
+    this.reason.className = job.state === "failed" ? "reason bad" : "reason";
+    const signature = `${job.state}/${job.stopping}/${job.min_nodes}/${job.nodes_wanted}/${this.store.operator}`;
+    if (signature !== this.signature) {
+      this.signature = signature;
+      this.buttons.replaceChildren(...jobButtons(this.store, job));
+    }
+    this.#showProgress(job);
+    this.#showTiles(job);
+    this.part.update();
+  }
+
+  #showProgress({ progress, started, ended, state }) {
+    this.progress.value = progress.fraction;
+    const parts = [`step ${count(progress.step)} of ${count(progress.steps)}`];
+    const so_far = started ? Math.max(0, (ended ?? this.store.time) - started) : null;
+    if (so_far != null) parts.push(ended ? `took ${duration(so_far)}` : `${duration(so_far)} so far`);
+    if (state === "running" && progress.fraction > 0.02 && so_far > 5) {
+      parts.push(`about ${duration((so_far / progress.fraction) * (1 - progress.fraction))} left`);
+    }
+    setText(this.progressText, parts.join(" · "));
+  }
+
+  #showTiles(job) {
+    const busy = this.data.curves.of("utilisation").map((curve) => curve.y.slice(-5)).flat();
+    const running = job.state === "running";
+    const live = job.members.filter(({ state }) => state === "running").length;
+    const tiles = [
+      ["Round", count(job.committed_round), job.aborted_rounds ? `${job.aborted_rounds} aborted` : ""],
+      ["Train loss", loss(job.loss), ""],
+      ["Held-out loss", loss(job.held_out_loss), ""],
+      ["Tokens/s", running ? count(job.tokens_per_s) : "–", ""],
+      ["Nodes", running ? `${live} of ${job.nodes_wanted}` : String(job.nodes_wanted), job.min_nodes ? `at least ${job.min_nodes}` : ""],
+      ["Computing", percent(busy.length ? busy.reduce((a, b) => a + b, 0) / busy.length : null), "of the time"],
+      ["Sent", bytes(job.sent_bytes), ""],
+      ["Received", bytes(job.received_bytes), ""],
+    ];
+    fill(this.tiles, ...tiles.map(([name, value, note]) => element("div", null,
+      element("dt", null, name), element("dd", null, value, note ? element("small", null, ` ${note}`) : null))));
+  }
+
+  close() { this.part?.close(); }
+}

@@ -1,0 +1,65 @@
+// All that the page has of the shown job: its view, curves, rounds, events and lines.
+
+import { Curves } from "./curves.js";
+import { get } from "./hub.js";
+
+const MAX_ROUNDS = 600;
+const MAX_EVENTS = 1000;
+const MAX_LINES = 2000;
+const FIRST_POINTS = 500;
+
+export class JobData {
+  constructor(name) {
+    this.name = name;
+    this.view = null;
+    this.worth = null;
+    this.curves = new Curves();
+    this.rounds = [];
+    this.events = [];
+    this.lines = [];
+    this.last = { points: 0, rounds: 0, events: 0, lines: 0 };
+    this.changed = { points: true, rounds: true, events: true, lines: true, worth: true };
+  }
+
+  // The whole past, thinned; what is new comes with the stream, which begins after it.
+  async load() {
+    const found = await get("api/history", { job: this.name, points: FIRST_POINTS });
+    if (!found) return 0;
+    this.curves.add(found.points);
+    this.last.points = found.last;
+    this.changed.points = true;
+    return found.last;
+  }
+
+  // What a tick adds; repeats after a reconnect are dropped by their ids.
+  add(tick) {
+    if (tick.job) this.view = tick.job;
+    if (tick.worth) { this.worth = tick.worth; this.changed.worth = true; }
+    const points = this.#news(tick, "points");
+    this.curves.add(points);
+    this.rounds = [...this.rounds, ...this.#news(tick, "rounds")].slice(-MAX_ROUNDS);
+    this.events = [...this.events, ...this.#news(tick, "events")].slice(-MAX_EVENTS);
+    this.fresh = this.#news(tick, "lines");
+    this.lines = [...this.lines, ...this.fresh].slice(-MAX_LINES);
+  }
+
+  #news(tick, name) {
+    const news = (tick[name] ?? []).filter((item) => item.id > this.last[name]);
+    if (news.length) {
+      this.last[name] = news.at(-1).id;
+      this.changed[name] = true;
+    }
+    return news;
+  }
+
+  // Whether something is new since the last call.
+  take(name) {
+    const was = this.changed[name];
+    this.changed[name] = false;
+    return was;
+  }
+
+  nodeOf(member) {
+    return this.view?.members.find((one) => one.member === member)?.node ?? "";
+  }
+}

@@ -1,0 +1,80 @@
+// Files of a job: checkpoints, artifacts and the rest to download, and the job file.
+
+import { element, empty, fill, link } from "./dom.js";
+import { bytes, moment } from "./format.js";
+import { get, path } from "./hub.js";
+import { Table } from "./table.js";
+
+const REFRESH_MS = 5000;
+
+export class FilesPart {
+  constructor(store, data) {
+    this.data = data;
+    this.checkpoints = new Table({
+      label: "Checkpoints", key: (row) => row.name, columns: [
+        { name: "Checkpoint", align: "first", value: (row) => row.name, sort: (row) => row.name },
+        { name: "Parts", align: "right", value: (row) => row.parts },
+        { name: "Size", align: "right", value: (row) => bytes(row.nbytes), sort: (row) => row.nbytes },
+        { name: "Complete", value: (row) => (row.complete ? "yes" : "not yet") },
+        { name: "Written", value: (row) => moment(row.modified), sort: (row) => row.modified },
+      ],
+    });
+    this.files = new Table({
+      label: "Files", key: (row) => row.name, cards: true, sortBy: "File", columns: [
+        { name: "File", align: "first wrap", value: (row) => this.#link(row), sort: (row) => row.name },
+        { name: "Size", align: "right", value: (row) => bytes(row.nbytes), sort: (row) => row.nbytes },
+        { name: "Written", value: (row) => moment(row.modified), sort: (row) => row.modified },
+        { name: "SHA-256", value: (row) => element("code", null, row.sha256 ? `${row.sha256.slice(0, 12)}…` : "–") },
+      ],
+    });
+    this.none = empty("No file yet.");
+    this.noCheckpoint = empty("No checkpoint yet.");
+    this.spec = element("pre", { class: "output", tabindex: "0", "aria-label": "Job file" });
+    this.element = element("div", { class: "stackview" },
+      section("checkpoints-title", "Checkpoints", this.noCheckpoint, this.checkpoints.element),
+      section("files-title", "Files and artifacts", this.none, this.files.element),
+      section("spec-title", "Job file, with every default", this.spec));
+    this.timer = setInterval(() => this.#load(), REFRESH_MS);
+    this.#load();
+    this.#loadSpec();
+  }
+
+  #link({ name }) {
+    const address = `${path("jobs", this.data.name, "files")}/${name.split("/").map(encodeURIComponent).join("/")}`;
+    return link(address, name, { download: name.split("/").at(-1) });
+  }
+
+  async #load() {
+    const found = await get(path("jobs", this.data.name, "files"));
+    if (!found) return;
+    const groups = new Map();
+    for (const file of found) {
+      const [, name, part] = file.name.match(/^checkpoints\/([^/]+)\/(.+)$/) ?? [];
+      if (!name) continue;
+      const group = groups.get(name) ?? { name, parts: 0, nbytes: 0, modified: 0, complete: false };
+      groups.set(name, group);
+      group.parts += 1;
+      group.nbytes += file.nbytes;
+      group.modified = Math.max(group.modified, file.modified);
+      group.complete ||= part === "manifest.json";
+    }
+    this.noCheckpoint.hidden = groups.size > 0;
+    this.checkpoints.element.hidden = groups.size === 0;
+    this.checkpoints.show([...groups.values()].sort((a, b) => b.modified - a.modified));
+    this.none.hidden = found.length > 0;
+    this.files.show(found);
+  }
+
+  async #loadSpec() {
+    const found = await get(path("jobs", this.data.name));
+    if (found) fill(this.spec, found.spec);
+  }
+
+  update() {}
+
+  close() { clearInterval(this.timer); }
+}
+
+function section(id, title, ...children) {
+  return element("section", { class: "card", "aria-labelledby": id }, element("h2", { id }, title), ...children);
+}

@@ -1,0 +1,104 @@
+// Overview of a job: what each node is worth, its curves, and what happened.
+
+import { Chart, dates } from "./charts.js";
+import { card, element, empty, fill, link, pill } from "./dom.js";
+import { count, percent } from "./format.js";
+import { eventLine, isBad } from "./event_line.js";
+import { Table } from "./table.js";
+
+const CHARTS = [
+  ["loss-chart", "Loss", "nats per token", ["loss", "held_out"], { format: "" }],
+  ["speed-chart", "Speed", "tokens per second", ["tokens_per_s"], { zero: true }],
+  ["busy-chart", "Computing", "per cent of the time", ["utilisation"], { zero: true, format: "" }],
+  ["bytes-chart", "Traffic", "bytes per second, both ways", ["bytes"], { zero: true }],
+];
+const AXES = [["step", "step"], ["tokens", "tokens"], ["time", "time"]];
+const REDRAW_MS = 900;
+const SHOWN_EVENTS = 200;
+const MARKED = /^(member-|reducer|node|checkpoint|set-back|resumed|stopped|paused|job-)/;
+
+export class OverviewPart {
+  constructor(store, data) {
+    this.store = store;
+    this.data = data;
+    this.axis = "step";
+    this.drawnAt = 0;
+    this.charts = CHARTS.map(([id, title, note, kinds, options]) => [new Chart({ id, title, note, ...options }), kinds]);
+    this.worthText = element("p", { class: "worth" });
+    this.worthTable = new Table({ label: "What each node adds", columns: WORTH, key: (row) => row.member });
+    this.worth = card("Is it worth it?", this.worthText, this.worthTable.element);
+    this.worth.hidden = true;
+    this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });
+    this.element = element("div", { class: "stackview" },
+      this.worth,
+      element("section", { class: "card", "aria-labelledby": "curves-title" },
+        element("div", { class: "head" }, element("h2", { id: "curves-title" }, "Curves"),
+          element("span", { class: "quiet" }, "triangles are events; drag to zoom, double click to reset"),
+          element("span", { class: "space" }),
+          element("label", { class: "filter" }, "against ", element("select", {
+            id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
+          }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
+        element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.element))),
+      card("Events", this.events));
+  }
+
+  update() {
+    if (this.data.take("worth")) this.#showWorth(this.data.worth);
+    const now = performance.now();
+    const events = this.data.take("events");
+    if (events) this.#showEvents();
+    this.late ||= events;
+    if ((this.data.changed.points || this.late) && now - this.drawnAt > REDRAW_MS) {
+      this.data.take("points");
+      this.late = false;
+      this.drawnAt = now;
+      this.#draw();
+    }
+  }
+
+  #draw() {
+    const { curves, events } = this.data;
+    const place = { time: (t) => dates([t])[0], step: (t) => curves.stepAt(t) }[this.axis];
+    const marks = place ? events.filter(({ kind }) => MARKED.test(kind)).slice(-60)
+      .map(({ time, text, kind }) => ({ x: place(time), text, bad: isBad(kind) })) : [];
+    for (const [chart, kinds] of this.charts) {
+      chart.draw(curves.of(...kinds).map((curve) => ({
+        owner: curve.owner, held: curve.kind === "held_out", y: curve.y,
+        x: this.axis === "time" ? dates(curve.time) : curve[this.axis],
+      })), marks, this.axis);
+    }
+  }
+
+  #showWorth(worth) {
+    this.worth.hidden = !worth?.text;
+    if (!worth?.text) return;
+    fill(this.worthText, element("b", null, worth.text), worth.next?.text && !worth.text.includes(worth.next.text) ? ` ${worth.next.text}` : null);
+    this.worthTable.show(worth.nodes ?? []);
+    this.worthTable.element.hidden = !(worth.nodes ?? []).length;
+  }
+
+  #showEvents() {
+    const newest = this.data.events.slice(-SHOWN_EVENTS).reverse();
+    if (!newest.length) { fill(this.events, element("li", null, empty("Nothing yet."))); return; }
+    fill(this.events, ...newest.map((event) => eventLine(event)));
+  }
+
+  close() {
+    for (const [chart] of this.charts) chart.close();
+  }
+}
+
+const WORTH = [
+  { name: "Node", align: "first", value: ({ node }) => link(`#/fleet/${encodeURIComponent(node)}`, node) },
+  { name: "Member", value: ({ member }) => member },
+  { name: "Alone", align: "right", value: ({ tokens_per_s: speed }) => count(speed) },
+  { name: "Adds", align: "right", value: ({ adds_tokens_per_s: speed }) => signed(speed) },
+  { name: "Share", align: "right", value: ({ adds_percent: share }) => percent(share, 1) },
+  { name: "Verdict", value: ({ verdict }) => pill(verdict) },
+  { name: "Why", align: "text", value: ({ text }) => text ?? "" },
+];
+
+function signed(value) {
+  if (value == null) return "–";
+  return `${value < 0 ? "−" : "+"}${count(Math.abs(value))}`;
+}

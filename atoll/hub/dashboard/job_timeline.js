@@ -1,0 +1,77 @@
+// Timeline of a job: what every member did in each round, and the rounds as a table.
+
+import { element, pill } from "./dom.js";
+import { bytes, clock, duration } from "./format.js";
+import { Gantt } from "./gantt.js";
+import { Table } from "./table.js";
+
+const NUMBERS = [5, 10, 25, 50, 100, 250];
+
+export class TimelinePart {
+  constructor(store, data) {
+    this.store = store;
+    this.data = data;
+    this.number = 10;
+    this.gantt = new Gantt();
+    this.committed = element("span", { class: "quiet" });
+    this.table = new Table({ label: "Rounds", columns: COLUMNS, key: (row) => String(row.id), rowClass: ({ committed }) => (committed ? "" : "aborted") });
+    this.table.element.classList.add("tall");
+    this.element = element("div", { class: "stackview" },
+      element("section", { class: "card", "aria-labelledby": "timeline-title" },
+        element("div", { class: "head" }, element("h2", { id: "timeline-title" }, "Timeline"),
+          element("span", { class: "quiet" }, "arrow keys walk through the rounds, + and − zoom"),
+          element("span", { class: "space" }),
+          element("label", { class: "filter" }, "last ", this.select = element("select", {
+            id: "round-count", change: (event) => { this.number = Number(event.target.value); this.#draw(); },
+          }, ...NUMBERS.map((n) => element("option", { value: n, selected: n === this.number && "" }, `${n} rounds`))))),
+        this.gantt.element),
+      element("section", { class: "card", "aria-labelledby": "rounds-title" },
+        element("div", { class: "head" }, element("h2", { id: "rounds-title" }, "Rounds"), this.committed),
+        this.table.element));
+    this.gantt.onZoom = (step) => {
+      const at = NUMBERS.indexOf(this.number) - step;
+      if (!NUMBERS[at]) return;
+      this.number = NUMBERS[at];
+      this.select.value = String(this.number);
+      this.#draw();
+    };
+  }
+
+  update() {
+    const { view } = this.data;
+    this.committed.textContent = `${view.committed_round} committed, ${view.aborted_rounds} aborted`;
+    if (!this.data.take("rounds")) return;
+    this.table.show([...this.data.rounds].reverse().slice(0, 300));
+    this.#draw();
+  }
+
+  #draw() {
+    this.gantt.show(this.data.rounds.slice(-this.number), this.data.view?.members ?? []);
+  }
+
+  close() { this.gantt.close(); }
+}
+
+const COLUMNS = [
+  { name: "Round", align: "right first", value: (row) => row.round },
+  { name: "Epoch", align: "right", value: (row) => row.epoch },
+  { name: "Verdict", value: (row) => pill(row.committed ? "committed" : "aborted") },
+  { name: "At", value: (row) => clock(row.time) },
+  { name: "Exchange", align: "right", value: (row) => duration(row.seconds) },
+  { name: "Bytes", align: "right", value: (row) => bytes(row.nbytes) },
+  { name: "Route", value: (row) => row.route },
+  { name: "Slowest", value: (row) => slowest(row) },
+  { name: "Members", align: "text", value: (row) => (row.committed ? members(row) : row.reason) },
+];
+
+function members({ members: planned, contributors }) {
+  if (contributors.length === planned.length) return planned.join(" ");
+  return `${contributors.join(" ")} (${contributors.length} of ${planned.length})`;
+}
+
+function slowest({ timeline }) {
+  const told = (timeline ?? []).filter((row) => row.compute_s != null);
+  if (told.length < 2) return "–";
+  const worst = told.reduce((a, b) => (b.compute_s > a.compute_s ? b : a));
+  return `${worst.member} ${duration(worst.compute_s)}`;
+}

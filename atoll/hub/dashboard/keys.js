@@ -1,0 +1,54 @@
+// Keys that work everywhere; those of lists, map and timeline are theirs.
+
+import { element } from "./dom.js";
+import { show } from "./dialog.js";
+
+const GO = { f: "#/fleet", j: "#/jobs", c: "#/compare", q: "#/queues", e: "#/events" };
+const HELP = [
+  ["g f  g j  g c  g q  g e", "go to fleet, jobs, compare, queues, events"],
+  ["/", "search in this view"],
+  ["↑ ↓ Home End", "walk through a list; arrows walk around the map"],
+  ["← →", "walk through parts of a job, or the rounds of the timeline"],
+  ["+ −", "zoom the timeline"],
+  ["Enter", "open"],
+  ["Esc", "close a question, leave a field"],
+  ["?", "these keys"],
+];
+
+export function showKeys() {
+  show("Keys", element("dl", { class: "keys" }, ...HELP.map(([keys, text]) => element("div", null,
+    element("dt", null, ...keys.split("  ").map((key) => element("kbd", null, key))),
+    element("dd", null, text)))));
+}
+
+export function setUpKeys() {
+  let first = "";
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (document.getElementById("dialog").open) return;
+    const field = event.target.matches("input, select, textarea");
+    if (event.key === "Escape" && field) event.target.blur();
+    if (field) return;
+    if (walkLinks(event)) return;
+    const before = first;
+    first = event.key === "g" ? "g" : "";
+    if (before === "g" && GO[event.key]) location.hash = GO[event.key];
+    else if (event.key === "?") showKeys();
+    else if (event.key === "/") {
+      event.preventDefault();
+      document.querySelector("[data-search]")?.focus();
+    }
+  });
+}
+
+// Left and right go along a row of tabs.
+function walkLinks(event) {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const row = event.target.closest("nav");
+  if (!step || !row) return false;
+  const links = [...row.querySelectorAll("a:not([hidden])")];
+  const next = links[(links.indexOf(event.target) + step + links.length) % links.length];
+  event.preventDefault();
+  next?.focus();
+  return true;
+}

@@ -1,0 +1,91 @@
+// What the page knows of the hub: ticks merged into whole rows.
+
+const RATE_OVER_S = 3;
+const MAX_EVENTS = 1000;
+
+export class Store {
+  constructor() {
+    this.time = 0;
+    this.hub = { role: "", version: "", uptime_s: 0, rss_bytes: 0 };
+    this.nodes = new Map();
+    this.jobs = new Map();
+    this.alarms = [];
+    this.queues = [];
+    this.events = [];
+    this.rates = new Map(); // node -> {up, down} in bytes per second, from counters
+    this.counters = new Map();
+  }
+
+  get operator() { return this.hub.role === "operator"; }
+
+  apply(tick) {
+    this.time = tick.time;
+    if (tick.hub) this.hub = tick.hub;
+    if (tick.full) {
+      this.nodes = new Map(tick.nodes.map((row) => [row.node, row]));
+      this.jobs = new Map(tick.jobs.map((row) => [row.job, row]));
+      this.events = [];
+    } else {
+      merge(this.nodes, "node", tick.nodes, tick.gone?.nodes);
+      merge(this.jobs, "job", tick.jobs, tick.gone?.jobs);
+    }
+    if (tick.alarms) this.alarms = tick.alarms;
+    if (tick.queues) this.queues = tick.queues;
+    if (tick.hub_events?.length) this.events = [...this.events, ...tick.hub_events].slice(-MAX_EVENTS);
+    for (const node of this.nodes.values()) this.#measure(node);
+  }
+
+  #measure({ node, sent_bytes: sent, received_bytes: received }) {
+    const before = this.counters.get(node);
+    if (before && this.time - before.time < RATE_OVER_S) return;
+    if (before && sent >= before.sent && received >= before.received) {
+      const seconds = this.time - before.time;
+      this.rates.set(node, {
+        up: (sent - before.sent) / seconds, down: (received - before.received) / seconds,
+      });
+    }
+    this.counters.set(node, { time: this.time, sent, received });
+  }
+
+  // Jobs as the hub lists them: newest first.
+  jobList() { return [...this.jobs.values()].sort((a, b) => b.created - a.created); }
+
+  nodeList() {
+    return [...this.nodes.values()].sort((a, b) => a.node.localeCompare(b.node, "en", { numeric: true }));
+  }
+}
+
+function merge(rows, key, changed = [], gone = []) {
+  for (const name of gone) rows.delete(name);
+  for (const row of changed) rows.set(row[key], { ...rows.get(row[key]), ...row });
+}
+
+// ----------------------------------------------------------------------- states in one word
+
+export function nodeState(node) {
+  if (node.state !== "online") return "lost";
+  if (node.info.offer?.paused) return "paused";
+  return node.draining ? "draining" : "online";
+}
+
+// Why it takes no work, if so.
+export function nodeReason(node) {
+  return node.info.offer?.paused || node.draining_reason || node.reason || "";
+}
+
+export function jobState(job) {
+  if (job.state !== "running") return job.state;
+  if (job.stopping) return "stopping";
+  return job.paused ? "paused" : job.state;
+}
+
+// What a member does: rounds know more than its process tells.
+export function memberState(member) {
+  if (member.state !== "running") return member.state;
+  return { recovering: "recovering", away: "silent" }[member.standing] ?? member.state;
+}
+
+export function problem({ reason, error }) {
+  return [reason, error?.what, error?.given, error?.remedy]
+    .filter((part, at, all) => part && all.indexOf(part) === at).join(" · ");
+}

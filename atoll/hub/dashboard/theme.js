@@ -1,0 +1,29 @@
+// Light or dark: as the system says, or as chosen here.
+
+import { redraw } from "./charts.js";
+import { setText } from "./dom.js";
+
+const NAMES = { "": "as the system", light: "light", dark: "dark" };
+const NEXT = { "": "light", light: "dark", dark: "" };
+
+export function setUpTheme(switcher) {
+  let chosen = "";
+  try {
+    chosen = localStorage.getItem("atoll-theme") ?? "";
+  } catch { /* without storage it is chosen anew each time */ }
+  const apply = () => {
+    document.documentElement.dataset.theme = chosen;
+    setText(switcher, { "": "◐", light: "☀", dark: "☾" }[chosen]);
+    switcher.setAttribute("aria-label", `Colours: ${NAMES[chosen]}. Change`);
+    switcher.title = `Colours: ${NAMES[chosen]}`;
+    redraw();
+    document.dispatchEvent(new Event("themechange"));
+  };
+  switcher.addEventListener("click", () => {
+    chosen = NEXT[chosen];
+    try { localStorage.setItem("atoll-theme", chosen); } catch { /* as above */ }
+    apply();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", apply);
+  apply();
+}
