@@ -8,7 +8,9 @@ import typer
 
 
 def login(
-    ticket: Annotated[str, typer.Argument(help="What `atoll ticket new --role ...` printed.")],
+    ticket: Annotated[
+        str, typer.Argument(help="What `atoll ticket new --role ...` printed, or @FILE with it.")
+    ] = "",
     name: Annotated[
         str, typer.Option(help="How the audit log calls you (default: user-host).")
     ] = "",
@@ -16,9 +18,13 @@ def login(
 ) -> None:
     """Let commands on this machine look at a hub (viewer) or act on it (operator)."""
     from atoll.cli import known_hub, screen
-    from atoll.net.ticket import parse_ticket
+    from atoll.cli.ticket_argument import read_ticket
+    from atoll.errors import ConfigError
 
-    hub = known_hub.log_in(parse_ticket(ticket), name=name, proxy=via_proxy)
+    given = read_ticket(ticket)
+    if given is None:
+        raise ConfigError("a ticket is missing", remedy=known_hub.HOW_TO_LOG_IN)
+    hub = known_hub.log_in(given, name=name, proxy=via_proxy)
     role = "operator" if hub.operator else "viewer"
     screen.output().print(f"logged in at {hub.url} as {role}; `atoll logout` ends it")
 

@@ -315,6 +315,6 @@ def test_a_full_disk_is_507(
             device.write(b"x")
 
     job = submit(client)
-    monkeypatch.setattr("atoll.hub.receiving.write_block", full)
+    monkeypatch.setattr("atoll.hub.receiving._write_block", full)
     error = error_of(client.put(f"/api/jobs/{job}/files/a", content=b"x"), 507)
     assert error["kind"] == "StorageFull"
