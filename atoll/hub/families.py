@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.hub.context import Context
-from atoll.hub.figures import open_alarms, queue_rows
 from atoll.hub.rest_hub import rss_bytes
 from atoll.hub.rest_jobs import view_of
 
@@ -105,8 +104,8 @@ async def families(context: Context) -> list[Family]:
         Family("atoll_jobs", "gauge", "Jobs by state.",
                [({"state": state}, states.count(state)) for state in JOB_STATES]),
         *_jobs(jobs),
-        *_queues(await queue_rows(context)),
-        *_alarms(open_alarms(context)),
+        *_queues(await context.stores.queue.rows()),
+        *_alarms(context.stores.alarms.open()),
     ]  # fmt: skip
 
 

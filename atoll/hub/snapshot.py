@@ -17,7 +17,6 @@ import msgspec
 
 from atoll.hub.context import Context
 from atoll.hub.events import EVERYWHERE
-from atoll.hub.figures import open_alarms, queue_rows
 from atoll.hub.rest_jobs import view_of
 from atoll.hub.views import job_row
 
@@ -99,17 +98,18 @@ class Snapshots:
             return self._picture
 
     async def _make(self, now: float) -> Picture:
+        stores = self._context.stores
         nodes = {row["node"]: _node_row(row) for row in self._context.live.nodes()}
         jobs = {row["job"]: row for row in self._job_rows(now)}
         if now >= self._queues_at:
-            self._queues, self._queues_at = await queue_rows(self._context), now + QUEUES_EVERY_S
-        alarms = open_alarms(self._context)
+            self._queues = await stores.queue.rows()
+            self._queues_at = now + QUEUES_EVERY_S
         events = await self._events()
         content = {
             "time": self._context.clock.wall(),
             "nodes": list(nodes.values()),
             "jobs": list(jobs.values()),
-            "alarms": alarms,
+            "alarms": stores.alarms.open(),
             "queues": self._queues,
             "hub_events": events,
         }

@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 from atoll.errors import HubError
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Refused, identity_of
-from atoll.hub.figures import worth_of
 from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
 from atoll.hub.rest_hub import rss_bytes
 from atoll.hub.rest_jobs import view_of
@@ -123,7 +122,8 @@ class Feed:
         self._seen = 0
         """Number of the last picture."""
         self._job: dict[str, Any] = {}
-        self._worth: dict[str, Any] = {}
+        self._round: dict[str, Any] = {}
+        """The last round that was sent: its members may tell more of it at their next join."""
         self._verdicts = (-1, -1)
         self._rounds_until = 0.0
 
@@ -160,9 +160,6 @@ class Feed:
         shown = await picture.once(("view", job), view)
         if shown != self._job:
             self._job = tick["job"] = shown
-        worth = await picture.once(("worth", job), lambda: worth_of(self._context, job))
-        if worth != self._worth:
-            self._worth = tick["worth"] = worth
         points = await self._read(
             picture, "points", lambda a: stores.metrics.read(job, after=a, limit=POINTS_PER_TICK)
         )
@@ -217,14 +214,17 @@ class Feed:
         if cursors.rounds < 0:
             decided = record.committed_round - record.start_round + record.aborted_rounds
             cursors.rounds = max(0, decided - FIRST_ROUNDS)
-        rounds = await self._read(
-            picture,
-            "rounds",
-            lambda after: live.rounds(cursors.job, after=after, limit=LINES_PER_TICK),
+        after = max(0, cursors.rounds - 1)
+        rounds: list[dict[str, Any]] = await picture.once(
+            ("rounds", cursors.job, after),
+            lambda: live.rounds(cursors.job, after=after, limit=LINES_PER_TICK),
         )
         if len(rounds) == LINES_PER_TICK:
             self._rounds_until = now + ROUNDS_LATE_S
-        return rounds
+        news = [row for row in rounds if row != self._round]
+        if news:
+            self._round, cursors.rounds = rounds[-1], rounds[-1]["id"]
+        return news
 
 
 class _Stream(Response):

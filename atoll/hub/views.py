@@ -148,6 +148,7 @@ def describe_node(
         "name": node.info.hostname or node.node,
         "state": "online" if session is not None and node.connected else "lost",
         "draining": node.draining,
+        "drain_reason": node.drain_reason,
         "last_seen_s": max(0.0, now - heard),
         "info": cast(Any, {name: getattr(node.info, name) for name in node.info.__struct_fields__}),
         "stats": stats,

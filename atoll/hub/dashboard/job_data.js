@@ -17,7 +17,7 @@ export class JobData {
     this.rounds = [];
     this.events = [];
     this.lines = [];
-    this.last = { points: 0, rounds: 0, events: 0, lines: 0 };
+    this.last = { points: 0, events: 0, lines: 0 };
     this.changed = { points: true, rounds: true, events: true, lines: true, worth: true };
   }
 
@@ -37,10 +37,18 @@ export class JobData {
     if (tick.worth) { this.worth = tick.worth; this.changed.worth = true; }
     const points = this.#news(tick, "points");
     this.curves.add(points);
-    this.rounds = [...this.rounds, ...this.#news(tick, "rounds")].slice(-MAX_ROUNDS);
+    if (tick.rounds?.length) this.#addRounds(tick.rounds);
     this.events = [...this.events, ...this.#news(tick, "events")].slice(-MAX_EVENTS);
     this.fresh = this.#news(tick, "lines");
     this.lines = [...this.lines, ...this.fresh].slice(-MAX_LINES);
+  }
+
+  // A round may come again: with its members' next join more is known of it.
+  #addRounds(rounds) {
+    const ids = new Set(rounds.map(({ id }) => id));
+    this.rounds = [...this.rounds.filter(({ id }) => !ids.has(id)), ...rounds]
+      .sort((a, b) => a.id - b.id).slice(-MAX_ROUNDS);
+    this.changed.rounds = true;
   }
 
   #news(tick, name) {

@@ -70,7 +70,7 @@ export function nodeState(node) {
 
 // Why it takes no work, if so.
 export function nodeReason(node) {
-  return node.info.offer?.paused || node.draining_reason || node.reason || "";
+  return node.info.offer?.paused || node.drain_reason || "";
 }
 
 export function jobState(job) {
