@@ -21,6 +21,10 @@ def hub(
     ticket_uses: Annotated[
         int | None, typer.Option(min=1, help="How many machines may use the ticket.")
     ] = None,
+    ticket_file: Annotated[
+        Path | None,
+        typer.Option(help="Write the ticket there too, for nodes that start by themselves."),
+    ] = None,
     tls: Annotated[
         str,
         typer.Option(help="auto (TLS unless on 127.0.0.1), on, off, or CERTIFICATE:KEY files."),
@@ -47,6 +51,7 @@ def hub(
     from atoll.cli import known_hub, screen
     from atoll.hub.app import HubOptions
     from atoll.hub.server import HubServer, run
+    from atoll.node.identity import write_private
 
     console = screen.output()
     server = HubServer(
@@ -69,6 +74,8 @@ def hub(
         known_hub.remember(
             known_hub.KnownHub(server.url, server.operator_token, operator=True, ca=server.ca)
         )
+        if ticket_file is not None:
+            write_private(ticket_file, server.ticket + "\n")
         console.print("[bold green]the hub is ready[/]")
         if server.is_exposed:
             console.print(
