@@ -9,6 +9,7 @@ import typer
 
 from atoll import __version__
 from atoll.cli import (
+    artifacts,
     audit,
     checkpoint,
     demo,
@@ -23,6 +24,7 @@ from atoll.cli import (
     report,
     resume,
     run,
+    scale,
     status,
     stop,
     ticket,
@@ -42,6 +44,8 @@ app.command("join")(join.join)
 app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
+app.command("scale")(scale.scale)
+app.command("collect")(artifacts.collect)
 app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
 app.command("resume")(resume.resume)
