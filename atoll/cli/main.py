@@ -25,6 +25,7 @@ from atoll.cli import (
     resume,
     run,
     scale,
+    service,
     status,
     stop,
     ticket,
@@ -57,6 +58,7 @@ app.command("login")(login.login)
 app.command("logout")(login.logout)
 app.add_typer(node.app, name="node")
 app.command("audit")(audit.audit)
+app.add_typer(service.app, name="service")
 app.command("doctor")(doctor.doctor)
 
 
