@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rich.console import Console
@@ -13,8 +13,13 @@ from rich.table import Table
 
 from atoll import config
 from atoll.cli import screen
+from atoll.errors import WireError
 from atoll.net.api import HubClient
+from atoll.net.streams import measure
 from atoll.wire.manifest import MANIFEST_NAME
+
+ARTIFACTS = "artifacts/"
+"""Below it a job keeps what its processes left behind, as `artifacts/MEMBER/PATH`."""
 
 WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "model.safetensors")
 """Files of a job that are fetched from a hub elsewhere; checkpoints stay there."""
@@ -26,18 +31,40 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return complete[-1].parent if complete else None
 
 
-def fetch(client: HubClient, job: str, folder: Path) -> None:
-    """Fetch the files of a job that its report and its model need.
+def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False) -> list[str]:
+    """Fetch what its report, its model and its processes left of a job; return the names.
+
+    A file that is here already, with the same content, is not fetched again.
+
+    Args:
+        client: The hub.
+        job: Which job.
+        folder: Where the files go; made if it is not there.
+        everything: All files of the job.
 
     Raises:
         StorageFull: the disk has no room.
         CheckpointCorrupt: a file arrived damaged.
+        WireError: the hub names a file that would lie elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    there = {file.name: file for file in client.files(job)}
-    for name in WANTED:
-        if name in there:
-            client.get_file(job, name, folder / name, sha256=there[name].sha256)
+    names = []
+    for file in client.files(job):
+        if everything or file.name in WANTED or file.name.startswith(ARTIFACTS):
+            target = _inside(folder, file.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not (file.sha256 and target.is_file() and measure(target)[0] == file.sha256):
+                client.get_file(job, file.name, target, sha256=file.sha256)
+            names.append(file.name)
+    return names
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, which it must not leave."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or any(p in (".", "..") or "\\" in p for p in parts):
+        raise WireError("the hub names a file that cannot be stored", given=repr(name))
+    return folder.joinpath(*parts)
 
 
 def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
@@ -45,7 +72,7 @@ def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
     results = {
         member["member"]: member["result"] for member in view["members"] if member.get("result")
     }
-    if not results:  # a script that never entered its job
+    if not results:  # a program that never entered its job
         console.print(f"its files are in {escape(screen.shown(folder))}", soft_wrap=True)
         return
     summary = write(folder, view=view, results=results)

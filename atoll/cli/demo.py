@@ -32,7 +32,7 @@ def demo(
         folder=new_folder(runs),
         jobs=runs,
         nodes=submission.spec.job.nodes,
-        submission=submission,
+        submissions=[submission],
         parameters=parameters,
         picture=Picture(picture) if picture else None,
     )

@@ -94,11 +94,14 @@ def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> N
     worst = next((m for m in failed if m["error"] == view.get("error")), failed[0])
     member, node = worst["member"], worst["node"]
     try:
-        lines = client.logs(view["job"], member=member)["lines"]
+        lines = client.logs(view["job"], member=member, tail=TAIL_LINES)["lines"]
     except AtollError:
         lines = []
-    console.print(f"[bold]last lines of {escape(member)} on node {escape(node)}:[/]")
-    for line in lines[-TAIL_LINES:]:
+    code = worst.get("exit_code")
+    ended = f" (exit status {code})" if code is not None else ""
+    title = f"[bold]last lines of {escape(member)} on node {escape(node)}{ended}:[/]"
+    console.print(title, soft_wrap=True)
+    for line in lines:
         console.print(f"  {escape(line['text'])}", soft_wrap=True, style="dim")
 
 

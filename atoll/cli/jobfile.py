@@ -1,10 +1,14 @@
-"""What a person typed after `atoll run`, as a job file and the files that travel with it."""
+"""What a person typed after `atoll run`, as jobs and what travels with them.
+
+One job file can hold several jobs: what stands above its first `[[jobs]]` is common to them, and
+each `[[jobs]]` holds the tables of one job that are laid over that, key by key.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,12 +22,18 @@ MAX_SCRIPT_BYTES = 1 * 2**20
 """A script travels inside a control frame to every node; larger things are data."""
 
 
+PACKED = "sha256:"
+"""How `code` in `[job]` begins when it is the hash of a pack instead of a folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A job as it goes to the hub."""
 
     spec: config.JobSpec
     files: dict[str, str]
+    code: Path | None = None
+    """Folder that travels with it as a pack."""
 
     @property
     def text(self) -> str:
@@ -39,6 +49,9 @@ class Overrides:
     outer: str | None = None
     codec: str | None = None
     every: int | None = None
+    on: Sequence[str] = ()
+    """Nodes that may run it."""
+    priority: int | None = None
     settings: Sequence[str] = ()
     """``table.key=value``, the value as TOML (a bare word is a string)."""
     arguments: Sequence[str] = ()
@@ -50,29 +63,119 @@ def demo_text() -> str:
     return resources.files("atoll.cli").joinpath("demo.toml").read_text(encoding="utf-8")
 
 
+def sort_words(target: Path, words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the job files and the arguments among the words after `atoll run`.
+
+    After a job file come further job files, as long as they end in .toml and are there.
+    """
+    files, rest = [target], list(words)
+    while (
+        target.suffix == ".toml" and rest and rest[0].endswith(".toml") and Path(rest[0]).is_file()
+    ):
+        files.append(Path(rest.pop(0)))
+    return files, rest
+
+
+def anywhere(submissions: Sequence[Submission], *, each: bool) -> list[Submission]:
+    """Return jobs as they run on this machine alone, where no node has a name of its own.
+
+    Raises:
+        ConfigError: they are to run on each node of a hub.
+    """
+    if each:
+        raise ConfigError(
+            "--each is for the nodes of a hub",
+            given="--each and --local",
+            expected="one of them; --local N gives each job of a file a node of its own",
+        )
+    return [
+        dataclasses.replace(
+            one, spec=dataclasses.replace(one.spec, job=dataclasses.replace(one.spec.job, on=[]))
+        )
+        for one in submissions
+    ]
+
+
 def read_target(target: Path, overrides: Overrides) -> Submission:
-    """Return the job in a TOML file, or the job that runs a Python script.
+    """Return the only job in a TOML file, or the job that runs a Python script.
+
+    Raises:
+        ConfigError: the file cannot be read, is wrong, holds several jobs, or is neither.
+    """
+    found = read_jobs(target, overrides)
+    if len(found) > 1:
+        raise ConfigError(
+            "this file holds several jobs", given=str(target), expected="a file with one job"
+        )
+    return found[0]
+
+
+def read_targets(targets: Sequence[Path], overrides: Overrides) -> list[Submission]:
+    """Return all jobs in some files; raises as `read_target` does."""
+    return [submission for target in targets for submission in read_jobs(target, overrides)]
+
+
+def read_jobs(target: Path, overrides: Overrides) -> list[Submission]:
+    """Return the jobs in a TOML file, or the one that runs a Python script.
 
     Raises:
         ConfigError: the file cannot be read, is wrong, or is neither.
     """
     if target.suffix == ".toml":
         tables = _parse(_read(target), name=str(target))
-        submission = build(tables, overrides)
-        script = submission.spec.job.script
-        if script:
-            path = target.parent / script
-            return _with_script(submission.spec, path)
-        return submission
+        return [_with_code(build(one, overrides), target) for one in _split(tables)]
     if target.suffix == ".py":
         tables = {"job": {"name": safe_name(target.stem), "script": target.name}}
-        return _with_script(build(tables, overrides).spec, target)
+        return [_with_script(build(tables, overrides).spec, target)]
     raise ConfigError(
         "this cannot be run",
         given=str(target),
         expected="a job file (.toml) or a Python script (.py)",
         remedy="examples are in examples/",
     )
+
+
+def _split(tables: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tables of every job in a file."""
+    several = tables.pop("jobs", None)
+    if several is None:
+        return [tables]
+    if not isinstance(several, list) or not all(isinstance(one, dict) for one in several):
+        raise ConfigError(
+            "jobs in the job file must be a list of tables",
+            given=repr(several)[:200],
+            expected="[[jobs]] once per job, its tables below it: [jobs.job], [jobs.model], ...",
+        )
+    return [_laid_over(tables, one) for one in several]
+
+
+def _laid_over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the common tables with the keys of one job put over them."""
+    names = {**common, **own}
+    return {
+        name: {**common.get(name, {}), **own.get(name, {})}
+        if isinstance(common.get(name, {}), dict) and isinstance(own.get(name, {}), dict)
+        else names[name]
+        for name in names
+    }
+
+
+def _with_code(submission: Submission, target: Path) -> Submission:
+    """Return a job with what of its files is beside its job file."""
+    job = submission.spec.job
+    if not job.code or job.code.startswith(PACKED):
+        return (
+            _with_script(submission.spec, target.parent / job.script) if job.script else submission
+        )
+    folder = target.parent / job.code
+    for key, name in (("script", job.script), ("requirements", job.requirements)):
+        if name and not (folder / name).is_file():
+            raise ConfigError(
+                f"{key} in [job] is not in its code",
+                given=f"{name!r}, and code = {job.code!r}",
+                expected=f"a file below {folder}",
+            )
+    return dataclasses.replace(submission, code=folder)
 
 
 def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
@@ -86,6 +189,8 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
         "outer": ("strategy", overrides.outer),
         "codec": ("strategy", overrides.codec),
         "every": ("strategy", overrides.every),
+        "on": ("job", list(overrides.on) or None),
+        "priority": ("job", overrides.priority),
     }
     bounds = tables.get("job", {}).get("nodes")
     if overrides.nodes is not None and isinstance(bounds, dict) and "min" in bounds:

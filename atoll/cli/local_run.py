@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from atoll.cli import collect, screen
+from atoll.cli import batch, collect, screen
 from atoll.cli.embedded import Embedded, Interrupted, Ready, remember_embedded
 from atoll.cli.follow import failure, follow, say_ended, show_failure
 from atoll.cli.interrupts import Interrupts
@@ -19,7 +20,8 @@ from atoll.cli.jobfile import Submission
 from atoll.cli.live import View
 from atoll.cli.picture import Picture
 from atoll.cli.precheck import check_can_train
-from atoll.cli.watch import ENDED, Watched
+from atoll.cli.sending import send_batch
+from atoll.cli.watch import Watched
 from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix
 from atoll.net.api import HubClient
@@ -31,6 +33,10 @@ KILL_AFTER_S = 3.5
 """After Ctrl+C: whatever still runs is killed. Five seconds in all are promised."""
 
 
+AWAY_S = 30.0
+"""How long the embedded hub may be unreachable."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
     """What is to run here."""
@@ -40,8 +46,8 @@ class LocalRun:
     jobs: Path
     """`runs/`."""
     nodes: int
-    submission: Submission | None = None
-    """A new job; or else:"""
+    submissions: Sequence[Submission] = ()
+    """New jobs; or else:"""
     resume: str = ""
     """A job of an earlier embedded run."""
     changed: str = ""
@@ -82,10 +88,10 @@ def run_local(plan: LocalRun, *, console: Console) -> int:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What is known of the job when its processes are gone."""
+    """What is known of the jobs when their processes are gone."""
 
-    job: str = ""
-    watched: Watched | None = None
+    jobs: list[str] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
 
 
 def _conduct(
@@ -95,41 +101,64 @@ def _conduct(
     console: Console,
     outcome: _Outcome,
 ) -> None:
-    """Start everything, submit or resume, follow, and stop the job when a signal came."""
+    """Start everything, submit or resume, follow, and stop the jobs when a signal came."""
     note = "Ctrl+C stops and keeps the work"
     with View(console, dashboard="starting ...", note=note, picture=plan.picture) as view:
         plural = "s" if plan.nodes > 1 else ""
         view.say(f"starting a hub and {plan.nodes} node{plural} on this machine ...")
         ready = embedded.start(interrupts)
         view.dashboard = ready.dashboard
-        if not console.is_terminal:
+        if not console.is_terminal or len(plan.submissions) > 1:
             view.say(f"dashboard {ready.dashboard}")
         with ready.hub.client(timeout_s=5.0) as client:
-            outcome.job = _enter(plan, client)
-            remember_embedded(plan.jobs / outcome.job, folder=plan.folder, nodes=plan.nodes)
-            outcome.watched = follow(
-                client,
-                outcome.job,
-                view=view,
-                interrupts=interrupts,
-                check=embedded.check,
-                away_s=30.0,
-                parameters=plan.parameters,
-                echo=bool(plan.submission and plan.submission.spec.job.script),
-            )
+            outcome.jobs = _enter(plan, client)
+            for job in outcome.jobs:
+                remember_embedded(plan.jobs / job, folder=plan.folder, nodes=plan.nodes)
+            if len(outcome.jobs) > 1:
+                view.close()
+                outcome.watched = batch.follow_batch(
+                    client, outcome.jobs, console=console, interrupts=interrupts,
+                    check=embedded.check, away_s=AWAY_S,
+                )  # fmt: skip
+            else:
+                outcome.watched = [_follow(plan, client, embedded, interrupts, view, outcome)]
             if interrupts:
                 view.say("stopping: members finish their round, save and leave ...")
                 _stop(ready, outcome, interrupts)
-            elif outcome.watched.state == "failed":
-                view.close()
-                show_failure(screen.errors(), client, outcome.watched.view)
+                return
+            view.close()
+            if len(outcome.jobs) > 1:
+                batch.say_how_they_ended(client, outcome.watched, console=console)
+            elif outcome.watched[0].state == "failed":
+                show_failure(screen.errors(), client, outcome.watched[0].view)
 
 
-def _enter(plan: LocalRun, client: HubClient) -> str:
-    """Submit the new job or resume the old one; return its id."""
-    if plan.submission is not None:
-        return client.submit(plan.submission.text, files=plan.submission.files)
-    return client.resume(plan.resume, spec=plan.changed)
+def _follow(
+    plan: LocalRun,
+    client: HubClient,
+    embedded: Embedded,
+    interrupts: Interrupts,
+    view: View,
+    outcome: _Outcome,
+) -> Watched:
+    """Follow the only job."""
+    return follow(
+        client,
+        outcome.jobs[0],
+        view=view,
+        interrupts=interrupts,
+        check=embedded.check,
+        away_s=AWAY_S,
+        parameters=plan.parameters,
+        echo=bool(plan.submissions and plan.submissions[0].spec.kind != "trainer"),
+    )
+
+
+def _enter(plan: LocalRun, client: HubClient) -> list[str]:
+    """Submit the new jobs or resume the old one; return their ids."""
+    if plan.submissions:
+        return send_batch(client, list(plan.submissions), batch=batch.label(plan.folder))
+    return [client.resume(plan.resume, spec=plan.changed)]
 
 
 def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
@@ -139,13 +168,14 @@ def _stop(ready: Ready, outcome: _Outcome, interrupts: Interrupts) -> None:
         contextlib.suppress(AtollError),
         ready.hub.client(timeout_s=1.0) as client,
     ):
-        client.stop(outcome.job, grace_s=STOP_GRACE_S)
+        for one in outcome.watched:
+            if not one.ended:
+                client.stop(one.job, grace_s=STOP_GRACE_S)
         while time.monotonic() < deadline and interrupts.count < 2:
             with contextlib.suppress(HubUnreachable, DeadlineExceeded):
-                view = client.job(outcome.job)
-                if outcome.watched is not None:
-                    outcome.watched.view = view
-                if view["state"] in ENDED:
+                for one in outcome.watched:
+                    one.view = client.job(one.job)
+                if all(one.ended for one in outcome.watched):
                     return
             time.sleep(0.1)
 
@@ -156,25 +186,27 @@ def _close(embedded: Embedded, interrupts: Interrupts) -> None:
 
 
 def _say_interrupted(console: Console, plan: LocalRun, outcome: _Outcome) -> None:
-    if not outcome.job:
+    if not outcome.jobs:
         console.print("[yellow]stopped[/] before the job was submitted; nothing is left running")
         return
-    folder = plan.jobs / outcome.job
-    saved = collect.newest_checkpoint(folder)
-    kept = f"kept: {escape(screen.shown(saved))}" if saved else "no checkpoint was complete yet"
-    console.print(f"[yellow]stopped[/]  {kept}", soft_wrap=True)
-    console.print(f"resume with   atoll resume {escape(screen.shown(folder))}", soft_wrap=True)
+    for job in outcome.jobs:
+        folder = plan.jobs / job
+        saved = collect.newest_checkpoint(folder)
+        kept = f"kept: {escape(screen.shown(saved))}" if saved else "no checkpoint was complete yet"
+        console.print(f"[yellow]stopped[/]  {kept}", soft_wrap=True)
+        console.print(f"resume with   atoll resume {escape(screen.shown(folder))}", soft_wrap=True)
 
 
 def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
-    """Show the results of a job that ended by itself; return the exit status."""
-    assert outcome.watched is not None
-    view = outcome.watched.view
+    """Show the results of jobs that ended by themselves; return the exit status."""
+    if len(outcome.jobs) > 1:
+        return batch.finish_batch(outcome.watched, folder=plan.jobs, console=console)
+    view = outcome.watched[0].view
     if view["state"] == "failed":
         raise failure(view)
     say_ended(console, view)
     if view["state"] == "done":
-        folder = plan.jobs / outcome.job
+        folder = plan.jobs / outcome.jobs[0]
         collect.finish(folder, view=view, console=console)
         if plan.picture is not None:
             plan.picture.save(

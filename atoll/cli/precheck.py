@@ -26,12 +26,12 @@ def check_names(spec: JobSpec) -> int:
     """Refuse names and options that no machine will know; return the parameters of the model.
 
     What needs torch is checked only where torch is installed; the workers check all of it again.
-    The number is 0 where it cannot be known: without torch, or for a user's script.
+    The number is 0 where it cannot be known: without torch, or for a program of somebody's own.
 
     Raises:
         ConfigError: a strategy, an option, a codec or a model is unknown; the nearest is named.
     """
-    if spec.job.script:
+    if spec.kind != "trainer":
         return 0
     from atoll.strategies.table import build_outer, resolve
 

@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from atoll.cli import collect, screen
+from atoll.cli import batch, collect, screen
+from atoll.cli.each import one_per_node
 from atoll.cli.follow import failure, follow, say_ended, show_failure
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.jobfile import Submission
 from atoll.cli.known_hub import KnownHub
 from atoll.cli.live import View
+from atoll.cli.sending import send_batch
 
 
-def run_remote(
-    where: KnownHub,
-    submission: Submission,
-    *,
-    runs: Path,
-    detach: bool,
-    console: Console,
-    parameters: int = 0,
-) -> int:
-    """Submit a job and follow it; return the exit status of the command."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteRun:
+    """What is to run on the nodes of a hub."""
+
+    submissions: Sequence[Submission]
+    each: bool = False
+    """A copy of each on every node that takes it."""
+    runs: Path
+    detach: bool = False
+    parameters: int = 0
+    """Of the model of a single job, if known."""
+
+
+def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Console) -> int:
+    """Submit jobs and follow them; return the exit status of the command.
+
+    Args:
+        where: The hub.
+        wish: What is to run.
+        target: The file from which a batch has its label.
+        console: Where it is shown.
+    """
+    submissions = list(wish.submissions)
     with where.client() as client:
-        job = client.submit(submission.text, files=submission.files)
-    echo = bool(submission.spec.job.script)
-    return follow_remote(
-        where,
-        job,
-        runs=runs,
-        detach=detach,
-        console=console,
-        echo=echo,
-        parameters=parameters,
-    )
+        if wish.each:
+            submissions, skipped = one_per_node(submissions, client.nodes())
+            for line in skipped:
+                console.print(f"[dim]left out: {escape(line)}[/]", soft_wrap=True)
+        jobs = send_batch(client, submissions, batch=batch.label(target))
+    if len(jobs) == 1:
+        return follow_remote(
+            where,
+            jobs[0],
+            runs=wish.runs,
+            detach=wish.detach,
+            console=console,
+            echo=submissions[0].spec.kind != "trainer",
+            parameters=wish.parameters,
+        )
+    return _follow_several(where, jobs, wish=wish, console=console)
+
+
+def _follow_several(
+    where: KnownHub, jobs: Sequence[str], *, wish: RemoteRun, console: Console
+) -> int:
+    """Follow the jobs of a batch to their ends and fetch their results."""
+    console.print(f"submitted {len(jobs)} jobs: [bold]{escape(', '.join(jobs))}[/]", soft_wrap=True)
+    if wish.detach:
+        console.print("  watch them  atoll status", soft_wrap=True)
+        return 0
+    with where.client() as client:
+        with Interrupts() as interrupts:
+            watched = batch.follow_batch(client, jobs, console=console, interrupts=interrupts)
+        if not all(one.ended for one in watched):
+            console.print("they go on without this window: atoll status", soft_wrap=True)
+            return 130
+        batch.say_how_they_ended(client, watched, console=console)
+        for one in watched:
+            if one.state != "stopped":
+                collect.fetch(client, one.job, wish.runs / one.job)
+    return batch.finish_batch(watched, folder=wish.runs, console=console)
 
 
 def follow_remote(
@@ -68,6 +111,7 @@ def follow_remote(
             _say_commands(console, job)
             return 130
         if watched.state == "failed":
+            collect.fetch(client, job, runs / job)
             show_failure(screen.errors(), client, watched.view)
             raise failure(watched.view)
         say_ended(console, watched.view)

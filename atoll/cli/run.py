@@ -1,4 +1,4 @@
-"""`atoll run`: a job file or a Python script, on the nodes of a hub or on this machine."""
+"""`atoll run`: job files or a Python script, on the nodes of a hub or on this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ import typer
 
 def run(
     target: Annotated[Path, typer.Argument(help="A job file (.toml) or a script (.py).")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments of the script, after --.")
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Further job files of the same batch; else arguments of the script, after --."
+        ),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", "-n", min=1, help="How many members train together.")
+    ] = None,
+    on: Annotated[
+        list[str] | None, typer.Option("--on", help="Node that may run it (repeatable).")
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="One copy on every node that is online and fits.")
+    ] = False,
+    priority: Annotated[
+        int | None, typer.Option(help="Among waiting jobs the higher one comes first.")
     ] = None,
     outer: Annotated[str | None, typer.Option(help="Outer strategy, e.g. diloco.")] = None,
     codec: Annotated[str | None, typer.Option(help="Codec of the wire, e.g. int8.")] = None,
@@ -33,21 +45,28 @@ def run(
     ] = False,
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
 ) -> None:
-    """Train: submit a job, watch it, and collect its results in runs/JOB/."""
+    """Run jobs: submit them, watch them, and collect their results in runs/JOB/."""
+    import dataclasses
+
     from atoll.cli import screen
-    from atoll.cli.jobfile import Overrides, read_target
+    from atoll.cli.jobfile import Overrides, anywhere, read_targets, sort_words
     from atoll.cli.precheck import check_names
 
+    files, arguments = sort_words(target, more or ())
     overrides = Overrides(
-        nodes=nodes if nodes is not None else local,
+        nodes=nodes,
         outer=outer,
         codec=codec,
         every=every,
+        on=on or (),
+        priority=priority,
         settings=set_ or (),
-        arguments=arguments or (),
+        arguments=arguments,
     )
-    submission = read_target(target, overrides)
-    parameters = check_names(submission.spec)
+    submissions = read_targets(files, overrides)
+    if local is not None and nodes is None and len(submissions) == 1:
+        submissions = read_targets(files, dataclasses.replace(overrides, nodes=local))
+    parameters = [check_names(submission.spec) for submission in submissions]
     console = screen.output()
     if local is not None:
         from atoll.cli.local_run import LocalRun, new_folder, run_local
@@ -56,16 +75,14 @@ def run(
             folder=new_folder(runs),
             jobs=runs,
             nodes=local,
-            submission=submission,
-            parameters=parameters,
+            submissions=anywhere(submissions, each=each),
+            parameters=parameters[0],
         )
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import known_hub
-    from atoll.cli.remote_run import run_remote
+    from atoll.cli.remote_run import RemoteRun, run_remote
 
-    where = known_hub.find(hub)
-    raise typer.Exit(
-        run_remote(
-            where, submission, runs=runs, detach=detach, parameters=parameters, console=console
-        )
+    wish = RemoteRun(
+        submissions=submissions, each=each, runs=runs, detach=detach, parameters=parameters[0]
     )
+    raise typer.Exit(run_remote(known_hub.find(hub), wish, target=target, console=console))

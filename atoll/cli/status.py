@@ -16,7 +16,7 @@ def status(
     import json
 
     from atoll.cli import known_hub, screen
-    from atoll.cli.tables import job_table, jobs_table, nodes_table
+    from atoll.cli.tables import failures, job_table, jobs_table, nodes_table
 
     where = known_hub.find(hub)
     console = screen.output()
@@ -26,7 +26,7 @@ def status(
             if json_:
                 typer.echo(json.dumps(view, indent=1))
             else:
-                console.print(job_table(view))
+                console.print(job_table(view), soft_wrap=True)
             return
         nodes, jobs = client.nodes(), client.jobs()
     if json_:
@@ -35,3 +35,4 @@ def status(
     console.print(f"hub {where.url}", style="dim")
     console.print(nodes_table(nodes))
     console.print(jobs_table(jobs))
+    console.print(failures(jobs), soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from atoll.cli import screen
 from atoll.cli.live import members_table
@@ -39,40 +40,97 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
     return table
 
 
+FAILURES_SHOWN = 5
+"""Failed jobs whose last lines `atoll status` shows; the newest are of interest."""
+
+LINES_OF_FAILURE = 5
+
+
 def jobs_table(jobs: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return the jobs, newest first."""
+    """Return the jobs, newest first; columns that say the same of all are left out."""
     if not jobs:
         return "no job yet; submit one: atoll run examples/gpt.toml"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("job", "state", "nodes", "step", "rounds", "loss", "started", "took"):
+    extra = [name for name in ("priority", "batch") if any(view.get(name) for view in jobs)]
+    headings = ("job", "state", *extra, "where", "nodes", "step", "rounds", "loss", "started")
+    for heading in (*headings, "took"):
         table.add_column(heading)
     for view in jobs:
-        watched = Watched(view["job"], view=view)
-        losses = [m["loss"] for m in view["members"] if m.get("loss") is not None]
-        ended = view.get("ended") or time.time()
-        reason = f" [dim]{escape(view['reason'])}[/]" if view.get("reason") else ""
-        table.add_row(
-            escape(view["job"]),
-            escape(shown_job_state(view)) + reason,
-            str(view["nodes_wanted"]),
-            f"{watched.step}/{watched.steps}" if watched.steps else str(watched.step),
-            str(view["committed_round"]),
-            f"{sum(losses) / len(losses):.3f}" if losses else "-",
-            screen.moment(view.get("started")),
-            screen.duration(ended - view["started"]) if view.get("started") else "-",
-        )
+        table.add_row(*_job_row(view, extra))
     return table
 
 
+def _job_row(view: dict[str, Any], extra: Sequence[str]) -> list[str]:
+    watched = Watched(view["job"], view=view)
+    losses = [m["loss"] for m in view["members"] if m.get("loss") is not None]
+    ended = view.get("ended") or time.time()
+    reason = f" [dim]{escape(view['reason'])}[/]" if view.get("reason") else ""
+    return [
+        escape(view["job"]),
+        escape(shown_job_state(view)) + _exit(view) + reason,
+        *(escape(str(view.get(name) or "-")) for name in extra),
+        escape(_where(view)),
+        str(view["nodes_wanted"]),
+        f"{watched.step}/{watched.steps}" if watched.steps else str(watched.step or "-"),
+        str(view["committed_round"]),
+        f"{sum(losses) / len(losses):.3f}" if losses else "-",
+        screen.moment(view.get("started")),
+        screen.duration(ended - view["started"]) if view.get("started") else "-",
+    ]
+
+
+def failures(jobs: Sequence[dict[str, Any]], *, lines: int = LINES_OF_FAILURE) -> RenderableType:
+    """Return what the newest failed jobs said last, and what can be done."""
+    parts: list[RenderableType] = []
+    for view in [view for view in jobs if view["state"] == "failed"][:FAILURES_SHOWN]:
+        where = f"{view.get('failed_member')} on {view.get('failed_node')}"
+        parts.append(
+            f"[bold]{escape(view['job'])}[/] [red]failed[/]{_exit(view)}: "
+            f"{escape(view.get('reason') or 'no reason is known')}"
+        )
+        told = [str(line) for line in view.get("last_lines") or []][-lines:]
+        if told:
+            parts.append(Text(f"  last lines of {where}:", style="dim"))
+            parts += [Text(f"    {line}", style="dim") for line in told]
+        remedy = (view.get("error") or {}).get("remedy")
+        if remedy:
+            parts.append(f"  [dim]what to do:[/] {escape(remedy)}")
+    return Group(*parts)
+
+
+def _exit(view: dict[str, Any]) -> str:
+    code = view.get("exit_code")
+    return f" [red]exit status {code}[/]" if code and view["state"] == "failed" else ""
+
+
+def _where(view: dict[str, Any]) -> str:
+    """Return the nodes of a job, shortened."""
+    places = [str(place) for place in view.get("places") or []]
+    return ", ".join(places[:4]) + (" ..." if len(places) > 4 else "") or "-"
+
+
 def job_table(view: dict[str, Any]) -> RenderableType:
-    """Return one job in detail."""
+    """Return one job in full."""
     head = Table.grid(padding=(0, 2))
     reason = f" ({view['reason']})" if view.get("reason") else ""
+    bounds = str(view["nodes_wanted"])
+    if view.get("min_nodes"):
+        bounds = f"{view['min_nodes']} to {bounds}"
     head.add_row("job", f"[bold]{escape(view['job'])}[/]")
     head.add_row("state", escape(shown_job_state(view) + reason))
+    head.add_row("kind", str(view.get("kind", "trainer")))
+    head.add_row("members", f"{bounds}, on {escape(_where(view))}")
+    head.add_row("priority", str(view.get("priority", 0)))
+    if view.get("batch"):
+        head.add_row("batch", escape(view["batch"]))
+    if view.get("retries"):
+        head.add_row("retries", f"{view.get('retried', 0)} of {view['retries']} used")
     head.add_row("created", screen.moment(view.get("created")))
     head.add_row("started", screen.moment(view.get("started")))
     head.add_row("ended", screen.moment(view.get("ended")))
     head.add_row("rounds", f"{view['committed_round']} committed, {view['aborted_rounds']} aborted")
     members = sorted(view["members"], key=lambda member: int(member["slot"]))
-    return Group(head, members_table(members))
+    parts: list[RenderableType] = [head, members_table(members)]
+    if view["state"] == "failed":
+        parts.append(failures([view], lines=len(view.get("last_lines") or [])))
+    return Group(*parts)
