@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import platform
 import signal
 import threading
 from collections.abc import Callable
@@ -12,11 +11,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from atoll import __version__
 from atoll.checkpoint import save_weights
 from atoll.clock import Clock, RealClock
 from atoll.codec import make_codec
@@ -24,6 +21,7 @@ from atoll.config import WorkerEnvironment, load_spec, worker_environment
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind
 from atoll.group.alone import Alone
 from atoll.group.group import Group
+from atoll.queues import Queue, Topic
 from atoll.strategies.strategy import SyncResult
 from atoll.strategies.table import resolve_outer
 from atoll.strategies.wrapped import OuterOptimizer
@@ -31,10 +29,13 @@ from atoll.task import Task
 from atoll.train.deal import deal
 from atoll.train.enroll import Enrolled, enroll
 from atoll.train.last_words import told_error
+from atoll.train.member_result import member_result, trained
 from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
+from atoll.train.recording import open_recorder
+from atoll.train.shelf import open_shelf
 from atoll.train.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
-from atoll.wire.messages import Finished, Metrics, Point
+from atoll.wire.messages import Finished
 
 if TYPE_CHECKING:
     from atoll.strategies.outer.diloco import DiLoCo
@@ -110,6 +111,7 @@ class Run:
         self._totals, self._meter = Totals(), Meter()
         self._values: dict[str, float] = {}
         self._mark = self._reported = self._clock.monotonic()
+        self._shelf = open_shelf(enrolled, member=self.member, stopping=lambda: self.stopping)
 
     # -------------------------------------------------------------------------- where we are
 
@@ -178,7 +180,10 @@ class Run:
             options = dataclasses.replace(options, shared_steps=0)
         strategy = options.build()
         task = Task(model, optimizer, member=self.member, round=self.group.committed_round)
-        self._task, self._recorder = task, self._make_recorder(task)
+        self._task = task
+        self._recorder, self._close_metrics = open_recorder(
+            self._connection, task, clock=self._clock, flush_timeout_s=FLUSH_TIMEOUT_S
+        )
         strategy.setup(task, group=self.group, codec=make_codec(name))
         self._recorder.point({"parameters": task.num_parameters})
         self._state = WrappedState(
@@ -275,16 +280,27 @@ class Run:
             self._connection.publish(path, name)
         return path
 
-    # ------------------------------------------------------------------------------ measuring
+    # ------------------------------------------------------------------------------ queues
 
-    def _make_recorder(self, task: Task) -> Recorder:
-        connection = self._connection
-        if connection is None:
-            return Recorder(task, clock=self._clock)
-        link = connection.link
-        outbox = link.outbox(_metrics_of(link.incarnation))
-        self._close_metrics = lambda: outbox.close(timeout_s=FLUSH_TIMEOUT_S)
-        return Recorder(task, clock=self._clock, report=outbox.add, announce=link.notify)
+    def queue(self, name: str, **options: Any) -> Queue:
+        """Return a durable queue: what one puts, one other gets and acknowledges.
+
+        Args:
+            name: Without a slash it is this job's own; others must be listed in `queues` of [job].
+            options: `max_items`, `max_bytes`, `overflow` (`reject`, `drop-oldest` or `wait`),
+                `max_attempts`, `keep_s`; they hold for everybody from then on.
+
+        Raises:
+            AuthError: this job may not use it.
+            ConfigError: there is no such option.
+        """
+        return self._shelf.queue(name, **options)
+
+    def topic(self, name: str, **options: Any) -> Topic:
+        """Return a durable topic, which every subscription reads for itself; see :meth:`queue`."""
+        return self._shelf.topic(name, **options)
+
+    # ------------------------------------------------------------------------------ measuring
 
     def _after_step(self, sync: SyncResult | None) -> None:
         """Count the time of a step; send a point about once a second."""
@@ -314,30 +330,15 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         """Return this member's part of the summary."""
-        task, totals = self._task, self._totals
-        result: dict[str, Any] = {
-            "member": self.member,
-            "slot": self.slot,
-            **totals.to_dict(),
-            "stopped": self.stopping,
-            "reason": "asked to stop" if self.stopping else "",
-            "seed": self.seed,
-            "versions": {
-                "atoll": __version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
-        }
+        totals, task = self._totals, self._task
+        result = member_result(
+            member=self.member, slot=self.slot, seed=self.seed, stopped=self.stopping,
+            totals=totals,
+        )  # fmt: skip
         if task is not None and self._optimizer is not None:
-            result |= {
-                "steps": task.step,
-                "tokens": task.tokens,
-                "rounds": task.round,
-                "parameters": task.num_parameters,
-                "digests": self._state.chain if self._state is not None else "",
-                "digest": self._optimizer.outer.digest(task),
-                "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
-            }
+            chain = self._state.chain if self._state is not None else ""
+            digest = self._optimizer.outer.digest(task)
+            result |= trained(task, totals=totals, chain=chain, digest=digest)
         return result
 
     # ---------------------------------------------------------------------------------- ends
@@ -372,6 +373,7 @@ class Run:
         """Send what is left and say goodbye; failing to do so hides no error of the script."""
         if self._state is not None and error is None:
             self._state.close()
+        self._shelf.close(timeout_s=FLUSH_TIMEOUT_S)
         self._close_metrics()
         if self._recorder is not None:
             self._recorder.close()
@@ -392,10 +394,6 @@ class Run:
             if error is None:
                 raise
             log.warning("the hub was not told how this ended: %s", trouble)
-
-
-def _metrics_of(incarnation: str) -> Callable[[int, list[Point]], Metrics]:
-    return lambda seq, points: Metrics(incarnation, seq, points)
 
 
 def _number(value: float | Tensor) -> float:

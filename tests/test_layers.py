@@ -19,7 +19,7 @@ TRAINING = {
     "gate", "task", "models", "data", "codec", "group", "strategies", "checkpoint", "recovery",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
-    *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "train", "run",
+    *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -43,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {*LEAVES, "config", "wire", "task", "codec", "group"},
     "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
-    "train": {*LEAVES, *TRAINING, "config", "wire", "net"},
-    "run": {*LEAVES, *TRAINING, "config", "wire", "train"},
+    "queues": {*LEAVES, "wire", "net"},
+    "train": {*LEAVES, *TRAINING, "config", "wire", "net", "queues"},
+    "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
     "node": EVERYTHING_BELOW_NODE,
     "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "lab"},
 }

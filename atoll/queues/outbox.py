@@ -1,0 +1,197 @@
+"""Brings items to the hub in order, many in one message, without holding up their producer.
+
+What is put while a message is under way collects here and goes with the next one. Each item is
+acknowledged by itself. A bounded number waits; a producer that is faster than the hub is held back
+here, before its memory fills.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.clock import Clock
+from atoll.errors import AtollError, DeadlineExceeded, QueueFull
+from atoll.queues.channel import Channel
+from atoll.wire.messages import Message, QueueEntry, QueuePutManyDone
+
+logger = logging.getLogger(__name__)
+
+Acknowledged = concurrent.futures.Future[int]
+"""Has the item's number once it is durable, or the error."""
+
+CAPACITY_ITEMS = 10_000
+CAPACITY_BYTES = 16 * 2**20
+"""What may wait here."""
+
+BATCH_ITEMS = 500
+BATCH_BYTES = 1 * 2**20
+"""Most of one message; a larger item goes alone."""
+
+ASK_S = 60.0
+HUB_WAITS_S = 30.0
+"""Longest that one message waits at the hub for room."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One item on its way."""
+
+    entry: QueueEntry
+    deadline: float
+    done: Acknowledged = field(default_factory=concurrent.futures.Future)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.entry.payload) + len(self.entry.key) + 64
+
+
+class Outbox:
+    """A line of items on their way to one queue or topic. Any thread may add to it."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        make_message: Callable[[list[QueueEntry], float], Message],
+        *,
+        clock: Clock,
+        batch_items: int = BATCH_ITEMS,
+        waits: bool = False,
+    ) -> None:
+        """Make a line.
+
+        Args:
+            channel: How to ask.
+            make_message: Returns the request for some items that may wait at the hub so long.
+            clock: Source of time for deadlines.
+            batch_items: Most items of one message.
+            waits: Whether to ask again while the queue is full, until the item's deadline.
+        """
+        self._channel = channel
+        self._make_message = make_message
+        self._clock = clock
+        self._batch_items = batch_items
+        self._waits = waits
+        self._condition = threading.Condition()
+        self._line: collections.deque[_Waiting] = collections.deque()
+        self._nbytes = 0
+        self._flight: list[_Waiting] = []
+        self._most = batch_items
+        """Items of the next message: fewer after one that did not fit."""
+
+    def add(self, entry: QueueEntry, *, deadline: float) -> Acknowledged:
+        """Queue an item; wait while too much waits here already.
+
+        Raises:
+            DeadlineExceeded: there was no room before `deadline`.
+        """
+        waiting = _Waiting(entry, deadline)
+        with self._condition:
+            while self._line and (
+                len(self._line) >= CAPACITY_ITEMS or self._nbytes + waiting.nbytes > CAPACITY_BYTES
+            ):
+                left_s = deadline - self._clock.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceeded(
+                        "an item could not be handed on in time",
+                        given=f"{len(self._line)} items wait to be sent",
+                        remedy="produce more slowly, or give the put more time",
+                    )
+                self._condition.wait(left_s)
+            self._line.append(waiting)
+            self._nbytes += waiting.nbytes
+            batch = self._next_batch()
+        self._send(batch)
+        return waiting.done
+
+    def flush(self, *, deadline: float) -> bool:
+        """Wait until nothing is under way; return whether that came before `deadline`."""
+        with self._condition:
+            while self._line or self._flight:
+                left_s = deadline - self._clock.monotonic()
+                if left_s <= 0:
+                    return False
+                self._condition.wait(left_s)
+        return True
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take the next message's items if none is under way; call it with the lock."""
+        if self._flight:
+            return []
+        nbytes = 0
+        while self._line and len(self._flight) < self._most:
+            nbytes += self._line[0].nbytes
+            if self._flight and nbytes > BATCH_BYTES:
+                break
+            waiting = self._line.popleft()
+            self._nbytes -= waiting.nbytes
+            self._flight.append(waiting)
+        self._condition.notify_all()
+        return list(self._flight)
+
+    def _send(self, batch: list[_Waiting]) -> None:
+        """Ask for a batch; what follows happens when the answer comes."""
+        if not batch:
+            return
+        left_s = min(waiting.deadline for waiting in batch) - self._clock.monotonic()
+        wait_s = max(0.0, min(left_s, HUB_WAITS_S)) if self._waits else 0.0
+        message = self._make_message([waiting.entry for waiting in batch], wait_s)
+        try:
+            asked = self._channel.ask_later(message, timeout_s=ASK_S)
+        except AtollError as error:
+            self._settle(batch, error)
+            return
+        asked.add_done_callback(lambda done: self._answered(batch, done))
+
+    def _answered(self, batch: list[_Waiting], asked: concurrent.futures.Future[Message]) -> None:
+        if asked.cancelled():
+            self._settle(batch, AtollError("the link to the hub was closed"))
+            return
+        error = asked.exception()
+        if error is not None:
+            self._settle(batch, error)
+            return
+        answer = asked.result()
+        if isinstance(answer, QueuePutManyDone):
+            self._most = min(self._batch_items, self._most * 2)
+            self._finish(batch, answer.seqs)
+        else:
+            self._settle(batch, AtollError("the hub's answer makes no sense", given=str(answer)))
+
+    def _finish(self, batch: list[_Waiting], seqs: list[int]) -> None:
+        with self._condition:
+            self._flight = []
+            following = self._next_batch()
+            self._condition.notify_all()
+        self._send(following)
+        for waiting, seq in zip(batch, seqs, strict=True):
+            if waiting.done.set_running_or_notify_cancel():
+                waiting.done.set_result(seq)
+
+    def _settle(self, batch: list[_Waiting], error: BaseException) -> None:
+        """Decide after a failure who is tried again and who hears of it.
+
+        Keys make it safe to send again what may have been stored.
+        """
+        failed = list(batch)
+        if isinstance(error, QueueFull | DeadlineExceeded):
+            if isinstance(error, QueueFull) and len(batch) > 1:
+                self._most, failed = max(1, len(batch) // 2), []  # a smaller one may fit
+            elif isinstance(error, DeadlineExceeded) or self._waits:
+                now = self._clock.monotonic()
+                failed = [waiting for waiting in batch if waiting.deadline <= now]
+        again = [waiting for waiting in batch if waiting not in failed]
+        with self._condition:
+            self._flight = []
+            self._line.extendleft(reversed(again))
+            self._nbytes += sum(waiting.nbytes for waiting in again)
+            following = self._next_batch()
+            self._condition.notify_all()
+        for waiting in failed:
+            if waiting.done.set_running_or_notify_cancel():
+                waiting.done.set_exception(error)
+        self._send(following)

@@ -1,0 +1,254 @@
+"""A durable queue as programs use it: put, claim, acknowledge."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.errors import DeadlineExceeded, HubError
+from atoll.ids import new_token
+from atoll.queues import values
+from atoll.queues.channel import Channel
+from atoll.queues.outbox import BATCH_ITEMS, Outbox
+from atoll.wire.messages import (
+    QueueAckMany,
+    QueueClaim,
+    QueueEntry,
+    QueueExtendMany,
+    QueueItem,
+    QueueItems,
+    QueueLost,
+    QueueOpen,
+    QueueOptions,
+    QueuePutMany,
+    QueueRelease,
+)
+
+INLINE_BYTES = 64 * 2**10
+"""Payloads up to this size travel in the message; larger ones as blobs, block by block."""
+
+PUT_S = 60.0
+"""Longest wait for one put, unless told otherwise."""
+
+ASK_S = 60.0
+LONGEST_WAIT_S = 20.0
+"""One question to the hub waits so long; longer waits ask again."""
+
+Put = concurrent.futures.Future[int]
+"""What `put_later` returns: the item's number once it is durable, or the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One leased item. As a context manager it is acknowledged, or given back after an error."""
+
+    key: str
+    attempt: int
+    """Counts from 1; more than 1: somebody else had it before and did not finish."""
+    seq: int
+    lease: str
+    _queue: Queue = field(repr=False)
+    _payload: bytes = field(repr=False)
+    _blob: str = field(repr=False)
+
+    @property
+    def value(self) -> Any:
+        """What was put; a large one is fetched each time this is read."""
+        return self._queue.fetch(self._payload, self._blob)
+
+    def ack(self) -> None:
+        """Say that it is done; nobody gets it again.
+
+        Raises:
+            HubError: the lease had ended and somebody else has it.
+        """
+        self._queue.ack([self])
+
+    def extend(self, lease_s: float) -> None:
+        """Keep it for `lease_s` from now; raises as `ack` does."""
+        self._queue.extend([self], lease_s=lease_s)
+
+    def release(self, reason: str = "") -> None:
+        """Give it back; too often makes it a dead letter. Raises as `ack` does."""
+        self._queue.release(self, reason=reason)
+
+    def __enter__(self) -> Item:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Acknowledge it, or give it back with the error as the reason."""
+        if error is None:
+            self.ack()
+        else:
+            self.release(reason=f"{type(error).__name__}: {error}"[:1000])
+
+
+class Queue:
+    """A named queue. Any thread may use it; made by `run.queue`."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        *,
+        clock: Clock,
+        options: QueueOptions | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Give the queue its options, if there are any.
+
+        Args:
+            name: Its full name at the hub.
+            channel: How it is reached.
+            clock: Source of time for deadlines.
+            options: What it holds and what happens when it is full; None: as it is.
+            stopping: Asked while waiting for items; True ends the wait.
+
+        Raises:
+            ConfigError: the options make no sense.
+            AuthError: this process may not use it.
+        """
+        self.name = name
+        self._channel = channel
+        self._clock = clock
+        self._stopping = stopping
+        batch = BATCH_ITEMS
+        if options is not None:
+            channel.ask(QueueOpen(name, options), timeout_s=ASK_S)
+            if options.max_items:
+                batch = max(1, min(batch, options.max_items // 4))
+        self._outbox = Outbox(
+            channel,
+            lambda entries, wait_s: QueuePutMany(name, entries, wait_s),
+            clock=clock,
+            batch_items=batch,
+            waits=options is not None and options.overflow == "wait",
+        )
+
+    # -------------------------------------------------------------------------- producing
+
+    def put(self, value: Any, *, key: str = "", timeout_s: float = PUT_S) -> int:
+        """Store a value durably; return its number.
+
+        Args:
+            value: Bytes, what JSON can say, or a dict of tensors or numpy arrays.
+            key: The same key again is stored once; empty: a fresh one.
+            timeout_s: Longest wait for it.
+
+        Raises:
+            QueueFull: there is no room, and the queue does not wait or drop.
+            DeadlineExceeded: it was not acknowledged in time; it may have been stored.
+            ConfigError: such a value cannot be put.
+        """
+        return self._wait(self.put_later(value, key=key, timeout_s=timeout_s), timeout_s)
+
+    def put_later(self, value: Any, *, key: str = "", timeout_s: float = PUT_S) -> Put:
+        """Store a value in the background; the future has its number, or what `put` raises.
+
+        Many that are under way at once share messages. When too many are, this waits.
+        """
+        entry = entry_of(self._channel, value, key)
+        return self._outbox.add(entry, deadline=self._clock.monotonic() + timeout_s)
+
+    def put_many(self, many: Iterable[Any], *, timeout_s: float = PUT_S) -> list[int]:
+        """Store values in order; return their numbers once all are durable. See `put`."""
+        puts = [self.put_later(value, timeout_s=timeout_s) for value in many]
+        return [self._wait(put, timeout_s) for put in puts]
+
+    def flush(self, *, timeout_s: float = PUT_S) -> bool:
+        """Wait until every put is acknowledged or has failed; return whether that was in time."""
+        return self._outbox.flush(deadline=self._clock.monotonic() + timeout_s)
+
+    def _wait(self, put: Put, timeout_s: float) -> int:
+        try:
+            return put.result(timeout_s + ASK_S)
+        except TimeoutError:
+            if put.done():
+                raise
+            raise DeadlineExceeded("a put was not answered in time", given=self.name) from None
+
+    # -------------------------------------------------------------------------- consuming
+
+    def claim(self, limit: int = 1, *, lease_s: float = 60.0, wait_s: float = 0.0) -> list[Item]:
+        """Lease up to `limit` items, oldest first.
+
+        Args:
+            limit: At most so many.
+            lease_s: Until then nobody else gets them; extend it for longer work.
+            wait_s: Longest wait for the first one.
+        """
+        deadline = self._clock.monotonic() + wait_s
+        while True:
+            left_s = max(0.0, min(deadline - self._clock.monotonic(), LONGEST_WAIT_S))
+            ask = QueueClaim(self.name, lease_s, limit, left_s)
+            answer = self._channel.ask(ask, timeout_s=left_s + ASK_S)
+            found = answer.items if isinstance(answer, QueueItems) else []
+            late = self._clock.monotonic() >= deadline
+            if found or late or self._stopping():
+                return [self._item(item) for item in found]
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield items one by one, leased for a minute, until the run is asked to stop."""
+        while not self._stopping():
+            yield from self.claim(wait_s=LONGEST_WAIT_S)
+
+    def ack(self, items: Sequence[Item]) -> None:
+        """Say that items are done, with one message.
+
+        Raises:
+            HubError: leases had ended and somebody else has the items; the others are done.
+        """
+        self._held(QueueAckMany(self.name, [item.lease for item in items]))
+
+    def extend(self, items: Sequence[Item], *, lease_s: float) -> None:
+        """Keep items for `lease_s` from now, with one message; raises as `ack` does."""
+        self._held(QueueExtendMany(self.name, [item.lease for item in items], lease_s))
+
+    def release(self, item: Item, *, reason: str = "") -> None:
+        """Give an item back; too often makes it a dead letter."""
+        self._channel.ask(QueueRelease(self.name, item.lease, reason), timeout_s=ASK_S)
+
+    def fetch(self, payload: bytes, blob: str) -> Any:
+        """Return the value of a payload, wherever it is."""
+        return fetch(self._channel, payload, blob)
+
+    def _item(self, item: QueueItem) -> Item:
+        return Item(item.key, item.attempt, item.seq, item.lease, self, item.payload, item.blob)
+
+    def _held(self, ask: QueueAckMany | QueueExtendMany) -> None:
+        answer = self._channel.ask(ask, timeout_s=ASK_S)
+        if isinstance(answer, QueueLost) and answer.leases:
+            raise HubError(
+                "these leases are not held any more",
+                given=f"{len(answer.leases)} of {len(ask.leases)} of queue {self.name!r}",
+                expected="leases whose time has not ended",
+                remedy="claim with a longer lease_s, or extend in time",
+            )
+
+
+def entry_of(channel: Channel, value: Any, key: str) -> QueueEntry:
+    """Return a value as an item, its payload uploaded if it is large."""
+    parts = values.encode(value)
+    key = key or new_token()
+    if values.size(parts) <= INLINE_BYTES:
+        return QueueEntry(key, b"".join(parts))
+    sha256, nbytes = channel.put_large(parts)
+    return QueueEntry(key, b"", sha256, nbytes)
+
+
+def fetch(channel: Channel, payload: bytes, blob: str) -> Any:
+    """Return the value of a payload, wherever it is."""
+    if not blob:
+        return values.decode(payload)
+    with channel.large(blob) as path:
+        return values.decode_file(path)

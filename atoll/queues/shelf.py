@@ -1,0 +1,94 @@
+"""The queues and topics of one run: names, one object per name, and an end for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from atoll.clock import Clock, RealClock
+from atoll.errors import ConfigError, unknown
+from atoll.queues.channel import Channel
+from atoll.queues.queue import Queue
+from atoll.queues.topic import Topic
+from atoll.wire.messages import QueueOptions
+
+
+class Shelf:
+    """Hands out queues and topics; the same name gives the same object.
+
+    Args:
+        channel: How they are reached.
+        prefix: What comes before names without a slash: the job.
+        reader: Name of subscriptions that were given none: the member.
+        clock: Source of time for deadlines.
+        stopping: Whether the run was asked to stop.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        prefix: str,
+        reader: str,
+        clock: Clock | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._channel = channel
+        self._prefix = prefix
+        self._reader = reader
+        self._clock: Clock = clock or RealClock()
+        self._stopping = stopping
+        self._queues: dict[str, Queue] = {}
+        self._topics: dict[str, Topic] = {}
+
+    def queue(self, name: str, **options: Any) -> Queue:
+        """Return a queue; `options` are those of `QueueOptions`, set if any is given."""
+        if name not in self._queues or options:
+            self._queues[name] = Queue(
+                self._full(name), self._channel, clock=self._clock,
+                options=options_of(options), stopping=self._stopping,
+            )  # fmt: skip
+        return self._queues[name]
+
+    def topic(self, name: str, **options: Any) -> Topic:
+        """Return a topic; `options` as above."""
+        if name not in self._topics or options:
+            self._topics[name] = Topic(
+                self._full(name), self._channel, clock=self._clock, reader=self._reader,
+                options=options_of(options), stopping=self._stopping,
+            )  # fmt: skip
+        return self._topics[name]
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Wait for what is under way, then end; return whether everything was acknowledged."""
+        deadline = self._clock.monotonic() + timeout_s
+        lines: list[Queue | Topic] = [*self._queues.values(), *self._topics.values()]
+        done = [line.flush(timeout_s=deadline - self._clock.monotonic()) for line in lines]
+        self._channel.close()
+        return all(done)
+
+    def _full(self, name: str) -> str:
+        if not name or name.startswith("/"):
+            raise ConfigError(
+                "this cannot be the name of a queue", given=repr(name), expected="e.g. experience"
+            )
+        return name if "/" in name else f"{self._prefix}/{name}"
+
+
+def options_of(given: dict[str, Any]) -> QueueOptions | None:
+    """Return options by name, or None if there are none.
+
+    Raises:
+        ConfigError: there is no such option, or it has another type.
+    """
+    if not given:
+        return None
+    for name in given:
+        if name not in QueueOptions.__struct_fields__:
+            raise unknown("option of a queue", name, QueueOptions.__struct_fields__)
+    try:
+        return msgspec.convert(given, QueueOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError("an option of a queue is wrong", given=str(error)) from error
