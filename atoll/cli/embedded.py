@@ -233,11 +233,3 @@ def recall_embedded(job_folder: Path) -> tuple[Path, int] | None:
     except (OSError, ValueError, KeyError):
         return None
 
-
-def output_of(folder: Path, *, job: str, member: str = "") -> list[dict[str, Any]]:
-    """Return what the processes of a job printed, from the files of an embedded hub's nodes."""
-    lines: list[dict[str, Any]] = []
-    for path in sorted(folder.glob(f"node*/jobs/{job}/{member or '*'}/output.log")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        lines += [{"member": path.parent.name, "text": line} for line in text.splitlines()]
-    return lines
