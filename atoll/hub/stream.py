@@ -119,8 +119,8 @@ class Feed:
         self.snapshots = snapshots
         self._context = context
         self._role = role
-        self._seen = 0
-        """Number of the last picture."""
+        self._seen = -1
+        """Number of the last picture that was sent."""
         self._job: dict[str, Any] = {}
         self._round: dict[str, Any] = {}
         """The last round that was sent: its members may tell more of it at their next join."""
