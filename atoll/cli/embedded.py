@@ -232,4 +232,3 @@ def recall_embedded(job_folder: Path) -> tuple[Path, int] | None:
         return Path(known["folder"]), int(known["nodes"])
     except (OSError, ValueError, KeyError):
         return None
-

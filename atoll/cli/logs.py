@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.cli.local_output import LocalOutput
+    from atoll.net.api import HubClient
+
+LOCAL_POLL_S = 0.2
+"""Between two looks at the files of an embedded run."""
 
 
 def logs(
@@ -20,32 +29,59 @@ def logs(
     from pathlib import Path
 
     from atoll.cli import known_hub, screen
-    from atoll.cli.embedded import output_of, recall_embedded
-    from atoll.cli.watch import ENDED
+    from atoll.cli.embedded import recall_embedded
+    from atoll.cli.local_output import LocalOutput
 
     console = screen.output()
     local = recall_embedded(Path(job)) if job and not hub else None
     if local is not None:  # its hub may be gone; what its processes printed is still here
-        printed = output_of(local[0], job=Path(job).resolve().name, member=member)
-        for line in printed[-lines:] if lines else printed:
-            screen.log_line(console, line)
+        output = LocalOutput(local[0], job_folder=Path(job).resolve(), member=member)
+        _show_local(console, output, follow=follow, lines=lines)
         return
     with known_hub.find(hub).client(timeout_s=60.0) as client:
         chosen = job or known_hub.newest_job(client)
-        after, shown = 0, []
-        while True:
-            answer = client.logs(chosen, after=after, member=member)
-            after = int(answer["last"])
-            shown += answer["lines"]
-            if not answer["lines"]:
-                break
-        for line in shown[-lines:] if lines else shown:
+        _show(console, client, chosen, member=member, follow=follow, lines=lines)
+
+
+def _show_local(console: Console, output: LocalOutput, *, follow: bool, lines: int) -> None:
+    """Print what an embedded run has printed, and go on until it ends."""
+    import time
+
+    from atoll.cli import screen
+
+    shown = output.lines(last=not follow)
+    for line in shown[-lines:] if lines else shown:
+        screen.log_line(console, line)
+    while follow:
+        ended = output.ended()
+        for line in output.lines(last=ended):
             screen.log_line(console, line)
-        while follow:
-            ended = client.job(chosen)["state"] in ENDED
-            answer = client.logs(chosen, after=after, member=member, wait_s=0.0 if ended else 10.0)
-            after = int(answer["last"])
-            for line in answer["lines"]:
-                screen.log_line(console, line)
-            if ended and not answer["lines"]:
-                return
+        if ended:
+            return
+        time.sleep(LOCAL_POLL_S)
+
+
+def _show(
+    console: Console, client: HubClient, job: str, *, member: str, follow: bool, lines: int
+) -> None:
+    """Print what a job of a hub has printed, and go on until it ends."""
+    from atoll.cli import screen
+    from atoll.cli.watch import ENDED
+
+    after, shown = 0, []
+    while True:
+        answer = client.logs(job, after=after, member=member)
+        after = int(answer["last"])
+        shown += answer["lines"]
+        if not answer["lines"]:
+            break
+    for line in shown[-lines:] if lines else shown:
+        screen.log_line(console, line)
+    while follow:
+        ended = client.job(job)["state"] in ENDED
+        answer = client.logs(job, after=after, member=member, wait_s=0.0 if ended else 10.0)
+        after = int(answer["last"])
+        for line in answer["lines"]:
+            screen.log_line(console, line)
+        if ended and not answer["lines"]:
+            return
