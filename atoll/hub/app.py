@@ -22,7 +22,7 @@ from atoll.hub import round_book as round_book_module
 from atoll.hub.access import Access
 from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits
 from atoll.hub.alarms.gather import Gatherer
-from atoll.hub.alarms.watch import AlarmWatch
+from atoll.hub.alarms.watch import AlarmWatch, Looking
 from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
@@ -32,6 +32,7 @@ from atoll.hub.membership import Membership
 from atoll.hub.node_certificates import NodeCertificates
 from atoll.hub.outbox import Send
 from atoll.hub.placement import KILL_GRACE_S, Placement
+from atoll.hub.prefix import told_address, without_prefix
 from atoll.hub.proxies import Proxies
 from atoll.hub.recording import Recording, node_stats
 from atoll.hub.recovering import Recovering
@@ -74,7 +75,11 @@ class HubOptions:
     host: str = "127.0.0.1"
     port: int = 0
     advertise: str = ""
-    """Host in the ticket; empty: found out."""
+    """HOST, HOST:PORT or URL in the ticket; empty: found out."""
+    prefix: str = ""
+    """Path below which a reverse proxy shows the hub; empty: that of `advertise`."""
+    announce: bool | None = None
+    """Tell machines nearby that the hub is here; None: unless it is on loopback."""
     tls: str = "auto"
     """auto: TLS unless on loopback; on; off; or CERTIFICATE:KEY, two PEM files."""
     trust_proxy: tuple[str, ...] = ()
@@ -94,6 +99,8 @@ class HubOptions:
     """Time between asking a process of a stopping job to end and killing it."""
     restart_grace_s: float = 60.0
     """How long members may take to come back after a restart of the hub."""
+    looking: Looking = Looking()
+    """How often the hub looks for what goes wrong."""
     restore_from: Path | None = None
     """A backup, or a folder of backups, from which the folders are made if they are empty."""
 
@@ -107,6 +114,7 @@ class Hub:
         self.stores = stores
         self.clock = clock
         self.url = url
+        self.prefix = ""
         self.ticket = ""
         self.operator_token = ""
         self.tasks = Tasks()
@@ -191,8 +199,9 @@ class Hub:
             rounds=self.rounds, clock=clock, version=__version__, data=options.data,
         )  # fmt: skip
         self.watch = AlarmWatch(
-            gatherer=gatherer, alarms=stores.alarms, events=stores.events, clock=clock
-        )
+            gatherer=gatherer, alarms=stores.alarms, events=stores.events, clock=clock,
+            looking=options.looking,
+        )  # fmt: skip
         self.sessions.listener = self
         self._web: Application | None = None
 
@@ -203,7 +212,8 @@ class Hub:
         self.operator_token = secrets.operator_token
         access = await self._open_tls()
         self.sessions.admit = access.admit
-        told, mark = self.options.advertise, self.fingerprint
+        told, self.prefix = told_address(self.options.advertise, self.options.prefix)
+        mark = self.fingerprint
         self.ticket = ticket_text(self.url, secrets.ticket, advertise=told, mark=mark)
         context = Context(
             stores=self.stores,
@@ -265,6 +275,7 @@ class Hub:
 
     async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve WebSockets at `/ws`, everything else as the web application."""
+        scope = without_prefix(scope, self.prefix)
         self.proxies.look_behind(scope)
         if scope["type"] == "websocket":
             if scope["path"] == "/ws":
