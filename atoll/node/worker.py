@@ -177,9 +177,9 @@ def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
     Raises:
         ScriptError: it raised, or left with an exit status that is not 0.
     """
-    script = environment.directory / Path(spec.job.script).name
+    script = script_path(environment.directory, spec, folder=Path.cwd())
     sys.argv = [str(script), *spec.job.args]
-    sys.path.insert(0, str(environment.directory))
+    sys.path.insert(0, str(script.parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leaving:
@@ -204,6 +204,17 @@ def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
     finally:
         _end_quietly()
     return 0
+
+
+def script_path(directory: Path, spec: JobSpec, *, folder: Path) -> Path:
+    """Return where a job's script is: in its code, or by itself in the process's own folder.
+
+    Args:
+        directory: The process's own folder.
+        spec: The job.
+        folder: Where the process works; its copy of the code, if the job has any.
+    """
+    return folder / spec.job.script if spec.job.code else directory / Path(spec.job.script).name
 
 
 def describe(

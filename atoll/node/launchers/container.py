@@ -33,6 +33,7 @@ from atoll.node.output import TAIL_LINES, LineHandler, read_output
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+    from docker.types.daemon import CancellableStream
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class _Started:
 
     client: DockerClient
     container: Container
-    stream: Iterator[bytes]
-    """What it prints."""
+    stream: CancellableStream
+    """What it prints; to be closed."""
     image: ImageFacts
 
 
@@ -82,6 +83,7 @@ class ContainerLauncher:
             await in_thread(lambda wanted: started.append(self._start(order, on_line, wanted)))
         except asyncio.CancelledError:
             for late in started:  # it was there just before nobody wanted it any more
+                _close(late.stream)
                 await asyncio.to_thread(_remove, late.client, late.container)
             raise
         return ContainerProcess(order, started[0], on_line)
@@ -191,7 +193,7 @@ class ContainerProcess:
             log.debug("%s %s: %s", *self._order.key, error)
 
     def _listen(
-        self, loop: asyncio.AbstractEventLoop, stream: Iterator[bytes], on_line: LineHandler
+        self, loop: asyncio.AbstractEventLoop, stream: CancellableStream, on_line: LineHandler
     ) -> None:
         try:
             with in_words("the output of a container is lost", given=self.name):
@@ -201,6 +203,7 @@ class ContainerProcess:
         except AtollError as error:
             log.warning("%s %s: %s", *self._order.key, error)
         finally:
+            _close(stream)
             tell(loop, self._read_all, None)
 
     def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -273,7 +276,7 @@ def home_label(home: Path) -> str:
 
 def _run(
     client: DockerClient, options: dict[str, Any], wanted: Wanted
-) -> tuple[Container, Iterator[bytes]]:
+) -> tuple[Container, CancellableStream]:
     """Make and start a container, with an init process where the daemon has one.
 
     An init makes signals and orphans inside work as outside.
@@ -291,18 +294,32 @@ def _run(
 
 def _run_once(
     client: DockerClient, options: dict[str, Any], wanted: Wanted
-) -> tuple[Container, Iterator[bytes]]:
+) -> tuple[Container, CancellableStream]:
     container = client.containers.create(**options)
     try:
         # Attached before the start: no line is missed.
         stream = container.attach(stdout=True, stderr=True, stream=True, logs=False)
-        container.start()
-        container.reload()
-        wanted.check()
+        try:
+            container.start()
+            container.reload()
+            wanted.check()
+        except BaseException:
+            _close(stream)
+            raise
     except BaseException:
         container.remove(force=True, v=True)
         raise
     return container, stream
+
+
+def _close(stream: CancellableStream) -> None:
+    """Close the connection to what a container prints.
+
+    The library's own close raises where the daemon has closed it already, and leaves the socket.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        stream.close()
+    stream._response.close()
 
 
 def _remove(client: DockerClient, container: Container) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ def connect(*, timeout_s: float = ANSWER_TIMEOUT_S) -> DockerClient:
     hosts, reasons = config.container_hosts(), []
     for host in hosts:
         try:
+            _knock(host)
             return docker.DockerClient(base_url=host, timeout=timeout_s)  # asks for the version
         except _failures() as error:
             reasons.append(f"{host}: {error}")
@@ -68,6 +70,13 @@ def is_there() -> bool:
     return True
 
 
+def _knock(host: str) -> None:
+    """Raise OSError if nobody listens at a socket of this machine, sooner than the library."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as door:
+            door.connect(host.removeprefix("unix://"))
+
+
 @contextlib.contextmanager
 def in_words(what: str, *, given: str) -> Iterator[None]:
     """Turn what the daemon or the way to it raises into an error for people.
@@ -79,6 +88,9 @@ def in_words(what: str, *, given: str) -> Iterator[None]:
     try:
         yield
     except _failures() as error:
+        response = getattr(error, "response", None)
+        if response is not None:
+            response.close()  # of a stream that nobody will read
         code = getattr(error, "status_code", None)
         kind = ConfigError if code in _OWN_FAULT else JobError
         text = getattr(error, "explanation", None) or str(error)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from atoll.config import LaunchTable
@@ -12,6 +13,7 @@ from atoll.node.in_thread import Wanted
 from atoll.node.launchers.daemon import in_words
 
 if TYPE_CHECKING:
+    import requests
     from docker import DockerClient
     from docker.models.images import Image
 
@@ -64,21 +66,44 @@ def _pull(client: DockerClient, name: str, on_line: Callable[[str], None], wante
     repository, tag = parse_repository_tag(name)
     on_line(f"pulls the image {name}")
     progress, told = _Progress(), time.monotonic()
-    events = client.api.pull(repository, tag=tag or "latest", stream=True, decode=True)
-    for event in events:
-        wanted.check()  # the daemon gives a pull up when nobody listens any more
-        if "error" in event:
-            missing = any(word in event["error"] for word in ("not found", "unknown", "denied"))
-            raise (ConfigError if missing else JobError)(
-                "the image cannot be pulled",
-                given=f"{name}: {event['error']}",
-                remedy="look at image in [launch], and whether the node reaches the registry",
-            )
-        progress.note(event)
-        if time.monotonic() >= told + TELL_EVERY_S:
-            on_line(f"pulls the image {name}: {progress}")
-            told = time.monotonic()
+    with contextlib.closing(_events(client, repository, tag or "latest")) as events:
+        for event in events:
+            wanted.check()  # the daemon gives a pull up when nobody listens any more
+            if "error" in event:
+                raise _refused(name, str(event["error"]))
+            progress.note(event)
+            if time.monotonic() >= told + TELL_EVERY_S:
+                on_line(f"pulls the image {name}: {progress}")
+                told = time.monotonic()
     on_line(f"has pulled the image {name}: {progress}")
+
+
+def _refused(name: str, text: str) -> ConfigError | JobError:
+    """Return the error for a pull that failed; whether it is the job's own fault is in the text."""
+    missing = any(word in text for word in ("not found", "unknown", "denied"))
+    return (ConfigError if missing else JobError)(
+        "the image cannot be pulled",
+        given=f"{name}: {text}",
+        remedy="look at image in [launch], and whether the node reaches the registry",
+    )
+
+
+def _events(
+    client: DockerClient, repository: str, tag: str
+) -> Generator[dict[str, Any], None, None]:
+    """Yield what the daemon tells of a pull; the connection ends with the iteration."""
+    responses: list[requests.Response] = []
+
+    def keep(response: requests.Response, *_: Any, **__: Any) -> None:
+        responses.append(response)
+
+    client.api.hooks["response"].append(keep)
+    try:
+        yield from client.api.pull(repository, tag=tag, stream=True, decode=True)
+    finally:
+        client.api.hooks["response"].remove(keep)
+        for response in responses:
+            response.close()
 
 
 class _Progress:

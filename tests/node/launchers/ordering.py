@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec, parse_spec
 from atoll.net.way import PLAIN
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import Caps, Order
+from atoll.node.launchers.mounts import parse_mounts
 from atoll.wire.messages import Launch
 
 T = TypeVar("T")
@@ -32,18 +33,35 @@ def command_launch(*words: str, launch: LaunchTable | None = None, **job: Any) -
     return Launch("job-1", "w1", 1, "token", dump_spec(spec))
 
 
-def make_order(command: Launch, root: Path, *, caps: Caps | None = None, hub: str = HUB) -> Order:
-    """Return the order for a command, its folder laid out below `root`."""
+def make_order(
+    command: Launch,
+    root: Path,
+    *,
+    caps: Caps | None = None,
+    hub: str = HUB,
+    allowed: Sequence[str] | None = None,
+) -> Order:
+    """Return the order for a command, its folder laid out below `root`.
+
+    Args:
+        command: What is to run.
+        root: Folder of all jobs.
+        caps: Its limits.
+        hub: URL of the hub.
+        allowed: Folders that the owner lets containers mount.
+    """
+    spec = parse_spec(command.spec)
     directory = root / command.job / command.member
     variables = lay_out(command, directory=directory, hub=hub, way=PLAIN)
     return Order(
         command=command,
-        spec=parse_spec(command.spec),
+        spec=spec,
         directory=directory,
         folder=directory,
         python=Path(sys.executable),
         variables=variables,
         caps=caps or Caps(),
+        mounts=tuple(parse_mounts(spec.launch.mounts, allowed=allowed or [])),
     )
 
 
