@@ -22,7 +22,7 @@ from atoll.hub import round_book as round_book_module
 from atoll.hub.access import Access
 from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits
 from atoll.hub.alarms.gather import Gatherer
-from atoll.hub.alarms.watch import AlarmWatch, Looking
+from atoll.hub.alarms.watch import DEFAULT_LOOKING, AlarmWatch, Looking
 from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
@@ -99,7 +99,7 @@ class HubOptions:
     """Time between asking a process of a stopping job to end and killing it."""
     restart_grace_s: float = 60.0
     """How long members may take to come back after a restart of the hub."""
-    looking: Looking = Looking()
+    looking: Looking = DEFAULT_LOOKING
     """How often the hub looks for what goes wrong."""
     restore_from: Path | None = None
     """A backup, or a folder of backups, from which the folders are made if they are empty."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from atoll.clock import Clock
 from atoll.hub.alarms.engine import Alarm, Changes, Engine
@@ -17,10 +18,21 @@ from atoll.hub.events import Events
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""Pause between two looks."""
-NODES_EVERY = 4
-"""Machines are looked at in one of so many looks: there may be thousands."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """How often is looked, and how patiently."""
+
+    every_s: float = 2.0
+    """Pause between two looks."""
+    nodes_every: int = 4
+    """Machines are looked at in one of so many looks: there may be thousands."""
+    patience: float = 1.0
+    """Factor on the times for which conditions must hold and be gone; tests have less."""
+
+
+DEFAULT_LOOKING = Looking()
+
 
 Told = Callable[[Alarm], Awaitable[None]]
 
@@ -30,11 +42,12 @@ class AlarmWatch:
 
     def __init__(
         self, *, gatherer: Gatherer, alarms: Alarms, events: Events, clock: Clock,
-        rules: Sequence[Rule] = RULES, look_s: float = LOOK_S,
+        rules: Sequence[Rule] = RULES, looking: Looking = DEFAULT_LOOKING,
     ) -> None:  # fmt: skip
-        """Look with these rules every `look_s` seconds once :meth:`run` was started."""
+        """Look with these rules, again and again once :meth:`run` was started."""
         self._gatherer, self._alarms, self._events = gatherer, alarms, events
-        self._clock, self._rules, self._look_s = clock, list(rules), look_s
+        self._clock, self._looking = clock, looking
+        self._rules = [_at_pace(rule, looking.patience) for rule in rules]
         self._engine = Engine(self._rules)
         self._looks = 0
         self.told: Told = _nobody
@@ -49,7 +62,7 @@ class AlarmWatch:
         """Look for ever; a look that fails is logged and hinders no other."""
         self._engine.restore(await self._alarms.load(), self._clock.wall())
         while True:
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._looking.every_s)
             try:
                 await self.look()
             except Exception:
@@ -57,7 +70,7 @@ class AlarmWatch:
 
     async def look(self) -> Changes:
         """Look once; return what changed."""
-        nodes = self._looks % NODES_EVERY == 0
+        nodes = self._looks % self._looking.nodes_every == 0
         self._looks += 1
         facts = await self._gatherer.facts(nodes=nodes)
         found: list[Finding] = []
@@ -93,6 +106,11 @@ class AlarmWatch:
         found = alarm.finding
         fields = {"kind": found.kind, "severity": found.severity, "node": found.node}
         await self._events.add(found.job, kind, text, member=found.member, fields=fields)
+
+
+def _at_pace(rule: Rule, patience: float) -> Rule:
+    """Return a rule with its times stretched or shortened."""
+    return replace(rule, holds_s=rule.holds_s * patience, gone_s=rule.gone_s * patience)
 
 
 async def _nobody(alarm: Alarm) -> None:

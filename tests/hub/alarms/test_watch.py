@@ -1,0 +1,147 @@
+"""A real hub looks at real sessions: alarms over REST, events, silence, and a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from atoll import __version__
+from atoll.hub.alarms.facts import Facts
+from atoll.hub.alarms.finding import Finding, Rule
+from atoll.hub.alarms.watch import Looking
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer
+from atoll.wire.messages import Account, Beat, NodeInfo
+from tests.hub.peer import Peer, node
+from tests.hub.test_membership import Running
+from tests.hub.test_timeline import meet
+
+WAIT_S = 20.0
+
+
+def serve(folder: Path) -> HubServer:
+    """Return a hub that looks more often than in real life, and believes at once."""
+    looking = Looking(every_s=0.1, nodes_every=1, patience=0.02)
+    return HubServer(
+        HubOptions(data=folder / "data", jobs=folder / "jobs", reducers=False, looking=looking)
+    )
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with serve(tmp_path) as server:
+        yield server
+
+
+def ask(hub: HubServer, path: str, **body: Any) -> Any:
+    with httpx.Client(
+        base_url=hub.url, headers={"authorization": f"Bearer {hub.operator_token}"}
+    ) as client:
+        answer = client.post(path, json=body) if body else client.get(path)
+        answer.raise_for_status()
+        return answer.json()
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def alarm(hub: HubServer, kind: str, *, ended: bool = False) -> dict[str, Any]:
+    """Wait for an alarm of a kind that is open, or has ended."""
+
+    def look() -> dict[str, Any] | None:
+        rows = ask(hub, "/api/alarms?all=1")
+        return next(
+            (r for r in rows if r["kind"] == kind and (r["ended"] is not None) == ended), None
+        )
+
+    found: dict[str, Any] = wait_for(look)
+    return found
+
+
+def beat(peer: Peer, *, skew_s: float, **stats: float) -> None:
+    peer.tell(Beat(stats, time.time() + skew_s))
+
+
+def test_wrong_clock_is_named_told_as_events_silenced_and_ends(hub: HubServer) -> None:
+    with node(hub, "lap1") as peer:
+        beat(peer, skew_s=90.0)
+        row = alarm(hub, "clock-skew")
+        assert (row["node"], row["severity"]) == ("lap1", "critical")
+        assert row["value"] == pytest.approx(90.0, abs=2.0)
+        assert set(row) == {
+            "id", "kind", "severity", "job", "node", "member", "cause", "remedy", "since",
+            "ended", "value", "silenced",
+        }  # fmt: skip
+        silenced = ask(hub, f"/api/alarms/{row['id']}/silence", silenced=True)
+        assert silenced["silenced"]
+        (shown,) = [r for r in ask(hub, "/api/alarms") if r["kind"] == "clock-skew"]
+        assert shown["silenced"]
+        assert hub.hub is not None
+        assert hub.hub.stores.alarms.open()[0]["id"] >= row["id"]
+    ended = alarm(hub, "clock-skew", ended=True)
+    assert ended["id"] == row["id"]
+    texts = {e["kind"]: e["text"] for e in ask(hub, "/api/events")["events"]}
+    assert texts["alarm"]
+    assert any(
+        e["kind"] == "alarm-ended" and "clock of lap1" in e["text"]
+        for e in ask(hub, "/api/events")["events"]
+    )
+
+
+def test_silencing_what_is_not_there_says_so(hub: HubServer) -> None:
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        ask(hub, "/api/alarms/999/silence", silenced=True)
+
+
+def test_member_that_contributes_zeros_is_named_with_its_machine(hub: HubServer) -> None:
+    group = Running(hub)
+    for round_ in range(4):
+        meet(group, round_, [Account({}, 1.0, 2.0), Account({}, 0.0, 2.0)])
+    row = alarm(hub, "zero-contribution")
+    assert (row["job"], row["member"]) == (group.job, "w1")
+    assert row["node"] == group.agent.session
+    group.close()
+
+
+def test_machine_that_vanishes_is_told_until_it_is_back(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.hub.alarms.machine_rules.LOST_S", 0.1)
+    assert hub.hub is not None
+    redeemed = hub.hub.stores.auth.redeem(hub.ticket.rpartition("/")[2], name="lap9")
+    name, token = hub.call(redeemed)
+    info = NodeInfo("box", "Linux", "3.11", __version__)
+    Peer(hub, name, token=token, info=info).cut()
+    assert alarm(hub, "node-lost")["node"] == name
+    with Peer(hub, name, token=token, incarnation="i2", info=info):
+        assert alarm(hub, "node-lost", ended=True)["node"] == name
+    assert [r["kind"] for r in ask(hub, "/api/alarms?all=1")] == ["node-lost"]
+
+
+def test_open_alarms_outlive_the_hub(tmp_path: Path) -> None:
+    with serve(tmp_path) as first, node(first, "lap1"):
+        before = alarm(first, "version-mismatch")
+    with serve(tmp_path) as second:
+        rows = ask(second, "/api/alarms?all=1")
+        assert [r["id"] for r in rows if r["kind"] == "version-mismatch"] == [before["id"]]
+
+
+def test_rule_that_fails_blinds_no_other(hub: HubServer) -> None:
+    def broken(facts: Facts) -> list[Finding]:
+        raise RuntimeError("a bug")
+
+    assert hub.hub is not None
+    wrong = Rule(kind="loss-flat", find=broken, holds_s=0, gone_s=0)
+    hub.hub.watch._rules.insert(0, wrong)
+    with node(hub, "lap1"):
+        assert alarm(hub, "version-mismatch")["node"] == "lap1"

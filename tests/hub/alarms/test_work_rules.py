@@ -1,0 +1,44 @@
+"""Alarms about whole jobs and about queues."""
+
+from __future__ import annotations
+
+from atoll.hub.alarms.facts import Facts, HubFacts, MemberFacts, QueueFacts
+from tests.hub.alarms.stage import START, facts, job, play, rule
+
+
+def test_failed_job_is_told_with_its_error_and_ends_when_it_is_resumed() -> None:
+    error = {"kind": "DataError", "what": "the text is missing", "given": "x.txt",
+             "remedy": "copy it there"}  # fmt: skip
+    lost = MemberFacts(member="w1", node="lap1", state="failed", error=error)
+    failed = job(state="failed", error=error, ended=START, members={"w1": lost})
+
+    def at(now: float) -> Facts:
+        return facts(failed if 20 <= now - START < 200 else job(), now=now)
+
+    played = play("job-failed", at, seconds=300)
+    finding = played.only().finding
+    assert finding.cause == "j1 failed: the text is missing (x.txt), first on w1 on lap1"
+    assert finding.remedy.startswith("copy it there; then")
+    assert (finding.node, finding.severity) == ("lap1", "critical")
+    assert len(played.ended) == 1
+
+
+def test_job_that_ended_well_or_failed_long_ago_is_nothing_to_tell_about() -> None:
+    long_ago = job(state="failed", ended=START - 90_000)
+    assert not list(rule("job-failed").find(facts(job(state="done", ended=START), long_ago)))
+
+
+def test_queue_that_is_full_or_has_dead_letters_is_told_and_ends() -> None:
+    def at(now: float) -> Facts:
+        wrong = 20 <= now - START < 200
+        queue = QueueFacts(
+            queue="experience", ready=100, dead=2 if wrong else 0, fill=1.0 if wrong else 0.5,
+            waiting=3 if wrong else 0,
+        )  # fmt: skip
+        return Facts(now=now, hub=HubFacts(queues=[queue, QueueFacts(queue="calm")]))
+
+    played = play("queue-full", at, seconds=400)
+    causes = sorted(a.finding.cause for a in played.opened)
+    assert causes[0].startswith("queue experience has 2 dead letters")
+    assert causes[1] == ("queue experience is full: 100 items, 100% of its bound, 3 producers wait")
+    assert len(played.ended) == 2
