@@ -27,6 +27,10 @@ FIRST_FRAME_BYTES = 64 * 1024
 TLS_BUFFER_BYTES = 32 * 1024
 """Read buffer of a TLS connection (asyncio's own is 256 KiB for each)."""
 
+WRITE_BYTES = 64 * 1024
+"""Unsent bytes beyond which senders wait, with TLS as without: asyncio's own bound under TLS is
+512 KiB, behind which a heartbeat on a slow line would come late."""
+
 LINGER_S = 5.0
 """How long the rest of a request may still come after its answer has gone out."""
 
@@ -53,6 +57,7 @@ class Http(H11Protocol):
             return
         self.visit.secure = opened.get_extra_info("sslcontext") is not None
         self.visit.certificate = _certificate(opened)
+        opened.set_write_buffer_limits(high=WRITE_BYTES)
         self.app_state = {**self.app_state, "visit": self.visit}
         super().connection_made(opened)
         self._expect_head()

@@ -54,22 +54,22 @@ def test_life_of_a_job_through_the_verbs(atoll: Atoll) -> None:
     assert "left the hub" in left.out
 
 
-def test_any_joined_machine_may_run_a_job(atoll: Atoll) -> None:
+def test_who_logged_in_may_run_a_job_and_a_machine_that_joined_may_not(atoll: Atoll) -> None:
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="kitchen")
     (atoll.folder / "quick.py").write_text(QUICK)
-    until(lambda: (atoll.folder / "kitchen" / "hubs.json").exists() or hub_knows_node(atoll))
-    other = atoll.start(
-        "run", "quick.py", "--hub", ticket_of(hub), home=atoll.folder / "laptop"
-    ).wait()
-    assert other.code == 0, other.both
-
-
-def hub_knows_node(atoll: Atoll) -> bool:
-    from atoll.cli.known_hub import find
-
-    with find(home=atoll.home).client() as client:
-        return bool(client.nodes())
+    with hub.client() as client:
+        until(lambda: client.nodes())
+        ticket = client.create_ticket(role="operator", uses=1)
+    for words in ((), ("--hub", ticket_of(hub))):
+        refused = atoll.start("run", "quick.py", *words, home=atoll.folder / "kitchen").wait()
+        assert refused.code != 0
+        assert "atoll ticket new --role operator" in refused.err
+    laptop = atoll.folder / "laptop"
+    done = atoll.start("run", "quick.py", "--hub", ticket, home=laptop).wait()
+    assert done.code == 0, done.both
+    again = atoll.start("run", "quick.py", home=laptop).wait()
+    assert again.code == 0, again.both
 
 
 def test_ctrl_c_of_a_remote_run_leaves_the_job_running(atoll: Atoll) -> None:

@@ -56,12 +56,15 @@ every = 10
 SUBMIT = """
 import pathlib, sys
 from atoll.net.api import HubClient
-print(HubClient(sys.argv[1], sys.argv[2]).submit(pathlib.Path(sys.argv[3]).read_text()))
+from atoll.net.way import Way
+client = HubClient(sys.argv[1], sys.argv[2], way=Way(ca=sys.argv[3]))
+print(client.submit(pathlib.Path(sys.argv[4]).read_text()))
 """
 STOP = """
 import json, sys, time
 from atoll.net.api import HubClient
-client, job = HubClient(sys.argv[1], sys.argv[2]), sys.argv[3]
+from atoll.net.way import Way
+client, job = HubClient(sys.argv[1], sys.argv[2], way=Way(ca=sys.argv[3])), sys.argv[4]
 client.stop(job, grace_s=30.0)
 while not client.job(job)["ended"]:
     time.sleep(0.1)
@@ -83,7 +86,7 @@ class Machines:
         )  # fmt: skip
         assert self.hub.stdout is not None
         ready = json.loads(self.hub.stdout.readline())
-        self.token = ready["operator_token"]
+        self.token, self.ca = ready["operator_token"], ready["ca"]
         for host in range(1, MEMBERS + 1):
             self._start(
                 host, f"n{host}", "-m", "atoll.node", "--ticket", ready["ticket"], "--no-measure",
@@ -119,7 +122,8 @@ class Machines:
     def ask(self, code: str, *words: str) -> str:
         """Run a line of Python beside the hub; return what it printed."""
         done: subprocess.CompletedProcess[str] = self.lab.run(
-            HUB, [sys.executable, "-c", code, f"http://127.0.0.1:{PORT}", self.token, *words],
+            HUB,
+            [sys.executable, "-c", code, f"https://127.0.0.1:{PORT}", self.token, self.ca, *words],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
