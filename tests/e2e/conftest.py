@@ -81,7 +81,7 @@ class Atoll:
         self.folder = folder
         self.home = folder / "home"
         self.runs = folder / "runs"
-        self._started: list[subprocess.Popen[str]] = []
+        self.started: list[subprocess.Popen[str]] = []
 
     def environment(self, home: Path | None = None) -> dict[str, str]:
         own = {"ATOLL_HOME": str(home or self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -97,7 +97,7 @@ class Atoll:
             text=True,
             start_new_session=True,
         )
-        self._started.append(popen)
+        self.started.append(popen)
         return Running(popen)
 
     def run(self, *words: str, timeout_s: float = 75.0) -> Done:
@@ -152,7 +152,7 @@ class Atoll:
     def end(self) -> None:
         for process in self.processes():
             process.kill()
-        for popen in self._started:
+        for popen in self.started:
             popen.communicate()
 
 
