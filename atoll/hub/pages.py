@@ -17,21 +17,20 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from atoll.errors import AuthError, HubError
+from atoll.hub.auth import PEOPLE
 from atoll.hub.context import Context
-from atoll.hub.endpoint import Refused
+from atoll.hub.endpoint import Refused, audit_as
 from atoll.hub.guard import cookie_name, source_of, token_of
 
 FOLDER = Path(__file__).parent / "dashboard"
-
-PEOPLE = frozenset({"operator", "viewer"})
-"""Roles that see the dashboard."""
 
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
 _NAME = re.compile(r"[a-z_]+\.(?:js|css)")
 
 _SECURITY = {
     "content-security-policy": (
-        "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+        "default-src 'self'; script-src 'self'; object-src 'none'; img-src 'self' data: blob:; "
+        "style-src 'self'; style-src-attr 'unsafe-inline'; "
         "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "referrer-policy": "no-referrer",
@@ -78,9 +77,16 @@ def _log_in(request: Request, context: Context, token: str) -> Response:
         return _login_form(error.what)
     if identity.role not in PEOPLE:
         return _login_form(f"this is the token of {identity.role} {identity.name}")
+    audit_as(request, identity.role, identity.name)
     response = RedirectResponse("./", status_code=303)
     response.set_cookie(
-        cookie_name(request.headers), token, max_age=_KEPT_S, httponly=True, samesite="lax"
+        cookie_name(request.headers),
+        token,
+        max_age=_KEPT_S,
+        httponly=True,
+        secure=request.url.scheme == "https",
+        # Not strict: somebody may come by a link, and what changes something needs an Origin.
+        samesite="lax",
     )
     return response
 

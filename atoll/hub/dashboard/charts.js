@@ -55,8 +55,9 @@ export class Chart {
     this.target = element("div", { class: "chart", id, role: "img", "aria-label": `${title}: no values yet` });
     this.title = title;
     this.note = element("span", { class: "quiet" }, note);
+    this.caption = element("span", null, title);
     this.element = element("figure", null,
-      element("figcaption", null, title, " ", this.note), this.target);
+      element("figcaption", null, this.caption, " ", this.note), this.target);
     this.watcher = new ResizeObserver(() => {
       if (this.drawn && this.target.offsetParent) window.Plotly.Plots.resize(this.target);
       else if (this.traces) this.draw(this.traces, this.marks);
@@ -70,8 +71,9 @@ export class Chart {
   }
 
   // traces: [{owner, x, y, low, high, dash, held}]; marks: [{x, text, bad}]
-  draw(traces, marks = [], axis = this.axis ?? "step") {
+  draw(traces, marks = [], axis = this.axis ?? "step", range = this.range) {
     this.axis = axis;
+    this.range = range;
     this.traces = traces;
     this.marks = marks;
     // Hidden, it has no width: plotly would take one of its own, too wide for a column.
@@ -85,6 +87,11 @@ export class Chart {
       .map(({ owner, y }) => `${owner} ${y.at(-1)?.toPrecision(4) ?? "–"}`);
     this.target.setAttribute("aria-label",
       `${this.title}: ${last.length ? `last values ${last.join(", ")}` : "no values yet"}`);
+  }
+
+  rename(title) {
+    this.title = title;
+    this.caption.textContent = title;
   }
 
   close() {
@@ -124,7 +131,7 @@ export class Chart {
       margin: { l: 44, r: 10, t: 6, b: 26 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", color: colour("--text"), size: 12 },
-      xaxis: time ? { ...axis, type: "date" } : { ...axis, type: "linear", rangemode: "tozero", tickformat: "~s" },
+      xaxis: time ? { ...axis, type: "date", ...(this.range ? { range: this.range } : {}) } : { ...axis, type: "linear", rangemode: "tozero", tickformat: "~s" },
       yaxis: { ...axis, rangemode: this.zero ? "tozero" : "normal", tickformat: this.format, nticks: 6 },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
       showlegend: this.legend && curves > 1, uirevision: `kept-${this.axis}`, hovermode: "closest",

@@ -4,9 +4,10 @@ import { bar, card, element, empty, facts, fill, link, pill, setText } from "./d
 import { age, bits, bytes, count, milliseconds, NONE, plural, rate } from "./format.js";
 import { FleetMap } from "./map.js";
 import { NodePanel } from "./node.js";
-import { nodeReason, nodeState } from "./store.js";
+import { nodeReason, nodeState, shortJob } from "./store.js";
 import { Table } from "./table.js";
 
+const SHOWN_RUNS = 2;
 const FILTERS = ["all", "online", "paused", "draining", "lost"];
 
 export class FleetView {
@@ -25,7 +26,8 @@ export class FleetView {
       rowClass: (row) => `${nodeState(row)}${row.node === this.chosen ? " chosen" : ""}`,
     });
     this.none = empty("No node yet. On another machine type the join command above, or", "atoll join");
-    const mapCard = card("Map", this.map.element);
+    this.past = element("div", { class: "past" });
+    const left = element("div", { class: "stackview" }, card("Map", this.map.element), this.past);
     this.list = element("section", { class: "card", "aria-labelledby": "nodes-title" },
       element("div", { class: "head" },
         element("h2", { id: "nodes-title" }, "Nodes"), this.total, element("span", { class: "space" }),
@@ -39,7 +41,7 @@ export class FleetView {
           }))),
       this.none, this.table.element);
     this.element = element("div", { class: "view fleet" },
-      element("div", { class: "split" }, mapCard, this.side), this.list);
+      element("div", { class: "split" }, left, this.side), this.list);
     this.#openSide();
   }
 
@@ -57,6 +59,7 @@ export class FleetView {
     this.panel?.close();
     this.panel = this.chosen ? new NodePanel(this.store, this.chosen) : null;
     this.summary = this.panel ? null : element("div", { class: "summary" });
+    this.past.replaceChildren(...(this.panel ? [this.panel.past] : []));
     this.side.replaceChildren(this.panel?.element
       ?? element("div", null, element("h2", null, "All together"), this.summary));
   }
@@ -126,8 +129,8 @@ function columns(store) {
     { name: "Latency", align: "right", value: (node) => milliseconds(stat("latency_ms")(node)), sort: stat("latency_ms") },
     { name: "Up / down", align: "right", value: speedCell, sort: stat("up_bps"), hint: "measured speed of its link" },
     { name: "Tokens/s", align: "right", value: (node) => (node.tokens_per_s ? count(node.tokens_per_s) : NONE), sort: (node) => node.tokens_per_s },
-    { name: "Runs", align: "text", value: (node) => runsCell(node) },
-    { name: "Owner allows", align: "text", value: (node) => policyCell(node) },
+    { name: "Runs", align: "runs", value: (node) => runsCell(node) },
+    { name: "Owner allows", align: "policy", value: (node) => policyCell(node) },
     { name: "Version", value: (node) => versionCell(node, store), sort: ({ info }) => info.atoll },
     { name: "Heard", value: (node) => age(node.last_seen_s), sort: (node) => node.last_seen_s },
   ];
@@ -162,17 +165,20 @@ function speedCell({ state, stats }) {
 
 function runsCell({ running }) {
   if (!running.length) return element("span", { class: "quiet" }, "nothing");
-  return element("span", null, ...running.slice(0, 4).flatMap((name, at) => {
-    const [job, member] = name.split("/");
-    return [at ? ", " : "", link(`#/jobs/${encodeURIComponent(job)}`, `${job.length > 22 ? `${job.slice(0, 21)}…` : job}/${member ?? ""}`)];
-  }), running.length > 4 ? ` and ${running.length - 4} more` : "");
+  const shown = running.slice(0, SHOWN_RUNS).map((name) => {
+    const [job, member = ""] = name.split("/");
+    return element("li", null, link(`#/jobs/${encodeURIComponent(job)}`, shortJob(job), { title: name }),
+      ` ${member}`);
+  });
+  const more = running.length - SHOWN_RUNS;
+  return element("ul", { class: "plain" }, ...shown,
+    more > 0 ? element("li", { class: "quiet", title: running.slice(SHOWN_RUNS).join("\n") }, `and ${more} more`) : null);
 }
 
 function policyCell({ info }) {
   const lines = info.offer?.text ?? [];
   if (!lines.length) return element("span", { class: "quiet" }, info.offer ? "everything" : NONE);
-  const text = lines.join(" · ");
-  return element("span", { title: text }, text.length > 60 ? `${text.slice(0, 59)}…` : text);
+  return element("span", { title: lines.join("\n") }, lines.join(" · "));
 }
 
 function versionCell({ info }, store) {

@@ -97,7 +97,8 @@ export class Gantt {
       pen.moveTo(x, TOP - 4);
       pen.lineTo(x, height);
       pen.stroke();
-      if (at < count) pen.fillText(clock(time), x + 3, 11);
+      const part = to - from < 2 * count ? `.${String(Math.floor((time % 1) * 100)).padStart(2, "0")}` : "";
+      if (at < count) pen.fillText(clock(time) + part, x + 3, 11);
     }
   }
 

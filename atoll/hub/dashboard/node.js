@@ -33,12 +33,14 @@ export class NodePanel {
       ...FIGURES.map(([key, text]) => element("option", { value: key }, text)));
     this.ranges = element("select", { id: "node-range", change: (event) => { this.range = Number(event.target.value); this.#load(); } },
       ...RANGES.map(([text, seconds]) => element("option", { value: seconds }, `last ${text}`)));
-    this.chart = new Chart({ id: "node-chart", title: "Past", legend: false, zero: true });
+    this.chart = new Chart({ id: "node-chart", title: "Processors", legend: false, zero: true });
     this.element = element("div", { class: "node-panel" },
       element("div", { class: "head" }, element("h2", { id: "node-title" }, name), this.state,
         element("span", { class: "space" }), link("#/fleet", "close", { class: "quiet" })),
-      this.buttons, this.facts,
-      element("div", { class: "head" },
+      this.buttons, this.facts);
+    this.past = element("section", { class: "card", "aria-labelledby": "past-title" },
+      element("div", { class: "head" }, element("h2", { id: "past-title" }, `Past of ${name}`),
+        element("span", { class: "space" }),
         element("label", { class: "filter" }, element("span", { class: "hidden" }, "Figure"), this.figures),
         element("label", { class: "filter" }, element("span", { class: "hidden" }, "Stretch of time"), this.ranges)),
       this.chart.element);
@@ -74,14 +76,15 @@ export class NodePanel {
     const found = await get("api/history", {
       owner: `node/${this.name}`, from: now - this.range, to: now, points: 300,
     });
-    const [key, , scale, unit, color] = FIGURES.find(([name]) => name === this.figures.value);
+    const [key, text, scale, unit, color] = FIGURES.find(([name]) => name === this.figures.value);
     const series = found?.series?.[key];
+    this.chart.rename(text);
     setText(this.chart.note, series ? `${unit}, in steps of ${step(found.bucket_s)}` : "nothing kept yet");
     const scaled = (values) => values.map((value) => (value == null ? null : value * scale));
     this.chart.draw(series ? [{
       owner: key, x: dates(found.times), y: scaled(series.mean), low: scaled(series.min),
       high: scaled(series.max), color: colour(color),
-    }] : [], [], "time");
+    }] : [], [], "time", dates([now - this.range, now]));
   }
 }
 

@@ -85,6 +85,11 @@ export function memberState(member) {
   return { recovering: "recovering", away: "silent" }[member.standing] ?? member.state;
 }
 
+// A job without the time in its name, where a table is narrow.
+export function shortJob(job) {
+  return job.replace(/-\d{8}-\d{6}/, "");
+}
+
 export function problem({ reason, error }) {
   return [reason, error?.what, error?.given, error?.remedy]
     .filter((part, at, all) => part && all.indexOf(part) === at).join(" · ");

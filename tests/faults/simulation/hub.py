@@ -88,6 +88,14 @@ class SimulatedSession:
             self.queued.append((message, nbytes))
 
 
+class SimulatedHistory:
+    """Stands in for the buckets of figures: nobody measures anything here."""
+
+    async def flush(self) -> None: ...
+
+    async def trim(self) -> None: ...
+
+
 class HubLife(Process):
     """The hub's process from its start to its kill."""
 
@@ -106,6 +114,7 @@ class HubLife(Process):
         events: Any = SimulatedEvents(disk)
         files: Any = SimulatedFiles(disk)
         blobs: Any = SimulatedBlobs()
+        history: Any = SimulatedHistory()
         clock = world.scheduler
         self.stores = Stores(
             database=database,
@@ -115,6 +124,7 @@ class HubLife(Process):
             logs=Logs(database, clock=clock),
             metrics=Metrics(database, jobs_dir=NOWHERE),
             events=events,
+            history=history,
             files=files,
             blobs=blobs,
             alarms=Alarms(database),
