@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+_POLICY = "What the cluster may have of this machine (also in node.toml)"
+
 
 def join(
-    ticket: Annotated[str, typer.Argument(help="The ticket that `atoll hub` printed.")],
+    ticket: Annotated[
+        str, typer.Argument(help="The ticket that `atoll hub` printed; none: look for hubs nearby.")
+    ] = "",
     slots: Annotated[int, typer.Option(min=1, help="How many workers it takes at once.")] = 1,
     name: Annotated[str, typer.Option(help="Name of this machine (default: its own).")] = "",
     home: Annotated[
@@ -23,39 +27,135 @@ def join(
         str,
         typer.Option(help="The same while this address answers 200 (a cloud's spot notice)."),
     ] = "",
+    via_proxy: Annotated[
+        str, typer.Option(help="Proxy to the hub: http://[USER:PASSWORD@]HOST:PORT or socks5://...")
+    ] = "",
+    policy: Annotated[
+        Path | None, typer.Option(help="The owner's policy (default: node.toml in the home).")
+    ] = None,
+    cores: Annotated[
+        float | None, typer.Option(help="Cores at most.", rich_help_panel=_POLICY)
+    ] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option(help="GB of memory at most.", rich_help_panel=_POLICY)
+    ] = None,
+    disk_gb: Annotated[
+        float | None, typer.Option(help="GB of disk at most.", rich_help_panel=_POLICY)
+    ] = None,
+    upload_mbps: Annotated[
+        float | None, typer.Option(help="Mbit/s up at most.", rich_help_panel=_POLICY)
+    ] = None,
+    download_mbps: Annotated[
+        float | None, typer.Option(help="Mbit/s down at most.", rich_help_panel=_POLICY)
+    ] = None,
+    nice: Annotated[
+        int | None, typer.Option(help="Niceness of work, 0 to 19.", rich_help_panel=_POLICY)
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Kind of job it runs (again for more): trainer, script, command, container, "
+            "signed.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Label that jobs can ask for (again for more).", rich_help_panel=_POLICY),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder that containers may mount.", rich_help_panel=_POLICY),
+    ] = None,
+    trusted_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key whose signed images it runs.", rich_help_panel=_POLICY),
+    ] = None,
+    quiet_hours: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='No work then, e.g. "22:00-07:00" or "mon-fri 09:00-17:00".',
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    pause_on_battery: Annotated[
+        bool | None,
+        typer.Option(
+            "--pause-on-battery/--work-on-battery",
+            help="No work on battery.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    battery_percent: Annotated[
+        float | None,
+        typer.Option(
+            help="With --pause-on-battery: only at or below this charge.", rich_help_panel=_POLICY
+        ),
+    ] = None,
+    pause_on_metered: Annotated[
+        bool | None,
+        typer.Option(
+            "--pause-on-metered/--work-on-metered",
+            help="No work on a network paid by volume.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    pause_when_active: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            help="No work until nobody has touched it for so long.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
 ) -> None:
     """Join a hub and serve it in the foreground until Ctrl+C.
 
     SIGTERM and a preemption notice let workers finish or abandon their round within 5 seconds.
     """
     from atoll import config
-    from atoll.cli import known_hub, screen
+    from atoll.cli import screen
+    from atoll.cli.choose_hub import choose_hub
     from atoll.cli.node_line import NodeLine
     from atoll.cli.precheck import check_can_train
-    from atoll.net.ticket import parse_ticket
-    from atoll.node.identity import Identity
+    from atoll.cli.ticket_argument import read_ticket
+    from atoll.net.proxies import check_proxy
     from atoll.node.options import NodeOptions
     from atoll.node.preempt import Notices, check_url
     from atoll.node.serve import run_node
 
-    place = parse_ticket(ticket)
-    check_url(preempt_url)
-    check_can_train()
-    folder = home or config.home()
     console = screen.output()
-    line = NodeLine(console, hub=place.url)
-
-    def ready(me: Identity) -> None:
-        known_hub.remember(known_hub.KnownHub(me.hub, me.token))
-        line.ready(me.node)
-
+    place = read_ticket(ticket) or choose_hub(console)
+    check_can_train()
+    chosen: dict[str, Any] = {
+        "cores": cores,
+        "memory_gb": memory_gb,
+        "disk_gb": disk_gb,
+        "upload_mbps": upload_mbps,
+        "download_mbps": download_mbps,
+        "nice": nice,
+        "kinds": kind,
+        "labels": label,
+        "mounts": mount,
+        "trusted_keys": trusted_key,
+        "quiet_hours": quiet_hours,
+        "pause_on_battery": pause_on_battery,
+        "battery_percent": battery_percent,
+        "pause_on_metered": pause_on_metered,
+        "pause_when_active": pause_when_active,
+    }
     options = NodeOptions(
         ticket=place,
-        home=folder.resolve(),
+        home=(home or config.home()).resolve(),
         name=name,
         slots=slots,
         notices=Notices(preempt_file, check_url(preempt_url)),
+        policy=policy,
+        policy_options={key: value for key, value in chosen.items() if value not in (None, [])},
+        proxy=check_proxy(via_proxy),
     )
+    line = NodeLine(console, hub=place.url, policy=options.policy_file().read())
+
     with line:
-        run_node(options, on_ready=ready, on_status=line.show)
+        run_node(options, on_ready=lambda me: line.ready(me.node), on_status=line.show)
     console.print("left the hub; nothing is running here any more")

@@ -21,6 +21,7 @@ from atoll.cli import (
     login,
     logs,
     node,
+    policy,
     report,
     resume,
     run,
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.add_typer(hub.app, name="hub")
 app.command("join")(join.join)
+app.command("policy")(policy.policy)
 app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)

@@ -10,14 +10,16 @@ from rich.status import Status as Spinner
 
 from atoll.cli import screen
 from atoll.node.options import Status
+from atoll.node.policy import Policy, in_words
 
 
 class NodeLine:
     """Shows what the agent does; without a terminal, a line whenever that changes."""
 
-    def __init__(self, console: Console, *, hub: str) -> None:
-        """`hub` is the URL that is being joined."""
+    def __init__(self, console: Console, *, hub: str, policy: Policy | None = None) -> None:
+        """`hub` is the URL that is being joined; `policy` what its owner gives it."""
         self._console = console
+        self._policy = policy or Policy()
         self._hub = hub
         self._spinner: Spinner | None = None
         self._said = ""
@@ -46,11 +48,16 @@ class NodeLine:
             f"[green]joined[/] {escape(self._hub)} as [bold]{escape(node)}[/]; Ctrl+C leaves",
             soft_wrap=True,
         )
+        limits = in_words(self._policy)
+        if limits:
+            self._console.print(escape(f"policy: {'; '.join(limits)}"), soft_wrap=True)
 
     def show(self, status: Status) -> None:
         """Show the state of the agent."""
         doing = ", ".join(status.running) if status.running else "idle, waiting for a job"
-        if status.draining:
+        if status.paused:
+            doing = f"paused: {status.paused}; {', '.join(status.running) or 'idle'}"
+        elif status.draining:
             doing = f"takes no work: {status.draining}; {', '.join(status.running) or 'idle'}"
         state = doing if status.connected else f"hub unreachable, trying again; {doing}"
         if self._spinner is not None:

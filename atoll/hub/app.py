@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 
@@ -20,9 +21,10 @@ from atoll.hub import checkpoints as checkpoints_module
 from atoll.hub import node_certificates as node_certificates_module
 from atoll.hub import round_book as round_book_module
 from atoll.hub.access import Access
-from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits
+from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, is_loopback
 from atoll.hub.alarms.gather import Gatherer
 from atoll.hub.alarms.watch import DEFAULT_LOOKING, AlarmWatch, Looking
+from atoll.hub.announce import Announced, Announcement
 from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
@@ -115,6 +117,7 @@ class Hub:
         self.clock = clock
         self.url = url
         self.prefix = ""
+        self.announcement: Announcement | None = None
         self.ticket = ""
         self.operator_token = ""
         self.tasks = Tasks()
@@ -228,11 +231,28 @@ class Hub:
             limits=self.options.limits,
         )
         await asyncio.to_thread(self._note_place)
+        await self._announce()
         self._web = guard(Starlette(routes=routes(context)), context)
         await self.checkpoints.restart()
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
         self.tasks.start(self.watch.run(), name="alarms")
+
+    async def _announce(self) -> None:
+        """Tell machines nearby, unless only this one can reach the hub."""
+        host, wanted = self.options.host, self.options.announce
+        if wanted or (wanted is None and not is_loopback(host)):
+            place = urlsplit(self.url)
+            announced = Announced(
+                host=host, port=place.port or 0, prefix=self.prefix,
+                secure=place.scheme == "https", fingerprint=self.fingerprint,
+            )  # fmt: skip
+            self.announcement = Announcement(announced)
+            telling = self.announcement.start(needed=bool(wanted))
+            if wanted:
+                await telling
+            else:
+                self.tasks.start(telling, name="announcement")
 
     async def _open_tls(self) -> Access:
         """Open or make the certificates, where this hub speaks TLS."""
@@ -269,6 +289,8 @@ class Hub:
     async def close(self) -> None:
         """End reducers and tasks, then close the stores; members are left to come back."""
         await self.tasks.close()
+        if self.announcement is not None:
+            await self.announcement.close()
         await self.checkpoints.close()
         await self.recording.close()
         await self.stores.close()

@@ -16,8 +16,9 @@ from atoll.errors import (
     HubUnreachable,
     from_dict,
 )
+from atoll.net.proxies import not_reached_by, not_through, refused_by
 from atoll.net.throttle import ThrottledHttp, throttle_of
-from atoll.net.unreachable import place_of, unreachable
+from atoll.net.unreachable import at, place_of, unreachable
 from atoll.net.way import PLAIN, Way
 
 
@@ -32,6 +33,8 @@ class Rest:
         """
         place = place_of(url)
         self.url = place.url
+        self._proxy = way.proxy
+        self._at = at(place.host, place.port)
         headers = {"User-Agent": f"atoll/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -86,10 +89,17 @@ class Rest:
                 if not response.is_success:
                     raise self._error(response)
                 yield response
-        except httpx.TimeoutException as error:
-            raise unreachable(self.url, TimeoutError()) from error
         except httpx.TransportError as error:
-            raise unreachable(self.url, error) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: httpx.TransportError) -> AtollError:
+        """Return the error for a request that nobody has answered."""
+        by_tls = isinstance(error, httpx.ConnectError) and "ssl" in str(error).lower()
+        by_proxy = isinstance(error, httpx.ProxyError | httpx.ConnectError | httpx.ConnectTimeout)
+        if self._proxy and by_proxy and not by_tls:
+            return not_through(self._proxy, self._at, error)
+        timed_out = isinstance(error, httpx.TimeoutException)
+        return unreachable(self.url, TimeoutError() if timed_out else error)
 
     def _error(self, response: httpx.Response) -> AtollError:
         """Return the error that a refusal carries in its body."""
@@ -103,6 +113,10 @@ class Rest:
     def _without_words(self, response: httpx.Response) -> AtollError:
         """Return the error for an answer without the body of an error: HEAD, or not a hub."""
         status, path = response.status_code, response.request.url.path
+        if self._proxy and status == 407:
+            return refused_by(self._proxy, given=f"HTTP status {status}")
+        if self._proxy and status in (403, 502, 503, 504):
+            return not_reached_by(self._proxy, self._at, given=f"HTTP status {status}")
         if response.request.method == "HEAD" and status in (401, 403):
             return AuthError("the hub refuses this token", given=path)
         if status >= 500:

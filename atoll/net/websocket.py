@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
@@ -11,10 +12,12 @@ from websockets.exceptions import (
     InvalidHandshake,
     InvalidMessage,
     InvalidStatus,
+    ProxyError,
     WebSocketException,
 )
 
 from atoll.errors import HubUnreachable
+from atoll.net.proxies import for_websocket, not_through
 from atoll.net.throttle import Throttle, throttle_of
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
 from atoll.net.unreachable import at, place_of, unreachable
@@ -82,13 +85,15 @@ async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transp
             place.websocket,
             ssl=way.context(secure=place.secure),
             compression=None,  # tensors do not compress, and messages are small
-            proxy=way.proxy or None,
+            proxy=for_websocket(way.proxy),
             ping_interval=None,  # heartbeats are messages of our own
             open_timeout=timeout_s,
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=MAX_FRAME_BYTES,
             max_queue=1 if way.download_bps else 16,
         )
+    except ProxyError as error:
+        raise not_through(way.proxy, at(place.host, place.port), error) from error
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(
             f"what answers at {at(place.host, place.port)} is not a hub",
@@ -97,7 +102,14 @@ async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transp
             remedy="check host and port: `atoll hub` prints them when it starts",
         ) from error
     except (OSError, TimeoutError, WebSocketException) as error:
+        if way.proxy and not isinstance(error, ssl.SSLError):
+            raise not_through(way.proxy, at(place.host, place.port), error) from error
         raise unreachable(url, error) from error
+    except Exception as error:
+        # The SOCKS library has errors of its own, and is not there where nobody needs it.
+        if not way.proxy.startswith("socks"):
+            raise
+        raise not_through(way.proxy, at(place.host, place.port), error) from error
     _keep_queue_short(connection, download_bps=way.download_bps)
     return WebSocketTransport(connection, throttle_of(way))
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from atoll.errors import AuthError
+from atoll import config
+from atoll.errors import AuthError, Revoked
 from atoll.node import identity, probe
 from atoll.node.gpus import Gpus
 from atoll.node.identity import Identity
-from atoll.node.joining import enter
+from atoll.node.joining import enter, known
+from atoll.node.launchers import available
 from atoll.node.options import NodeOptions, Status
 from atoll.node.serving import Serving
 from atoll.wire.messages import NodeInfo
@@ -32,6 +35,7 @@ def run_node(
     Raises:
         HubUnreachable: no hub answers.
         AuthError: the ticket is unknown or used up.
+        Revoked: an operator has shut this machine out.
         VersionMismatch: the hub is of another version.
         ConfigError: the owner's policy is wrong.
     """
@@ -40,8 +44,14 @@ def run_node(
             options.policy_file().read()  # a mistake in it is told before anything else
             compute = probe.measure_compute() if options.measure else None
             gpus = Gpus()
-            info = probe.node_info(options.home, slots=options.slots, compute=compute, gpus=gpus)
-            me = identity.load_identity(options.home, hub=options.ticket.url)
+            info = probe.node_info(
+                options.home,
+                slots=options.slots,
+                compute=compute,
+                gpus=gpus,
+                launchers=available(),
+            )
+            me = known(options.ticket, home=options.home)
             trusted = me is not None
             me = me or _enter(options, info)
         while True:
@@ -52,6 +62,8 @@ def run_node(
                 )
                 asyncio.run(serving.run(known=trusted))
                 return
+            except Revoked:
+                raise  # a person has shut this machine out: its old ticket must not let it in
             except AuthError:
                 if not (trusted or served.once):
                     raise
@@ -97,5 +109,10 @@ def _interruptible() -> Iterator[None]:
 
 
 def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
-    """Join with the ticket."""
-    return enter(options.ticket, home=options.home, name=options.name, info=info)
+    """Join with the ticket; a proxy that only the environment names is not kept."""
+    proxy = options.proxy or config.proxy_for(options.ticket.url)
+    me = enter(options.ticket, home=options.home, name=options.name, info=info, proxy=proxy)
+    if proxy and not options.proxy:
+        me = dataclasses.replace(me, proxy="")
+        identity.save_identity(options.home, me)
+    return me

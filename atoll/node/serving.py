@@ -23,6 +23,7 @@ from atoll.node.agent import Agent
 from atoll.node.figures import Figures
 from atoll.node.gpus import Gpus
 from atoll.node.identity import Identity
+from atoll.node.joining import keep_certificate
 from atoll.node.manners.decide import Pause
 from atoll.node.manners.metered import Metered
 from atoll.node.manners.senses import Senses
@@ -59,13 +60,13 @@ class Serving:
         on_status: Callable[[Status], None],
     ) -> None:
         """Open nothing yet."""
+        proxy = options.proxy or config.proxy_for(me.hub) or me.proxy
+        me = dataclasses.replace(me, proxy=proxy)
         self._options = options
         self._me = me
         self._info = info
         self._on_ready = on_ready
         self._on_status = on_status
-        self._latest = me.way
-        """How the hub is reached under the policy of this moment."""
         self._figures = Figures(options.home, gpus=gpus, root=options.machine)
         self._manners = Manners(options.policy_file(), senses=Senses(root=options.machine))
 
@@ -93,6 +94,7 @@ class Serving:
             node=self._me.node,
             home=self._options.home,
             hub=self._me.hub,
+            token=self._me.token,
             way=way,
             slots=self._options.slots,
             gpus=self._info.gpus,
@@ -102,9 +104,8 @@ class Serving:
         await _together(self._tasks(agent, link, leaving), agent, link, hurry)
 
     def _way(self, policy: Policy) -> Way:
-        """Return the way to the hub, with the owner's limits and this machine's proxy."""
-        proxy = self._options.proxy or self._me.proxy or config.proxy_for(self._me.hub)
-        way = dataclasses.replace(self._me.way, proxy=proxy)
+        """Return the way to the hub, with the owner's limits."""
+        way = self._me.way
         if not policy.capped:
             return way
         pace = self._options.home / PACE_FILE
@@ -144,10 +145,9 @@ class Serving:
 
     async def _offer(self, agent: Agent, policy: Policy, pause: Pause) -> None:
         """Have the agent give what the owner wants it to give now."""
-        self._latest = self._way(policy)
         await agent.set_offer(
             policy.offer(paused=pause.text),
-            way=self._latest,
+            way=self._way(policy),
             nice=policy.nice,
             trusted_keys=policy.trusted_keys,
         )
@@ -163,6 +163,7 @@ class Serving:
             self._show(agent, link),
             _heed(agent, self._options.notices),
             _bury(agent),
+            keep_certificate(self._me),
             self._manners.follow(lambda policy, pause: self._offer(agent, policy, pause)),
         ]
         if self._options.measure:
@@ -178,7 +179,7 @@ class Serving:
 
         watch = SpeedWatch(
             me.hub,
-            open_client=lambda: HubClient(me.hub, me.token, way=self._latest),
+            open_client=lambda: HubClient(me.hub, me.token, way=agent.way),
             is_free=lambda: not agent.running,
             is_metered=lambda: metered.read().metered is True,
             on_speed=keep,

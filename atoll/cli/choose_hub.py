@@ -1,0 +1,90 @@
+"""Asks which of the hubs nearby is to be joined, and for the secret that lets a machine in."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from atoll.errors import AuthError, ConfigError
+from atoll.net.ticket import Ticket, parse_ticket
+
+if TYPE_CHECKING:
+    from atoll.node.discovery import Found
+
+
+def choose_hub(console: Console) -> Ticket:
+    """Return a ticket for the hub that a person has chosen.
+
+    Raises:
+        ConfigError: nobody can be asked, or no hub announces itself here.
+        AuthError: the ticket that was given is of another hub than the chosen one.
+    """
+    import typer
+
+    from atoll.node.discovery import find_hubs
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "a machine needs a ticket to join",
+            given="none, and there is no terminal to ask at",
+            expected="atoll join atoll://HOST:PORT/SECRET, or the variable ATOLL_TICKET",
+            remedy="take the ticket that `atoll hub` printed, or make one: atoll ticket new",
+        )
+    console.print("looking for hubs on this network ...")
+    hubs = find_hubs()
+    if not hubs:
+        raise ConfigError(
+            "no hub announces itself on this network",
+            expected="a hub started with --announce, or on an address that is not loopback",
+            remedy="give the ticket that `atoll hub` printed: it works across networks, too",
+        )
+    for number, hub in enumerate(hubs, start=1):
+        console.print(f"  {number}  {_line(hub)}", soft_wrap=True)
+    asked = "Which one?" if len(hubs) > 1 else "Is this the one? (1)"
+    number = typer.prompt(asked, type=int, default=1)
+    if not 1 <= number <= len(hubs):
+        raise ConfigError(
+            "there is no such hub in the list", given=number, expected=f"1 to {len(hubs)}"
+        )
+    chosen = hubs[number - 1]
+    console.print(
+        "Compare the fingerprint with the end of the ticket that the hub printed: "
+        "whoever is on this network can announce anything."
+        if chosen.fingerprint
+        else "This hub speaks no TLS of its own: its ticket crosses the network in the clear.",
+        soft_wrap=True,
+    )
+    given = str(typer.prompt("Ticket, or its secret part (not shown)", hide_input=True)).strip()
+    return ticket_for(chosen, given)
+
+
+def ticket_for(chosen: Found, given: str) -> Ticket:
+    """Return the ticket for a chosen hub, from a whole ticket or the secret part of one.
+
+    Raises:
+        AuthError: it is the ticket of another hub.
+        ConfigError: it is no ticket.
+    """
+    if "://" in given:
+        whole = parse_ticket(given)
+        if whole.mark != chosen.mark:
+            raise AuthError(
+                "this is not the hub of that ticket",
+                given=f"fingerprint {chosen.fingerprint or 'none'} announced by {chosen.name}",
+                expected=f"fingerprint {whole.fingerprint or 'none'}, as the ticket says",
+                remedy="choose another hub, or join with the ticket alone",
+            )
+        return chosen.ticket(whole.secret)
+    secret, _, mark = given.partition("~")
+    if mark and mark != chosen.mark:
+        return ticket_for(chosen, str(chosen.ticket(secret)).partition("~")[0] + f"~{mark}")
+    return parse_ticket(str(chosen.ticket(secret)))
+
+
+def _line(hub: Found) -> str:
+    trust = f"fingerprint {hub.fingerprint}" if hub.fingerprint else "no fingerprint"
+    where = str(hub.ticket("")).removeprefix("atoll://").partition("~")[0].rstrip("/")
+    return f"[bold]{escape(hub.name)}[/] at {escape(where)}, {trust}, version {escape(hub.version)}"

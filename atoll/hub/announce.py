@@ -1,0 +1,136 @@
+"""Tells machines on the same network that a hub is here (DNS-SD, `_atoll._tcp.local.`).
+
+What is told lets nobody in: a name, a port, the path prefix, the version, whether TLS is spoken,
+and the fingerprint of the hub's authority, which a person compares with what the hub printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import platform
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from atoll import __version__
+from atoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncZeroconf
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "_atoll._tcp.local."
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """What is told of a hub."""
+
+    host: str
+    """Address that it is bound to."""
+    port: int
+    prefix: str = ""
+    secure: bool = False
+    """Whether it speaks TLS."""
+    fingerprint: str = ""
+    """Of its authority."""
+
+    def properties(self) -> dict[str, str]:
+        """Return the fields that travel beside address and port."""
+        return {
+            "name": platform.node(),
+            "prefix": self.prefix,
+            "tls": "1" if self.secure else "0",
+            "fingerprint": self.fingerprint,
+            "version": __version__,
+        }
+
+
+class Announcement:
+    """Says that a hub is here until it is closed."""
+
+    def __init__(self, announced: Announced) -> None:
+        """Say nothing yet."""
+        self._announced = announced
+        self._zeroconf: AsyncZeroconf | None = None
+
+    async def start(self, *, needed: bool) -> None:
+        """Begin to tell.
+
+        Args:
+            needed: A person asked for it, so a missing package is an error.
+
+        Raises:
+            ConfigError: `needed`, and the package is not installed or the network cannot be used.
+        """
+        try:
+            from zeroconf import IPVersion, ServiceInfo
+            from zeroconf.asyncio import AsyncZeroconf
+        except ImportError:
+            if needed:
+                raise ConfigError(
+                    "a hub that announces itself needs a package that is not installed",
+                    given="--announce",
+                    expected="zeroconf",
+                    remedy="pip install 'atoll[lan]', or leave --announce out",
+                ) from None
+            logger.info("the hub is not announced on this network: zeroconf is not installed")
+            return
+        announced = self._announced
+        addresses = addresses_of(announced.host)
+        name = f"{platform.node() or 'hub'}-{announced.port}"
+        service = ServiceInfo(
+            SERVICE,
+            f"{name}.{SERVICE}",
+            port=announced.port,
+            parsed_addresses=addresses,
+            properties=announced.properties(),
+            server=f"{name}.local.",
+        )
+        try:
+            self._zeroconf = AsyncZeroconf(interfaces=addresses, ip_version=IPVersion.V4Only)
+            await self._zeroconf.async_register_service(service, allow_name_change=True)
+        except OSError as error:
+            await self.close()
+            if needed:
+                raise ConfigError(
+                    "the hub cannot be announced on this network",
+                    given=str(error),
+                    remedy="leave --announce out, and give tickets to the other machines",
+                ) from error
+            logger.info("the hub is not announced on this network: %s", error)
+
+    async def close(self) -> None:
+        """Say that the hub is gone."""
+        zeroconf, self._zeroconf = self._zeroconf, None
+        if zeroconf is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await zeroconf.async_unregister_all_services()
+            await zeroconf.async_close()
+
+
+def addresses_of(host: str) -> list[str]:
+    """Return the IPv4 addresses under which a hub bound to `host` is found."""
+    if host not in ("", "0.0.0.0", "::"):
+        try:
+            found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            return []
+        return sorted({str(entry[4][0]) for entry in found})
+    own = {
+        address.address
+        for entries in psutil.net_if_addrs().values()
+        for address in entries
+        if address.family == socket.AF_INET
+    }
+    outside = sorted(text for text in own if not ipaddress.ip_address(text).is_loopback)
+    return outside or sorted(own)

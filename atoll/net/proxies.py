@@ -1,0 +1,127 @@
+"""Proxies on the way to a hub: what may be named, and which hop failed when one does."""
+
+from __future__ import annotations
+
+import importlib.util
+from urllib.parse import urlsplit
+
+import httpx
+from websockets.exceptions import InvalidProxyMessage, InvalidProxyStatus, ProxyError
+
+from atoll.errors import ConfigError, HubUnreachable
+from atoll.net.unreachable import at
+
+SCHEMES = ("http", "https", "socks5", "socks5h")
+
+FORM = "http://[USER:PASSWORD@]HOST:PORT or socks5://[USER:PASSWORD@]HOST:PORT"
+
+
+def check_proxy(url: str) -> str:
+    """Return the URL of a proxy as given; empty: none.
+
+    Raises:
+        ConfigError: it is no proxy's URL, or what it needs is not installed.
+    """
+    if not url:
+        return ""
+    wrong = ConfigError("this is not the URL of a proxy", given=shown(url), expected=FORM)
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        raise wrong from None
+    if not named or parts.scheme not in SCHEMES:
+        raise wrong
+    missing = [name for name in ("python_socks", "socksio") if not importlib.util.find_spec(name)]
+    if parts.scheme.startswith("socks") and missing:
+        raise ConfigError(
+            "a SOCKS proxy needs a package that is not installed",
+            given=shown(url),
+            expected=" and ".join(missing),
+            remedy="pip install 'atoll[proxy]', or use an HTTP proxy",
+        )
+    return url
+
+
+def shown(url: str) -> str:
+    """Return the URL of a proxy without its password."""
+    before, sign, host = url.rpartition("@")
+    if not sign:
+        return url
+    scheme, separator, user = before.partition("://")
+    return f"{scheme}{separator}{user.partition(':')[0]}:***@{host}"
+
+
+def place_of_proxy(url: str) -> str:
+    """Return HOST:PORT of a proxy."""
+    parts = urlsplit(url)
+    default = {"http": 80, "https": 443}.get(parts.scheme, 1080)
+    return at(parts.hostname or "", parts.port or default)
+
+
+def for_websocket(url: str) -> str | None:
+    """Return a proxy as the WebSocket library takes it; names are resolved by the proxy."""
+    scheme, _, rest = url.partition("://")
+    return f"socks5h://{rest}" if scheme == "socks5" else url or None
+
+
+def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
+    """Return the error for a hub (HOST:PORT) that was not reached through a proxy.
+
+    It names the hop that failed: the proxy does not answer, the proxy refuses to serve this
+    machine, the proxy does not reach the hub, or the hub does not answer behind it.
+    """
+    text = _whole_text(error)
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return HubUnreachable(
+            f"no hub answers at {hub} through the proxy at {place_of_proxy(proxy)}",
+            given="timed out",
+            expected="a proxy that answers, and a hub behind it",
+            remedy="see that both run, and that nothing on the way drops connections",
+        )
+    if isinstance(error, InvalidProxyMessage) or not isinstance(
+        error, InvalidProxyStatus | httpx.ProxyError | ProxyError
+    ):
+        return _no_proxy(proxy, hub, text)
+    lower = text.lower()
+    if "407" in text or any(word in lower for word in ("authentication", "password", "methods")):
+        return refused_by(proxy, given=text)
+    return not_reached_by(proxy, hub, given=text)
+
+
+def refused_by(proxy: str, *, given: str) -> HubUnreachable:
+    """Return the error for a proxy that does not serve this machine."""
+    return HubUnreachable(
+        f"the proxy at {place_of_proxy(proxy)} refuses to serve this machine",
+        given=given,
+        expected="a proxy that lets this user through",
+        remedy="give user and password: --via-proxy http://USER:PASSWORD@HOST:PORT",
+    )
+
+
+def not_reached_by(proxy: str, hub: str, *, given: str) -> HubUnreachable:
+    """Return the error for a proxy that answers, but not with the hub behind it."""
+    return HubUnreachable(
+        f"the proxy at {place_of_proxy(proxy)} does not reach the hub at {hub}",
+        given=given,
+        expected="a hub that this proxy can reach, and is allowed to",
+        remedy="see that the hub runs, and that the proxy allows CONNECT to its port",
+    )
+
+
+def _no_proxy(proxy: str, hub: str, text: str) -> HubUnreachable:
+    return HubUnreachable(
+        f"no proxy answers at {place_of_proxy(proxy)}",
+        given=text,
+        expected=f"a proxy on the way to {hub}",
+        remedy="correct --via-proxy (or HTTP_PROXY, HTTPS_PROXY, ALL_PROXY), or set NO_PROXY to "
+        "reach the hub directly",
+    )
+
+
+def _whole_text(error: BaseException) -> str:
+    """Return what an error and its cause say."""
+    texts = [str(error) or type(error).__name__]
+    if error.__cause__ is not None and str(error.__cause__) not in (*texts, ""):
+        texts.append(str(error.__cause__))
+    return ": ".join(texts)

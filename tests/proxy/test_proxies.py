@@ -1,0 +1,177 @@
+"""Through real proxies in processes of their own: what works, and who is named when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll import config
+from atoll.errors import ConfigError, HubUnreachable
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer
+from atoll.net.api import HubClient
+from atoll.net.proxies import check_proxy, shown
+from atoll.net.sync_link import connect
+from atoll.net.way import Way
+from atoll.net.websocket import dial
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.messages import Beat, Done
+
+KINDS = ("http", "socks5")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    folder = tmp_path_factory.mktemp("hub")
+    with HubServer(HubOptions(data=folder / "hub", jobs=folder / "runs", reducers=False)) as made:
+        yield made
+
+
+class ProxyProcess:
+    def __init__(self, kind: str, login: str = "") -> None:
+        self.kind = kind
+        self.popen = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("proxy_server.py")), kind, login],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.popen.stdout is not None
+        self.port = int(self.popen.stdout.readline())
+
+    def url(self, login: str = "") -> str:
+        return f"{self.kind}://{login + '@' if login else ''}127.0.0.1:{self.port}"
+
+    def end(self) -> list[str]:
+        """End it and return what it has said."""
+        if self.popen.poll() is not None:
+            return []
+        self.popen.kill()
+        return self.popen.communicate()[0].splitlines()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., ProxyProcess]]:
+    started: list[ProxyProcess] = []
+
+    def go(kind: str, login: str = "") -> ProxyProcess:
+        started.append(ProxyProcess(kind, login))
+        return started[-1]
+
+    yield go
+    for process in started:
+        process.end()
+
+
+def dead_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("login", ["", "user:pass"])
+def test_sessions_files_and_tensors_go_through_the_proxy(
+    hub: HubServer, start: Callable[..., ProxyProcess], kind: str, login: str
+) -> None:
+    proxy = start(kind, login)
+    way = Way(proxy=proxy.url(login))
+    with HubClient(hub.url, hub.operator_token, way=way) as client:
+        assert client.hub()["version"]
+        client.upload_bps(2 * 2**20)
+        client.download_bps(2 * 2**20)
+    with (
+        connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as sender,
+        connect(hub.url, session="p/reducer", token=hub.operator_token, way=way) as receiver,
+        receiver.subscribe() as inbox,
+    ):
+        assert isinstance(sender.request(Beat(), timeout_s=10.0), Done)
+        deadline = time.monotonic() + 20.0
+        sender.relay("p/reducer", (b"", bytes(CHUNK_BYTES)), deadline=deadline)
+        inbox.receive(deadline=deadline)
+    tunnels = [line for line in proxy.end() if line == f"tunnel 127.0.0.1:{hub.port}"]
+    assert len(tunnels) >= 3
+
+
+def reach(url: str, way: Way, *, by: str) -> None:
+    if by == "websocket":
+        asyncio.run(dial(url, way=way, timeout_s=5.0))
+    else:
+        with HubClient(url, "t", way=way, timeout_s=5.0) as client:
+            client.hub()
+
+
+# The HTTP library leaves the socket of a refused SOCKS connection to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
+@pytest.mark.parametrize("by", ["websocket", "rest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hop_that_fails_is_named(
+    start: Callable[..., ProxyProcess], kind: str, by: str
+) -> None:
+    free, locked = start(kind), start(kind, "user:pass")
+    nowhere = dead_port()
+    url = f"http://127.0.0.1:{nowhere}"
+    with pytest.raises(HubUnreachable, match=f"the proxy at 127.0.0.1:{free.port} does not reach"):
+        reach(url, Way(proxy=free.url()), by=by)
+    with pytest.raises(HubUnreachable, match=f"no proxy answers at 127.0.0.1:{nowhere}"):
+        reach(url, Way(proxy=f"{kind}://127.0.0.1:{nowhere}"), by=by)
+    for login in ("", "user:wrong"):
+        with pytest.raises(HubUnreachable, match=f"127.0.0.1:{locked.port} refuses to serve"):
+            reach(url, Way(proxy=locked.url(login)), by=by)
+
+
+@pytest.mark.parametrize("by", ["websocket", "rest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stranger_behind_the_proxy_is_no_hub(
+    start: Callable[..., ProxyProcess], kind: str, by: str
+) -> None:
+    proxy, stranger = start(kind), start("http", "user:pass")
+    url = f"http://127.0.0.1:{stranger.port}"
+    with pytest.raises(HubUnreachable):
+        reach(url, Way(proxy=proxy.url()), by=by)
+
+
+@pytest.mark.parametrize(
+    "url", ["proxy:3128", "ftp://proxy:21", "http://", "http://proxy:port", "socks4://proxy:1080"]
+)
+def test_what_is_no_proxy_is_refused_before_anything_is_dialled(url: str) -> None:
+    with pytest.raises(ConfigError, match="socks5://"):
+        check_proxy(url)
+
+
+def test_passwords_of_proxies_are_never_shown() -> None:
+    assert shown("http://me:secret@proxy:3128") == "http://me:***@proxy:3128"
+    with pytest.raises(ConfigError) as caught:
+        check_proxy("ftp://me:secret@proxy:3128")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "url", "proxy"),
+    [
+        ({}, "https://hub.example:7700", ""),
+        ({"HTTPS_PROXY": "http://p:1"}, "https://hub.example:7700", "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1"}, "http://hub.example:7700", ""),
+        ({"http_proxy": "p:1"}, "http://hub.example:7700", "http://p:1"),
+        ({"ALL_PROXY": "socks5://p:1"}, "https://hub.example", "socks5://p:1"),
+        ({"ALL_PROXY": "http://p:1"}, "http://127.0.0.1:7700", ""),
+        ({"ALL_PROXY": "http://p:1"}, "http://localhost:7700", ""),
+        ({"ALL_PROXY": "http://p:1"}, "http://[::1]:7700", ""),
+        ({"ALL_PROXY": "http://p:1", "NO_PROXY": "*"}, "http://hub.example", ""),
+        ({"ALL_PROXY": "http://p:1", "NO_PROXY": "a,.example"}, "http://hub.example", ""),
+        ({"ALL_PROXY": "http://p:1", "NO_PROXY": "example"}, "http://hub.example", ""),
+        ({"ALL_PROXY": "http://p:1", "NO_PROXY": "ample"}, "http://hub.example", "http://p:1"),
+        ({"ALL_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://10.2.3.4:7700", ""),
+        ({"ALL_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://192.0.2.1", "http://p:1"),
+        ({"ALL_PROXY": "http://p:1", "no_proxy": "10.2.3.4:7700"}, "http://10.2.3.4:7700", ""),
+    ],
+)
+def test_proxies_of_the_environment(environment: dict[str, str], url: str, proxy: str) -> None:
+    assert config.proxy_for(url, environment) == proxy
