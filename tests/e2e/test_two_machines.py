@@ -57,7 +57,7 @@ class TwoMachines(Atoll):
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._started.append(popen)
+        self.started.append(popen)
         return Running(popen)
 
     def gather(self) -> None:
