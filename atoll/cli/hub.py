@@ -16,8 +16,18 @@ def hub(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 7700,
     advertise: Annotated[
-        str, typer.Option(help="Name or address in the ticket (default: found out).")
+        str, typer.Option(help="HOST, HOST:PORT or URL in the ticket (default: found out).")
     ] = "",
+    prefix: Annotated[
+        str, typer.Option(help="Path below which a reverse proxy shows the hub, e.g. /atoll.")
+    ] = "",
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Tell machines nearby that the hub is here (default: unless on 127.0.0.1).",
+        ),
+    ] = None,
     ticket_uses: Annotated[
         int | None, typer.Option(min=1, help="How many machines may use the ticket.")
     ] = None,
@@ -61,6 +71,8 @@ def hub(
             host=host,
             port=port,
             advertise=advertise,
+            prefix=prefix,
+            announce=announce,
             ticket_uses=ticket_uses,
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),

@@ -22,6 +22,8 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument("--data", type=Path, required=True, help="folder of the hub's state")
     parser.add_argument("--jobs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--advertise", default="", help="host to name in the ticket")
+    parser.add_argument("--prefix", default="", help="path below which a proxy shows the hub")
+    parser.add_argument("--announce", action="store_true", help="tell machines nearby")
     parser.add_argument("--tls", default="auto", help="auto, on, off, or CERTIFICATE:KEY files")
     parser.add_argument(
         "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
@@ -40,6 +42,8 @@ def parse(arguments: list[str]) -> HubOptions:
         host=given.host,
         port=given.port,
         advertise=given.advertise,
+        prefix=given.prefix,
+        announce=given.announce or None,
         ticket_uses=given.ticket_uses,
         tls=given.tls,
         trust_proxy=tuple(given.trust_proxy),
