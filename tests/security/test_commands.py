@@ -1,0 +1,170 @@
+"""The commands about tickets, logins, machines and the audit log, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atoll.cli.ticket import duration_s
+from atoll.errors import ConfigError
+from atoll.hub.server import HubServer
+from tests.node.processes import Node, submit, wait_for
+from tests.security.conftest import operator, serving, until
+
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with serving(tmp_path, tls="on") as server:
+        yield server
+
+
+def command(home: Path, *words: str, status: int = 0, more: dict[str, str] | None = None) -> str:
+    """Run `atoll WORDS` as somebody; return what it printed, errors too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll.cli", *words],
+        env={**os.environ, "ATOLL_HOME": str(home), "COLUMNS": "250", **(more or {})},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def operators_home(hub: HubServer, home: Path) -> Path:
+    """Make a home where the operator is logged in."""
+    with operator(hub) as client:
+        ticket = client.create_ticket(role="operator", uses=1)
+    command(home, "login", ticket, "--name", "olga")
+    return home
+
+
+def test_a_person_logs_in_looks_and_is_logged_out_by_the_operator(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    olga = operators_home(hub, tmp_path / "olga")
+    made = command(olga, "ticket", "new", "--role", "viewer", "--valid", "30m", "--name", "visit")
+    file = tmp_path / "ticket"
+    file.write_text(made)
+    vera = tmp_path / "vera"
+    assert "as viewer" in command(vera, "login", f"@{file}", "--name", "vera")
+    command(vera, "status")
+    assert "not for that" in command(vera, "ticket", "new", status=1)
+    assert "used up" in command(tmp_path / "late", "login", made.strip(), status=1)
+    listed = command(olga, "ticket", "list")
+    (row,) = [line for line in listed.splitlines() if "visit" in line]
+    assert "vera" in row
+    assert "used up" in row
+    assert made.strip().rpartition("/")[2].partition("~")[0] not in listed
+    assert "vera" in command(olga, "ticket", "revoke", row.split()[0])
+    assert "shut this machine or login out" in command(vera, "status", status=1)
+    rows = [json.loads(line) for line in command(olga, "audit", "--json").splitlines()]
+    done = [(row["name"], row["action"], row["outcome"]) for row in rows]
+    assert ("olga", "make ticket", "201") in done
+    assert ("vera", "log in", "201") in done
+    assert ("vera", "make ticket", "403") in done
+    assert ("olga", "revoke ticket", "200") in done
+    assert "make ticket" in command(olga, "audit", "--last", "5")
+
+
+def test_a_login_ends_at_the_hub_and_here(hub: HubServer, tmp_path: Path) -> None:
+    home = operators_home(hub, tmp_path / "olga")
+    known = json.loads((home / "hubs.json").read_text())
+    command(home, "logout")
+    assert json.loads((home / "hubs.json").read_text()) == []
+    (home / "hubs.json").write_text(json.dumps(known))
+    assert "opens nothing here" in command(home, "status", status=1)
+
+
+def test_commands_say_how_to_log_in(hub: HubServer, tmp_path: Path) -> None:
+    assert "--role operator" in command(tmp_path / "new", "status", "--hub", hub.ticket, status=1)
+    assert "a person" in command(
+        tmp_path / "node", "join", person_ticket(hub), "--name", "box", status=1
+    )
+
+
+def person_ticket(hub: HubServer) -> str:
+    with operator(hub) as client:
+        return client.create_ticket(role="viewer")
+
+
+def test_hub_writes_its_ticket_for_machines_that_start_by_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "shared" / "ticket"
+    words = ["hub", "--host", "127.0.0.1", "--port", "0", "--ticket-file", str(file)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "atoll.cli", *words],
+        env={**os.environ, "ATOLL_HOME": str(tmp_path / "home")},
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        until(file.exists)
+        assert file.read_text().startswith("atoll://127.0.0.1:")
+        assert file.stat().st_mode & 0o777 == 0o600
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.mark.timeout(90)
+def test_a_machine_that_is_shut_out_ends_what_it_runs_and_stays_out(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    olga = operators_home(hub, tmp_path / "olga")
+    node = Node(hub.ticket, tmp_path / "box", "--name", "box")
+    other: Node | None = None
+    try:
+        assert node.ready() == "box"
+        with operator(hub) as client:
+            slow = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+            job = submit(client, slow)
+            wait_for(client, job, "running")
+            until(lambda: client.logs(job)["lines"])
+            (worker,) = until(lambda: workers_of(node.popen.pid))
+            told = command(olga, "node", "revoke", "box")
+            assert "box is shut out" in told
+            assert "atoll ticket revoke" in told, "the ticket would let it in again"
+            until(lambda: client.job(job)["members"][0]["state"] == "lost")
+            assert node.popen.wait(timeout=20) != 0
+            assert not psutil.pid_exists(worker) or ended(worker)
+            assert client.nodes()[0]["state"] == "lost"
+            other = Node(hub.ticket, tmp_path / "box", "--name", "box")
+            assert other.popen.wait(timeout=20) != 0, "its token is known to be shut out"
+            events = [event["kind"] for event in client.hub_events()["events"]]
+            assert "node-revoked" in events
+    finally:
+        node.end()
+        if other is not None:
+            other.end()
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the processes of jobs below an agent."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in found if "atoll.node.worker" in child.cmdline()]
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("30m", 1800), ("2h", 7200), ("1.5d", 129_600), ("0", 0)]
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1h", "2 years"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no duration"):
+        duration_s(text)
