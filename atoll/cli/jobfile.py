@@ -163,10 +163,11 @@ def _laid_over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 def _with_code(submission: Submission, target: Path) -> Submission:
     """Return a job with what of its files is beside its job file."""
     job = submission.spec.job
-    if not job.code or job.code.startswith(PACKED):
-        return (
-            _with_script(submission.spec, target.parent / job.script) if job.script else submission
-        )
+    if job.code.startswith(PACKED):
+        return submission
+    if not job.code:
+        beside = target.parent / job.script
+        return _with_script(submission.spec, beside) if job.script else submission
     folder = target.parent / job.code
     for key, name in (("script", job.script), ("requirements", job.requirements)):
         if name and not (folder / name).is_file():

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atoll.cli.jobfile import Overrides, demo_text, parse_text, read_target
+from atoll.cli.each import one_per_node
+from atoll.cli.jobfile import (
+    Overrides,
+    anywhere,
+    demo_text,
+    parse_text,
+    read_target,
+    read_targets,
+    sort_words,
+)
+from atoll.cli.scale import read_bounds
 from atoll.config import dump_spec, parse_spec
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, PlanError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,3 +90,128 @@ def test_shipped_job_files_are_valid(text: str) -> None:
     spec = parse_text(text, Overrides(), name="shipped").spec
     assert spec.job.nodes == 4
     assert parse_spec(dump_spec(spec)) == spec
+
+
+SEVERAL = """
+[job]
+name = "base"
+retries = 2
+[train]
+steps = 50
+lr = 1e-3
+[[jobs]]
+[jobs.job]
+name = "first"
+on = ["lap1"]
+[[jobs]]
+[jobs.job]
+name = "second"
+[jobs.train]
+lr = 2e-3
+"""
+
+
+def test_jobs_of_one_file_are_laid_over_what_is_common(tmp_path: Path) -> None:
+    path = tmp_path / "four.toml"
+    path.write_text(SEVERAL)
+    first, second = (s.spec for s in read_targets([path], Overrides(settings=["train.steps=9"])))
+    assert (first.job.name, first.job.on, first.job.retries) == ("first", ["lap1"], 2)
+    assert (first.train.lr, first.train.steps) == (1e-3, 9)
+    assert (second.job.name, second.job.on, second.train.lr) == ("second", [], 2e-3)
+    with pytest.raises(ConfigError, match="holds several jobs"):
+        read_target(path, Overrides())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[jobs]\nname = 'x'\n", r"must be a list of tables.*\[\[jobs\]\]"),
+        ("[[jobs]]\n[jobs.jop]\nname = 'x'\n", "unknown table.*did you mean 'job'"),
+        ("[[jobs]]\n[jobs.job]\nnam = 'x'\n", "unknown key.*did you mean 'name'"),
+    ],
+)
+def test_jobs_that_cannot_be_read_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "four.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_targets([path], Overrides())
+
+
+def test_further_job_files_come_before_arguments(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.toml", tmp_path / "b.toml"
+    b.write_text("")
+    assert sort_words(a, [str(b), "--x", str(b)]) == ([a, b], ["--x", str(b)])
+    assert sort_words(a, ["absent.toml"]) == ([a], ["absent.toml"])
+    assert sort_words(tmp_path / "t.py", [str(b)]) == ([tmp_path / "t.py"], [str(b)])
+
+
+def test_options_say_where_and_how_urgent(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[job]\non = ["lap1"]\npriority = 1\n')
+    kept = read_target(path, Overrides()).spec.job
+    assert (kept.on, kept.priority) == (["lap1"], 1)
+    changed = read_target(path, Overrides(on=["lap2", "lap3"], priority=-1))
+    assert (changed.spec.job.on, changed.spec.job.priority) == (["lap2", "lap3"], -1)
+    assert [one.spec.job.on for one in anywhere([changed], each=False)] == [[]]
+    with pytest.raises(ConfigError, match="nodes of a hub"):
+        anywhere([changed], each=True)
+
+
+def test_code_is_found_beside_the_job_file_and_holds_the_script(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    path = tmp_path / "job.toml"
+    path.write_text('[job]\ncode = "src"\nscript = "train.py"\n')
+    with pytest.raises(ConfigError, match="is not in its code"):
+        read_target(path, Overrides())
+    (tmp_path / "src" / "train.py").write_text("print(1)\n")
+    found = read_target(path, Overrides())
+    assert (found.code, found.files) == (tmp_path / "src", {})
+    packed = read_target(path, Overrides(settings=[f'job.code="sha256:{"0" * 64}"']))
+    assert packed.code is None
+
+
+def view(node: str, *, state: str = "online", **info: Any) -> dict[str, Any]:
+    base = {"hostname": "b", "system": "Linux", "python": "3", "atoll": "1", "cores": 4}
+    return {"node": node, "state": state, "info": {**base, **info}, "stats": {}}
+
+
+def test_each_makes_a_copy_for_every_node_that_takes_the_job() -> None:
+    job = parse_text('[job]\nname = "j"\nnodes = 3\n[needs]\ncores = 2\n', Overrides(), name="x")
+    nodes = [view("lap1"), view("lap2", cores=1), view("Lap3", state="lost")]
+    copies, skipped = one_per_node([job], nodes)
+    assert [(c.spec.job.name, c.spec.job.on, c.spec.job.nodes) for c in copies] == [
+        ("j-lap1", ["lap1"], 1)
+    ]
+    assert skipped == ["j: lap2: 2 cores wanted, 1 free", "j: Lap3: not connected"]
+    paused = {"type": "Offer", "paused": "on battery"}
+    with pytest.raises(PlanError, match="lap1: on battery"):
+        one_per_node([job], [view("lap1", offer=paused)])
+
+
+@pytest.mark.parametrize(("text", "bounds"), [("2:8", (2, 8)), ("4", (0, 4)), ("1:1", (1, 1))])
+def test_bounds_are_read(text: str, bounds: tuple[int, int]) -> None:
+    assert read_bounds(text) == bounds
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "2:", ":8", "1:2:3"])
+def test_bounds_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="MIN:MAX"):
+        read_bounds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[job]\nrequirements = "r.txt"\n', "are a file of its code"),
+        ('[launch]\nenv = ["A"]\n', "NAME=VALUE"),
+        ('[launch]\nenv = ["ATOLL_TOKEN=x"]\n', "does not begin with ATOLL_"),
+        ('[launch]\nmounts = ["/a:/b"]\n', "for containers only"),
+        ("[launch]\nread_only = true\n", "for containers only"),
+        ('[launch]\nlauncher = "container"\n', "do not fit together"),
+        ('[job]\ncommand = ["a"]\nscript = "b.py"\n', "runs one program"),
+        ("[needs]\ncores = -1.0\n", "must not be negative"),
+    ],
+)
+def test_programs_that_contradict_themselves_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_spec(text)

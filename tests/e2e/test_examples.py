@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
         "elastic.toml",
+        "four_laptops.toml",
         "gpt.toml",
         "plain_loop.py",
         "README.md",
@@ -53,6 +54,18 @@ def test_gpt_job_runs_on_four_nodes_shortened(atoll: Atoll) -> None:
     words = [word for setting in small for word in ("--set", setting)]
     done = atoll.run("run", str(EXAMPLES / "gpt.toml"), "--local", "4", *words)
     assert done.code == 0, done.both
+    assert not atoll.processes()
+
+
+def test_four_laptops_run_four_jobs_of_one_batch_shortened(atoll: Atoll) -> None:
+    small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
+    small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
+    words = [word for setting in small for word in ("--set", setting)]
+    done = atoll.run("run", str(EXAMPLES / "four_laptops.toml"), "--local", "4", *words)
+    assert done.code == 0, done.both
+    models = {path.parent.name for path in atoll.runs.glob("*/model.safetensors")}
+    names = {name.rpartition("-20")[0] for name in models}
+    assert names == {"small-steps", "large-steps", "wide", "deep"}
     assert not atoll.processes()
 
 

@@ -1,0 +1,278 @@
+"""Separate jobs on the nodes of one hub: placed by what they need, each ending for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cli.known_hub import KnownHub
+from atoll.net.api import HubClient
+from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+FOUR = """
+[data]
+corpus = "files:{text}"
+[model]
+layers = 1
+width = 16
+heads = 2
+context = 16
+[train]
+steps = 20
+batch = 4
+warmup = 5
+eval_tokens = 512
+[strategy]
+every = 10
+
+[[jobs]]
+[jobs.job]
+name = "one"
+on = ["lap1"]
+[[jobs]]
+[jobs.job]
+name = "two"
+on = ["lap2"]
+[jobs.model]
+width = 32
+[[jobs]]
+[jobs.job]
+name = "three"
+on = ["lap3"]
+[jobs.train]
+lr = 1e-3
+[[jobs]]
+[jobs.job]
+name = "broken"
+on = ["lap4"]
+script = "broken.py"
+"""
+
+BROKEN = "print('this is the last line', flush=True)\nraise SystemExit(3)\n"
+
+
+def join(atoll: Atoll, hub: KnownHub, *names: str, slots: int = 1) -> None:
+    """Let machines join that do not measure themselves; return when all are there."""
+    for name in names:
+        words = ["--name", name, "--no-measure", "--slots", str(slots)]
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "atoll.node", *words, "--home", str(atoll.folder / name)],
+            env={**atoll.environment(), "ATOLL_TICKET": ticket_of(hub)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        atoll.started.append(popen)
+    with hub.client() as client:
+        until(lambda: {v["node"] for v in client.nodes() if v["state"] == "online"} >= set(names))
+
+
+def write(atoll: Atoll, name: str, text: str) -> str:
+    (atoll.folder / name).write_text(text)
+    return name
+
+
+def command(*, name: str, run: str, more: str = "") -> str:
+    """Return a job file that runs a line of Python."""
+    return f'[job]\nname = "{name}"\ncommand = ["{sys.executable}", "-c", """{run}"""]\n{more}'
+
+
+def test_four_trainings_of_one_file_and_one_that_fails_touches_no_other(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "lap1", "lap2", "lap3", "lap4")
+    atoll.job()  # writes the text
+    write(atoll, "four.toml", FOUR.format(text=atoll.folder / "text.txt"))
+    write(atoll, "broken.py", BROKEN)
+    done = atoll.run("run", "four.toml", timeout_s=100)
+    assert done.code == 1, done.both
+    assert "this is the last line" in done.err
+    assert "exit status 3" in done.err
+    with hub.client() as client:
+        views = {view["job"].partition("-")[0]: view for view in client.jobs()}
+    assert {name: view["state"] for name, view in views.items()} == {
+        "one": "done", "two": "done", "three": "done", "broken": "failed",
+    }  # fmt: skip
+    assert len({view["batch"] for view in views.values()}) == 1
+    assert views["one"]["batch"].startswith("four-")
+    places = [views[name]["places"] for name in ("one", "two", "three", "broken")]
+    assert places == [["lap1"], ["lap2"], ["lap3"], ["lap4"]]
+    assert all(len(view["members"]) == 1 for view in views.values())
+    assert all(view["retried"] == 0 for view in views.values())
+    broken = views["broken"]
+    assert broken["failed_node"] == "lap4"
+    shown = atoll.run("status").out
+    assert "lap4" in shown
+    assert "this is the last line" in shown
+    for name in ("one", "two", "three"):
+        assert (atoll.runs / views[name]["job"] / "model.safetensors").exists()
+
+
+def test_job_waits_with_its_reason_for_a_node_that_fits_and_priority_decides(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "small")
+    quick = command(name="quick", run="print('ran', flush=True)")
+    with hub.client() as client:
+        held = client.submit(command(name="held", run="import time; time.sleep(60)"))
+        wait_for(client, held, "running")
+        low = client.submit(command(name="low", run="print('low', flush=True)"))
+        high = client.submit(quick.replace('name = "quick"', 'name = "high"\npriority = 5'))
+        picky = client.submit(command(name="picky", run="print(1)", more='on = ["large"]\n'))
+        view = client.job(low)
+        assert view["state"] == "waiting"
+        assert "small: 1 of 1 places are taken" in view["reason"]
+        assert "small: not among the nodes it may run on (large)" in client.job(picky)["reason"]
+        assert "small: not among" in atoll.run("status", picky).out
+        client.stop(held, grace_s=0.2)
+        ended = [wait_for(client, job, "done") for job in (high, low)]
+        assert ended[0]["ended"] <= ended[1]["started"]
+        assert client.job(picky)["state"] == "waiting"
+        join(atoll, hub, "large")
+        assert wait_for(client, picky, "done")["places"] == ["large"]
+
+
+def test_program_is_tried_again_as_often_as_its_job_says(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "lap1")
+    count = atoll.folder / "count"
+    counting = (
+        f"import pathlib, sys; p = pathlib.Path('{count}'); n = len(p.read_text()) if p.exists() "
+        "else 0; p.write_text('x' * (n + 1)); print('attempt', n + 1, flush=True); "
+    )
+    with hub.client() as client:
+        begun = time.monotonic()
+        twice = command(name="twice", run=counting + "sys.exit(n < 2)", more="retries = 2\n")
+        view = wait_for(client, client.submit(twice), "done")
+        assert count.read_text() == "xxx"
+        assert view["retried"] == 2
+        assert time.monotonic() - begun >= 3.0  # pauses of 1 s and 2 s
+        count.unlink()
+        job = client.submit(command(name="never", run=counting + "sys.exit(7)", more="retries = 1"))
+        view = wait_for(client, job, "failed")
+        assert count.read_text() == "xx"
+        until(lambda: client.job(job)["exit_code"] == 7)
+        view = client.job(job)
+        assert view["last_lines"] == ["attempt 2"]
+        assert view["error"]["remedy"]
+        shown = atoll.run("status", job).out
+        assert "exit status 7" in shown
+        assert "attempt 2" in shown
+
+
+def test_command_brings_its_code_and_its_results_come_back(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "lap1")
+    code = atoll.folder / "project" / "src"
+    (code / "tools").mkdir(parents=True)
+    (code / "tools" / "words.py").write_text("WORDS = 'from the code'\n")
+    (code / "train.sh").write_text(
+        'mkdir out && python -c "import tools.words as w; print(w.WORDS)" | tee out/result.txt\n'
+        "echo not-kept > out/secret.tmp\n"
+    )
+    job_file = atoll.folder / "project" / "job.toml"
+    job_file.write_text(
+        '[job]\nname = "sh"\ncode = "src"\ncommand = ["bash", "train.sh"]\n'
+        'artifacts = ["out/*.txt"]\n'
+    )
+    done = atoll.run("run", str(job_file))
+    assert done.code == 0, done.both
+    assert "from the code" in done.out
+    with hub.client() as client:
+        (view,) = client.jobs()
+        assert view["kind"] == "command"
+        assert 'code = "sha256:' in view["spec"]
+    found = list((atoll.runs / view["job"] / "artifacts").rglob("*.*"))
+    assert [path.name for path in found] == ["result.txt"]
+    assert found[0].read_text() == "from the code\n"
+    to = atoll.folder / "elsewhere"
+    collected = atoll.run("collect", view["job"], "--to", str(to))
+    assert collected.code == 0, collected.both
+    assert [p.read_text() for p in to.rglob("result.txt")] == ["from the code\n"]
+
+
+def test_each_runs_one_copy_on_every_node_that_fits(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "lap1", "lap2")
+    write(atoll, "job.toml", command(name="hello", run="import os; print(os.environ['ATOLL_JOB'])"))
+    done = atoll.run("run", "job.toml", "--each")
+    assert done.code == 0, done.both
+    with hub.client() as client:
+        views = client.jobs()
+        assert sorted(view["places"] for view in views) == [["lap1"], ["lap2"]]
+        assert sorted(view["job"][:10] for view in views) == ["hello-lap1", "hello-lap2"]
+    only = atoll.run("run", "job.toml", "--each", "--on", "lap2", "--detach")
+    assert only.code == 0, only.both
+    assert "left out: hello: lap1: not among" in only.out
+    refused = atoll.run("run", "job.toml", "--each", "--set", "needs.memory_gb=1e6")
+    assert refused.code == 1
+    assert "no machine takes this job" in refused.err
+
+
+def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "lap1", slots=2)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    deaf += "print('deaf', flush=True); time.sleep(99)"
+    polite = "import signal, sys, time; "
+    polite += (
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0))); "
+    )
+    polite += "print('here', flush=True); time.sleep(99)"
+    with hub.client() as client:
+        first = client.submit(command(name="polite", run=polite))
+        second = client.submit(command(name="deaf", run=deaf))
+        until(lambda: client.logs(first)["lines"] and client.logs(second)["lines"])
+        for job in (first, second):
+            client.stop(job, grace_s=1.0)
+        wait_for(client, first, "stopped", "done")
+        assert "saved" in [line["text"] for line in client.logs(first)["lines"]]
+        wait_for(client, second, "stopped")
+    until(lambda: not [p for p in atoll.processes() if "deaf" in " ".join(p.cmdline())])
+
+
+def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
+    hub = atoll.hub()
+    join(atoll, hub, "lap1", "lap2", "lap3")
+    path = atoll.job(steps=100_000, every=5, nodes="{min = 1, max = 2}")
+    assert atoll.run("run", str(path), "--detach").code == 0
+    with hub.client() as client:
+        job = client.jobs()[0]["job"]
+        until(lambda: rounds_with(client, job, 2))
+        assert atoll.run("scale", job, "1:1").code == 0
+        until(lambda: rounds_with(client, job, 1, after=last(client, job)))
+        assert atoll.run("scale", job, "1:3").code == 0  # more than the data is dealt into
+        until(lambda: rounds_with(client, job, 3, after=last(client, job)), timeout_s=60)
+        view = client.job(job)
+        assert view["state"] == "running"
+        assert view["resume_round"] > 0  # it went on from what it had saved
+        client.stop(job, grace_s=20)
+        wait_for(client, job, "stopped")
+
+
+def last(client: HubClient, job: str) -> int:
+    return int(client.job(job)["committed_round"])
+
+
+def rounds_with(client: HubClient, job: str, members: int, *, after: int = -1) -> bool:
+    """Return whether a round was committed lately by so many members."""
+    rounds: list[dict[str, Any]] = client.rounds(job)["rounds"]
+    later = [r for r in rounds[-3:] if r["committed"] and r["round"] >= after - 1]
+    return bool(later) and len(later[-1]["contributors"]) == members
+
+
+def test_logs_of_an_embedded_run_are_followed_to_its_end(atoll: Atoll) -> None:
+    lines = "".join(f"print('line {n}', flush=True); time.sleep(0.3)\n" for n in range(10))
+    write(atoll, "talk.py", "import time\n" + lines)
+    running = atoll.start("run", "talk.py", "--local", "1")
+    found = until(lambda: list(atoll.runs.glob("talk-*/embedded.json")))
+    followed = atoll.run("logs", "-f", str(Path(found[0]).parent))
+    assert followed.code == 0, followed.both
+    assert [f"line {n}" in followed.out for n in range(10)] == [True] * 10
+    assert running.wait().code == 0
