@@ -85,6 +85,7 @@ def routes(context: Context) -> list[BaseRoute]:
         at(f"{job}/metrics", own_job, viewer, get=rest_jobs.read_metrics),
         at(f"{job}/events", own_job, viewer, get=rest_jobs.read_events),
         at(f"{job}/rounds", own_job, viewer, get=rest_jobs.read_rounds),
+        at(f"{job}/worth", own_job, viewer, get=rest_alarms.show_worth),
         at(f"{job}/logs", own_job, viewer, get=rest_jobs.read_logs),
         at(f"{job}/stop", operator, post=rest_jobs.stop),
         at(f"{job}/resume", operator, post=rest_jobs.resume),

@@ -1,4 +1,4 @@
-"""Alarms over REST: look, and silence."""
+"""Alarms over REST: look, and silence; and what machines are worth."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from starlette.responses import Response
 from atoll.errors import HubError
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Json, Refused, body_as, number
+from atoll.hub.rest_jobs import job_of
+from atoll.hub.worth import worth_of
+
+
+async def show_worth(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/worth: what each machine brings, and what one more would."""
+    return Json(await worth_of(context, job_of(request, context)))
 
 
 class SilenceAsked(msgspec.Struct, frozen=True):
