@@ -152,8 +152,7 @@ def test_each_role_gets_past_the_doors_that_the_table_names_and_no_other(
     own = queue_of(hub, tokens[role])
     with web(hub, tokens[role]) as client:
         for template in sorted(addresses(hub), key=lambda path: path == "/api/logout"):
-            values = {**VALUES, "job": job}
-            path = re.sub(r"\{(\w+)(:path)?\}", lambda m, v=values: v[m[1]], template)
+            path = address_of(template, {**VALUES, "job": job})
             for method in METHODS:
                 with client.stream(method, path, params={"queue": own}, json={}) as answer:
                     status = answer.status_code
@@ -166,6 +165,11 @@ def test_each_role_gets_past_the_doors_that_the_table_names_and_no_other(
                 if not right:
                     wrong.append(f"{method} {path} as {role}: {status}")
     assert not wrong, "\n".join(wrong)
+
+
+def address_of(template: str, values: dict[str, str]) -> str:
+    """Return an address with values in the places of its names."""
+    return re.sub(r"\{(\w+)(:path)?\}", lambda found: values[found[1]], template)
 
 
 def queue_of(hub: HubServer, token: str) -> str:

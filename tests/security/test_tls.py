@@ -73,9 +73,11 @@ def test_only_tls_1_3_is_spoken(secure: HubServer) -> None:
     context = ssl.create_default_context(cafile=secure.ca)
     context.check_hostname = False
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with socket.create_connection(("127.0.0.1", secure.port)) as opened:
-        with pytest.raises(ssl.SSLError):
-            context.wrap_socket(opened)
+    with (
+        socket.create_connection(("127.0.0.1", secure.port)) as opened,
+        pytest.raises(ssl.SSLError),
+    ):
+        context.wrap_socket(opened)
     with raw(secure, tls=True) as opened:
         assert isinstance(opened, ssl.SSLSocket)
         assert opened.version() == "TLSv1.3"
@@ -156,9 +158,11 @@ def test_token_of_a_node_opens_nothing_without_its_certificate(
     me = joined(secure, tmp_path / "a", name="first")
     other = joined(secure, tmp_path / "b", name="second")
     for way in (Way(ca=me.ca), other.way):
-        with HubClient(me.hub, me.token, way=way) as client:
-            with pytest.raises(AuthError, match="its own certificate"):
-                client.hub()
+        with (
+            HubClient(me.hub, me.token, way=way) as client,
+            pytest.raises(AuthError, match="its own certificate"),
+        ):
+            client.hub()
         with pytest.raises(AuthError, match="its own certificate"):
             asyncio.run(say_hello(me, way))
     asyncio.run(say_hello(me, me.way))

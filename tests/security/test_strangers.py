@@ -1,0 +1,333 @@
+"""What strangers may take of a hub before they have shown a token: connections, time, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from atoll.clock import VirtualClock
+from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, RateLimit, is_loopback
+from atoll.hub.guard import MAX_OPEN_BODY_BYTES
+from atoll.hub.protocols import FIRST_FRAME_BYTES
+from atoll.hub.server import HubServer
+from atoll.net.ticket import parse_ticket
+from atoll.wire.limits import PROTOCOL
+from atoll.wire.messages import Event, Hello, pack
+from tests.hub.peer import Peer
+from tests.security.conftest import (
+    INFO,
+    STRICT,
+    joined,
+    operator,
+    raw,
+    read_to_end,
+    serving,
+    stores_of,
+    until,
+    web,
+)
+
+HEAD = b"POST /api/login HTTP/1.1\r\nHost: hub\r\n"
+
+
+def gate_of(hub: HubServer) -> Gate:
+    assert hub.hub is not None
+    return hub.hub.gate
+
+
+def seconds_to_the_end(opened: socket.socket) -> float:
+    began = time.monotonic()
+    read_to_end(opened)
+    return time.monotonic() - began
+
+
+# ------------------------------------------------------------------------------------ time
+
+
+def test_a_connection_that_says_nothing_is_closed(plain: HubServer) -> None:
+    with raw(plain) as opened:
+        assert seconds_to_the_end(opened) < 3 * STRICT.head_s
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off(plain: HubServer) -> None:
+    with raw(plain) as opened:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 10.0:
+                opened.sendall(b"a")
+                opened.settimeout(0.05)
+                with contextlib.suppress(TimeoutError):
+                    if not opened.recv(100):
+                        break
+        assert time.monotonic() - began < 4 * STRICT.head_s
+
+
+def test_the_second_head_of_a_connection_has_no_more_time(plain: HubServer) -> None:
+    with raw(plain) as opened:
+        opened.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
+        assert b"200 OK" in opened.recv(65_536)
+        opened.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
+        assert seconds_to_the_end(opened) < 3 * STRICT.head_s
+
+
+def test_a_body_that_comes_byte_by_byte_is_given_up(plain: HubServer) -> None:
+    with raw(plain) as opened:
+        opened.sendall(HEAD + b"Content-Length: 500\r\n\r\n")
+        began, found = time.monotonic(), b""
+        opened.settimeout(0.05)
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 10.0:
+                opened.sendall(b"{")
+                try:
+                    block = opened.recv(65_536)
+                except TimeoutError:
+                    continue
+                if not block:
+                    break
+                found += block
+        assert time.monotonic() - began < 8.0  # the answer, then what may still come of the rest
+        assert b" 408 " in found
+
+
+def test_a_body_that_pauses_is_cut_off_also_of_somebody_known(plain: HubServer) -> None:
+    with raw(plain) as opened:
+        token = plain.operator_token.encode()
+        opened.sendall(
+            b"POST /api/jobs HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer " + token
+            + b"\r\nContent-Length: 500\r\n\r\n{"
+        )  # fmt: skip
+        assert seconds_to_the_end(opened) < 4 * STRICT.body_pause_s
+
+
+def test_a_long_upload_that_flows_is_not_cut_off(plain: HubServer) -> None:
+    with operator(plain) as client:
+        job = client.submit("[job]\nname = 'toy'\nnodes = 1\n")
+
+        def slowly() -> object:
+            began = time.monotonic()
+            while time.monotonic() - began < 3 * STRICT.body_pause_s:
+                yield b"x" * 1000
+                time.sleep(STRICT.body_pause_s / 5)  # the pace of the upload is what is tested
+
+    with web(plain, plain.operator_token) as opened:
+        put = opened.put(f"/api/jobs/{job}/files/slow.bin", content=slowly())  # type: ignore
+        assert put.status_code == 201
+
+
+def test_a_websocket_without_a_hello_is_closed(tmp_path: Path) -> None:
+    with serving(tmp_path, hello_timeout_s=0.3) as hub:
+        with connect(f"ws://127.0.0.1:{hub.port}/ws") as opened:
+            began = time.monotonic()
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    opened.recv(timeout=5.0)
+            assert time.monotonic() - began < 3.0
+
+
+def test_a_tls_handshake_that_does_not_go_on_is_cut_off(tmp_path: Path) -> None:
+    with serving(tmp_path, tls="on", limits=STRICT) as hub:
+        for first in (b"", b"\x16\x03\x01"):
+            with raw(hub) as opened:
+                opened.sendall(first)
+                assert seconds_to_the_end(opened) < 4 * STRICT.head_s
+        assert until(lambda: len(gate_of(hub)) == 0, timeout_s=5.0)
+
+
+# ------------------------------------------------------------------------------ connections
+
+
+def test_one_address_holds_so_many_connections_and_others_get_in_again_later(
+    plain: HubServer,
+) -> None:
+    until(lambda: len(gate_of(plain)) == 0)
+    most = STRICT.strangers_per_address
+    with contextlib.ExitStack() as stack:
+        for _ in range(most):
+            stack.enter_context(raw(plain))
+        until(lambda: len(gate_of(plain)) == most)
+        with raw(plain) as one_more:
+            assert read_to_end(one_more) == b""
+        assert gate_of(plain).refused > 0
+    until(lambda: len(gate_of(plain)) == 0)
+    with web(plain) as client:
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_flood_drops_its_own_oldest_and_honest_machines_get_through(tmp_path: Path) -> None:
+    limits = Limits(strangers=30, head_s=30.0)
+    with serving(tmp_path, limits=limits) as hub, contextlib.ExitStack() as stack:
+        flood = [stack.enter_context(raw(hub)) for _ in range(100)]
+        until(lambda: gate_of(hub).refused >= 70)
+        assert len(gate_of(hub)) <= 30
+        with operator(hub) as client:
+            assert client.jobs() == []
+        assert read_to_end(flood[0]) == b""
+        with Peer(hub, "job/w0") as peer:
+            assert len(gate_of(hub)) <= 30
+            peer.request(Event("note", "x"))
+
+
+def test_who_has_shown_a_token_is_no_stranger(plain: HubServer) -> None:
+    until(lambda: len(gate_of(plain)) == 0)
+    with contextlib.ExitStack() as stack:
+        for number in range(STRICT.strangers_per_address + 5):
+            stack.enter_context(Peer(plain, f"known/w{number}"))
+        assert len(gate_of(plain)) == 0
+
+
+def test_bounds_of_the_gate() -> None:
+    gate = Gate(Limits(strangers=3, strangers_per_address=2, exempt_loopback=False))
+    dropped: list[str] = []
+    first = gate.enter("1.1.1.1", lambda: dropped.append("first"))
+    assert first is not None
+    assert gate.enter("1.1.1.1", lambda: None) is not None
+    assert gate.enter("1.1.1.1", lambda: None) is None
+    first.known(("node", "a", ""))
+    assert gate.enter("1.1.1.1", lambda: None) is not None
+    assert gate.enter("2.2.2.2", lambda: None) is not None
+    assert gate.enter("3.3.3.3", lambda: None) is not None
+    assert len(gate) == 3
+    assert dropped == []
+    assert gate.cut("node", "a") == 1
+    assert dropped == ["first"]
+    first.leave()
+    assert gate.cut("node", "a") == 0
+
+
+def test_rates_are_counted_in_bounded_memory() -> None:
+    clock = VirtualClock()
+    limit = RateLimit(clock, most=2, window_s=10.0, sources=100)
+    for _ in range(2):
+        assert not limit.reached("a")
+        limit.note("a")
+    assert limit.reached("a")
+    clock.advance(11.0)
+    assert not limit.reached("a")
+    for number in range(1_000):
+        limit.note(str(number))
+    assert len(limit) <= 100
+
+
+def test_memory_stays_bounded_under_a_flood(tmp_path: Path) -> None:
+    """Ten times as many connections as may be, each with as much of a head as is taken."""
+    limits = Limits(strangers=50, head_s=30.0)
+    with serving(tmp_path, limits=limits) as hub, contextlib.ExitStack() as stack:
+        before = resident_bytes()
+        for number in range(500):
+            opened = stack.enter_context(raw(hub))
+            with contextlib.suppress(OSError):
+                opened.sendall(b"GET /" + b"a" * 14_000)
+            if number % 50 == 0:
+                until(lambda: len(gate_of(hub)) <= 50)
+        until(lambda: gate_of(hub).refused >= 440)
+        assert resident_bytes() - before < 30e6
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+# ------------------------------------------------------------------------------------- size
+
+
+def test_a_head_without_end_is_refused(plain: HubServer) -> None:
+    with raw(plain) as opened:
+        with contextlib.suppress(OSError):
+            opened.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\nX: " + b"a" * 200_000)
+        assert read_to_end(opened)[:12] in (b"HTTP/1.1 400", b"")
+
+
+@pytest.mark.parametrize("path", ["/api/login", "/api/join", "/login"])
+def test_strangers_send_small_bodies_only(tmp_path: Path, path: str) -> None:
+    with serving(tmp_path) as hub, web(hub) as stranger:
+        large = stranger.post(path, content=b"x" * (MAX_OPEN_BODY_BYTES + 1))
+        assert large.status_code == 413
+
+        def undeclared() -> object:
+            for _ in range(80):
+                yield b"x" * 1000
+
+        assert stranger.post(path, content=undeclared()).status_code == 413  # type: ignore
+
+
+def test_a_first_message_is_small_and_later_ones_may_be_large(plain: HubServer) -> None:
+    with connect(f"ws://127.0.0.1:{plain.port}/ws", max_size=None, compression=None) as opened:
+        with contextlib.suppress(ConnectionClosed):
+            opened.send(bytes(FIRST_FRAME_BYTES + 1))
+        with pytest.raises(ConnectionClosed) as closed:
+            while True:
+                opened.recv(timeout=5.0)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+    with Peer(plain, "large/w0") as peer:
+        peer.request(Event("note", "x" * (4 * FIRST_FRAME_BYTES)))
+
+
+def test_fragments_before_a_hello_do_not_add_up(plain: HubServer) -> None:
+    with connect(f"ws://127.0.0.1:{plain.port}/ws", compression=None) as opened:
+        with contextlib.suppress(ConnectionClosed):
+            opened.send(bytes(4096) for _ in range(1_000))
+        with pytest.raises(ConnectionClosed):
+            while True:
+                opened.recv(timeout=5.0)
+
+
+# ------------------------------------------------------------------------------------- rate
+
+
+def test_joins_of_one_address_are_limited_also_with_right_tickets(tmp_path: Path) -> None:
+    with serving(tmp_path, limits=STRICT) as hub, web(hub) as stranger:
+        secret = parse_ticket(hub.ticket).secret
+        statuses = [
+            stranger.post("/api/join", json={"secret": secret, "name": f"n{n}"}).status_code
+            for n in range(STRICT.joins_per_minute + 2)
+        ]
+        assert statuses == [201] * STRICT.joins_per_minute + [429, 429]
+
+
+def test_wrong_secrets_slow_an_address_down_and_right_ones_still_pass(tmp_path: Path) -> None:
+    with serving(tmp_path) as hub:
+        with web(hub, "guess") as guesser:
+            statuses = {guesser.get("/api/jobs").status_code for _ in range(12)}
+            assert statuses == {401, 429}
+        with operator(hub) as client:
+            assert client.jobs() == []
+
+
+def test_this_machine_itself_may_start_many_nodes_at_once(tmp_path: Path) -> None:
+    assert DEFAULT_LIMITS.exempt_loopback
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("10.0.0.1")
+    with serving(tmp_path, tls="on") as hub:
+        joined(hub, tmp_path / "a", name="a")
+        assert stores_of(hub).auth.names("node") == ["a"]
+
+
+def test_hello_of_a_stranger_tells_nothing_about_who_exists(plain: HubServer) -> None:
+    answers = set()
+    for session in ("nobody", "known/w1"):
+        hello = Hello(PROTOCOL, "test", session, "guess", "i1", INFO)
+        with connect(f"ws://127.0.0.1:{plain.port}/ws", compression=None) as opened:
+            opened.send(pack(hello, id=1))
+            answers.add(opened.recv(timeout=5.0))
+    assert len(answers) == 1
+
+
+def test_tls_does_not_change_the_bounds(tmp_path: Path) -> None:
+    with serving(tmp_path, tls="on", limits=STRICT) as hub:
+        with raw(hub, tls=True) as opened:
+            assert isinstance(opened, ssl.SSLSocket)
+            opened.sendall(b"GET /healthz HTTP/1.1\r\n")
+            assert seconds_to_the_end(opened) < 4 * STRICT.head_s
+        with web(hub) as client:
+            assert json.loads(client.get("/healthz").text) == {"ok": True}
