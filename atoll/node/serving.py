@@ -145,8 +145,12 @@ class Serving:
 
     async def _offer(self, agent: Agent, policy: Policy, pause: Pause) -> None:
         """Have the agent give what the owner wants it to give now."""
+        offer = policy.offer(paused=pause.text)
+        if self._manners.error:
+            said = f"the policy has a mistake, what was valid before holds: {self._manners.error}"
+            offer = msgspec.structs.replace(offer, text=[*offer.text, said])
         await agent.set_offer(
-            policy.offer(paused=pause.text),
+            offer,
             way=self._way(policy),
             nice=policy.nice,
             trusted_keys=policy.trusted_keys,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
+import signal
 from collections.abc import Callable
 
 from atoll.node.manners.commands import Commands
@@ -124,6 +126,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """End a child and wait for it."""
     if process.stdin is not None:
         process.stdin.close()
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    if process.returncode is None:
+        # Not process.terminate(): it would look for the exit status itself, before asyncio can.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
     await process.wait()

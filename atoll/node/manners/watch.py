@@ -40,6 +40,11 @@ class Manners:
         self._news = asyncio.Event()
         self._sleep = SleepWatch(self._news.set)
 
+    @property
+    def error(self) -> str:
+        """What is wrong with the policy's file, while an older policy is in force."""
+        return self._file.error
+
     async def look(self) -> tuple[Policy, Pause]:
         """Return what the owner wants, and whether work pauses.
 
@@ -56,17 +61,17 @@ class Manners:
         return policy, pause
 
     async def follow(self, act: Act) -> None:
-        """Call `act` now and whenever policy or pause have changed, until cancelled."""
+        """Call `act` now and whenever policy, pause or error have changed, until cancelled."""
         listening = asyncio.create_task(self._sleep.run())
-        told: tuple[Policy, Pause] | None = None
+        told: tuple[Policy, Pause, str] | None = None
         try:
             while True:
                 self._news.clear()
-                found = await self.look()
-                if found != told:
-                    told = found
-                    await act(*found)
-                if found[1].cause == "sleep":
+                policy, pause = await self.look()
+                if (policy, pause, self.error) != told:
+                    told = policy, pause, self.error
+                    await act(policy, pause)
+                if pause.cause == "sleep":
                     await self._sleep.release()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._news.wait(), LOOK_S)
