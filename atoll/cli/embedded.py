@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.known_hub import KnownHub
-from atoll.config import TICKET_VARIABLE
+from atoll.config import TICKET_VARIABLE, extended_environment
 from atoll.errors import AtollError, HubError, from_dict
 from atoll.node import parent
 
@@ -107,7 +107,7 @@ class Embedded:
         self._logs.append(file)
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env={**os.environ, TICKET_VARIABLE: ticket} if ticket else None,
+            env=extended_environment({TICKET_VARIABLE: ticket}) if ticket else None,
             stdin=subprocess.DEVNULL,
             stdout=stdout if stdout is not None else file,
             stderr=file,
