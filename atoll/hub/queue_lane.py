@@ -113,6 +113,8 @@ class Lane:
         if move.source in self._items:
             self._items[move.source] -= move.items
             self._bytes[move.source] -= move.nbytes
+            if not self._items[move.source]:
+                self._bytes[move.source] = 0  # what was loaded may have been an estimate
         if move.target in self._items:
             self._items[move.target] += move.items
             self._bytes[move.target] += move.nbytes
