@@ -91,6 +91,10 @@ class ReducerPlaces:
         self._next[job] = now + pause_s
         await self._look_after(self._jobs.get(job))
 
+    def where(self, job: str) -> str:
+        """Return the node that was asked to run a job's reducer; empty: beside the hub, or lost."""
+        return self._launched.get(job, (0.0, ""))[1]
+
     def exited(self, job: str, attempt: int) -> None:
         """A node tells that the process of a reducer has ended."""
         if self._jobs.knows(job) and attempt in (0, self._jobs.get(job).reducer_attempt):

@@ -159,6 +159,8 @@ class Router:
         if identity.role == "job" and identity.name != body.job:
             raise AuthError("this process belongs to another", given=f"{body.job}/{body.member}")
         node = identity.name if identity.role == "node" else ""
+        if node and body.member == "reducer":
+            self._check_process(session, body.job, body.member)
         if body.member == "reducer" and body.state == "exited":
             self._placement.reducers.exited(body.job, body.attempt)
         await self._membership.process_state(node, body)
@@ -170,7 +172,10 @@ class Router:
         if identity.role == "operator" or (identity.role == "job" and identity.name == job):
             return
         record = self._jobs.get(job).members.get(member)
-        if identity.role == "job" or (record is not None and record.node != identity.name):
+        owner = record.node if record is not None else ""
+        if member == "reducer":  # after a restart of the hub it is not known where it runs
+            owner = self._placement.reducers.where(job) or identity.name
+        if identity.role != "node" or owner != identity.name:
             raise AuthError("this process belongs to another", given=f"{job}/{member}")
 
     # --------------------------------------------------------------------------- members
