@@ -27,6 +27,7 @@ from atoll.cli import (
     run,
     scale,
     service,
+    sign,
     status,
     stop,
     ticket,
@@ -61,6 +62,7 @@ app.command("logout")(login.logout)
 app.add_typer(node.app, name="node")
 app.command("audit")(audit.audit)
 app.add_typer(service.app, name="service")
+app.add_typer(sign.app, name="sign")
 app.command("doctor")(doctor.doctor)
 
 
