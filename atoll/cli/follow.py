@@ -91,7 +91,7 @@ def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> N
     failed = [m for m in view.get("members", []) if m.get("error")]
     if not failed:
         return
-    worst = next((m for m in failed if m["error"] == view.get("error")), failed[0])
+    worst = next((m for m in failed if m["member"] == view.get("failed_member")), failed[0])
     member, node = worst["member"], worst["node"]
     try:
         lines = client.logs(view["job"], member=member, tail=TAIL_LINES)["lines"]

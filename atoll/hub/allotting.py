@@ -84,8 +84,15 @@ class Allotment:
     """By job, of those that have not started."""
 
 
-def allot(asks: Iterable[Ask], places: Iterable[Place]) -> Allotment:
-    """Return who gets which place; the order in which asks and places come does not matter."""
+def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = False) -> Allotment:
+    """Return who gets which place; the order in which asks and places come does not matter.
+
+    Args:
+        asks: Who wants places.
+        places: All nodes.
+        settling: More nodes are about to come back: a job keeps what it could use of those that
+            are here, even if they are too few for it.
+    """
     here = {place.node: place for place in sorted(places, key=lambda place: place.node)}
     keepers: dict[str, str] = {}
     """Who keeps which node."""
@@ -110,7 +117,8 @@ def allot(asks: Iterable[Ask], places: Iterable[Place]) -> Allotment:
             granted[ask.key] = nodes
         elif not ask.running:
             short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
-            keepers |= {name: job for name in _usable(ask, here) if name not in keepers}
+            usable = _usable(ask, here, least=1 if settling else ask.least)
+            keepers |= {name: job for name in usable if name not in keepers}
     return Allotment(granted, short)
 
 
@@ -146,10 +154,10 @@ def spread(
     return sorted(taken.elements())
 
 
-def _usable(ask: Ask, places: Mapping[str, Place]) -> Sequence[str]:
-    """Return the nodes that a job could use were they empty; none if they would not be enough."""
+def _usable(ask: Ask, places: Mapping[str, Place], *, least: int) -> Sequence[str]:
+    """Return the nodes that a job could use were they empty; none if they are less than `least`."""
     rooms = {name: room(ask.want, place.emptied(), most=ask.most) for name, place in places.items()}
-    if sum(rooms.values()) < ask.least:
+    if sum(rooms.values()) < least:
         return ()
     return [name for name, count in rooms.items() if count]
 

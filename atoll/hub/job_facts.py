@@ -26,6 +26,20 @@ def job_facts(job: Job) -> dict[str, Any]:
         "failed_node": failed.node if failed else "",
         "exit_code": failed.exit_code if failed else None,
         "last_lines": failed.tail[-LINES_TOLD:] if failed else [],
+        "error": _whole_error(job, failed),
+    }
+
+
+def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:
+    """Return the error of a job with where it happened, the exit status and the last lines."""
+    if job.error is None or failed is None:
+        return job.error
+    return {
+        **job.error,
+        "member": failed.member,
+        "node": failed.node,
+        "exit_code": failed.exit_code,
+        "last_lines": failed.tail[-LINES_TOLD:],
     }
 
 

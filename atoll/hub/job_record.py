@@ -111,3 +111,8 @@ class Job(msgspec.Struct, kw_only=True):
     def silent(self) -> bool:
         """Whether its processes may never speak to the hub: their node tells how they fare."""
         return self.kind in SILENT_KINDS
+
+    @property
+    def separate(self) -> bool:
+        """Whether each of its processes works for itself, instead of meeting in rounds."""
+        return self.silent and self.committed_round == 0

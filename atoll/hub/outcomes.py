@@ -84,7 +84,7 @@ def _is_done(members: Mapping[str, Member], job: Job) -> bool:
     One that ends early, before others were even started, does not speak for them.
     """
     done = sum(member.state == "done" for member in members.values())
-    if not job.silent:
+    if not job.separate:
         return done > 0
     return done > 0 and done == len(members) and done >= (job.min_nodes or job.nodes_wanted)
 
@@ -97,5 +97,5 @@ def _ends_the_job(member: Member, job: Job) -> bool:
     kind = (member.error or {}).get("kind", "")
     if kind in FATAL_KINDS:
         return True
-    together = not job.silent and job.nodes_wanted > 1
+    together = not job.separate and job.nodes_wanted > 1
     return spent(member, job) and not (together and kind == "OutOfMemory")

@@ -24,6 +24,9 @@ from atoll.ids import member_id, session_id
 
 __all__ = ["KILL_GRACE_S", "Placement"]
 
+SETTLE_S = 10.0
+"""After a restart of the hub with waiting jobs: how long its nodes may take to come back."""
+
 
 class Placement:
     """Submits, stops and resumes jobs, and watches them to their end."""
@@ -51,6 +54,8 @@ class Placement:
         self._launching = Launching(stores=stores, kill_grace_s=kill_grace_s)
         self._scaling = Scaling(stores=stores, rounds=rounds, launching=self._launching)
         self._places = Places(jobs=stores.jobs, membership=membership, sessions=sessions)
+        self._settled_at = 0.0
+        """Until when the nodes of an earlier life of the hub may come back."""
         self._told: dict[str, Shortage] = {}
         """What was last said of each waiting job."""
         self._lock = asyncio.Lock()
@@ -79,6 +84,8 @@ class Placement:
                 await self.reducers.take_up(job)
                 self._launching.assigned(job)  # some commands may not have been written
         await self._launching.send()
+        if any(job.state == "waiting" for job in self._jobs.list()):
+            self._settled_at = self._clock.monotonic() + SETTLE_S
         await self.schedule()
 
     # ---------------------------------------------------------------- what people ask for
@@ -172,7 +179,8 @@ class Placement:
             asks, before, pausing = await self._asks()
             if not asks:
                 return
-            allotment = allot(asks, self._places.now(pausing=pausing))
+            settling = self._clock.monotonic() < self._settled_at
+            allotment = allot(asks, self._places.now(pausing=pausing), settling=settling)
             for (name, slot), nodes in allotment.granted.items():
                 job = self._jobs.get(name)
                 if slot == WHOLE:
@@ -340,8 +348,10 @@ class Placement:
             del self._give_up_at[job]
             for member in self._membership.live(job):
                 await self._membership.give_up(job, member)
-        running = [record for record in self._jobs.list() if record.state == "running"]
-        for record in running:  # what a full disk interrupted is done now
+        open_jobs = [record for record in self._jobs.list() if not record.over]
+        for record in [
+            record for record in open_jobs if record.state == "running"
+        ]:  # what a full disk interrupted is done now
             async with self._lock:
                 met = record.silent or self._rounds.has(record.job)
                 if record.state == "running" and not met:
@@ -350,6 +360,6 @@ class Placement:
                 if record.state == "running":
                     await self._scaling.send_away(record)
         await self.reducers.tick()
-        if running:
+        if open_jobs:
             await self._launching.send()
             await self.schedule()

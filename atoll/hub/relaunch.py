@@ -30,7 +30,7 @@ def missing(job: Job) -> list[int]:
     if not any(member.state == "done" for member in job.members.values()):
         return lacking
     begun = [slot for slot in lacking if (m := members[slot]) is not None and m.state != "done"]
-    return begun if job.silent else []
+    return begun if job.separate else []
 
 
 def failures_after(member: Member) -> int:

@@ -283,3 +283,9 @@ def test_misfit_says_what_is_missing(want: Want, change: dict[str, object], why:
     there = Place(node="lap1", info=msgspec.structs.replace(INFO, **of_info))
     there = replace(there, **of_place)  # type: ignore[arg-type]
     assert misfit(want, there) == (f"{there.node}: {why}" if why else "")
+
+
+def test_after_a_restart_a_large_job_keeps_the_first_nodes_that_come_back() -> None:
+    asked = [ask("large", least=4, most=4), ask("small", number=1)]
+    assert not allot(asked, [place("n0")], settling=True).granted
+    assert allot(asked, [place("n0")]).granted == {("small", WHOLE): ["n0"]}
