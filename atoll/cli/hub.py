@@ -43,6 +43,10 @@ def hub(
         list[str] | None,
         typer.Option(help="Address of a reverse proxy whose X-Forwarded-For counts (repeatable)."),
     ] = None,
+    queue: Annotated[
+        str,
+        typer.Option(help="Keep users' queues at this server: nats://HOST:PORT[/NAMESPACE]."),
+    ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
@@ -74,6 +78,7 @@ def hub(
             prefix=prefix,
             announce=announce,
             ticket_uses=ticket_uses,
+            queue=queue,
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),
             restore_from=backup.resolve() if backup else None,

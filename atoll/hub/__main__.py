@@ -28,6 +28,7 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument(
         "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
     )
+    parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
     parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
     parser.add_argument(
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
@@ -45,6 +46,7 @@ def parse(arguments: list[str]) -> HubOptions:
         prefix=given.prefix,
         announce=given.announce or None,
         ticket_uses=given.ticket_uses,
+        queue=given.queue,
         tls=given.tls,
         trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,

@@ -29,6 +29,8 @@ from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
 from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.hook_file import load_hooks
+from atoll.hub.hooks import Hooks
 from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
 from atoll.hub.node_certificates import NodeCertificates
@@ -92,6 +94,8 @@ class HubOptions:
     """How often the ticket may be used; None: without limit."""
     reducers: bool = True
     """Run reducers beside the hub where torch is installed."""
+    queue: str = ""
+    """Server of users' queues, e.g. `nats://HOST:PORT`; empty: the hub's own database."""
     hello_timeout_s: float = 10.0
     reconnect_grace_s: float = 5.0
     dead_after_s: float = DEAD_AFTER_S
@@ -103,6 +107,8 @@ class HubOptions:
     """How long members may take to come back after a restart of the hub."""
     looking: Looking = DEFAULT_LOOKING
     """How often the hub looks for what goes wrong."""
+    hooks: Path | None = None
+    """Whom to tell of alarms; None: `hooks.toml` in the data folder, if it is there."""
     restore_from: Path | None = None
     """A backup, or a folder of backups, from which the folders are made if they are empty."""
 
@@ -210,6 +216,7 @@ class Hub:
 
     async def start(self) -> None:
         """Take up what an earlier life of the hub left, and begin housekeeping."""
+        await self.stores.queue.start()
         uses = self.options.ticket_uses
         secrets = await self.stores.auth.open_secrets(self.options.data, uses=uses)
         self.operator_token = secrets.operator_token
@@ -236,6 +243,7 @@ class Hub:
         await self.checkpoints.restart()
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
+        await self._start_hooks()
         self.tasks.start(self.watch.run(), name="alarms")
 
     async def _announce(self) -> None:
@@ -253,6 +261,16 @@ class Hub:
                 await telling
             else:
                 self.tasks.start(telling, name="announcement")
+
+    async def _start_hooks(self) -> None:
+        """Read whom to tell of alarms."""
+        path = self.options.hooks or self.options.data / "hooks.toml"
+        if self.options.hooks is None and not path.exists():
+            return
+        found = await asyncio.to_thread(load_hooks, path)
+        hooks = Hooks(found, events=self.stores.events, clock=self.clock, hub=self.url)
+        self.watch.told = hooks.tell
+        self.tasks.start(hooks.run(), name="hooks")
 
     async def _open_tls(self) -> Access:
         """Open or make the certificates, where this hub speaks TLS."""
@@ -391,5 +409,7 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
         await asyncio.to_thread(restore, backup, data=data, jobs=jobs, clock=clock)
     schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, audit_module.SCHEMA,
                node_certificates_module.SCHEMA)  # fmt: skip
-    stores = await open_stores(options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas)
+    stores = await open_stores(
+        options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas, queue=options.queue
+    )
     return Hub(options, stores, url=url, clock=clock)

@@ -32,7 +32,7 @@ from atoll.hub.jobs import Jobs
 from atoll.hub.logs import Logs
 from atoll.hub.metrics import Metrics
 from atoll.hub.queue import Queues
-from atoll.hub.queue_sqlite import SqliteBackend
+from atoll.hub.queue_house import open_queues
 
 SCHEMAS = (
     alarms.SCHEMA,
@@ -68,11 +68,12 @@ class Stores:
 
     async def close(self) -> None:
         """Finish every write, then close the database. May be called again."""
+        await self.queue.close()
         await asyncio.to_thread(self.database.close)
 
 
 async def open_stores(
-    data: Path, *, jobs_dir: Path, clock: Clock, schemas: Sequence[str] = ()
+    data: Path, *, jobs_dir: Path, clock: Clock, schemas: Sequence[str] = (), queue: str = ""
 ) -> Stores:
     """Open or make the data of a hub.
 
@@ -81,24 +82,24 @@ async def open_stores(
         jobs_dir: Folder in which every job gets its own.
         clock: Whence times of records and leases come.
         schemas: Tables that further modules keep in the same database.
+        queue: Server of users' queues, e.g. `nats://HOST:PORT`; empty: the same database.
 
     Raises:
         HubError: the database is damaged, of a newer version, or used by another hub.
         StorageFull: no room is left.
     """
-    return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas)
+    return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas, queue)
 
 
-def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str]) -> Stores:
+def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str], queue: str) -> Stores:
     database = Database(data / "hub.sqlite", schemas=[*SCHEMAS, *schemas])
     try:
         told = Events(database, jobs_dir=jobs_dir, clock=clock)
         past = History(database, clock=clock)
         held = Blobs(database, folder=data / blobs.FOLDER, clock=clock)
-        backend = SqliteBackend(database, clock=clock, blobs=held)
         return Stores(
             database=database,
-            queue=Queues(backend, clock=clock, blobs=held),
+            queue=open_queues(database, clock=clock, blobs=held, server=queue),
             auth=Auth(database, clock=clock),
             jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock, blobs=held),
             logs=Logs(database, clock=clock),
