@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z_]+\.(?:js|css)")
 _SECURITY = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; object-src 'none'; img-src 'self' data: blob:; "
-        "style-src 'self'; style-src-attr 'unsafe-inline'; "
+        "style-src 'self' 'unsafe-inline'; "  # plotly makes style elements of its own
         "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "referrer-policy": "no-referrer",

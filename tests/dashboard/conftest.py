@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(
             executable_path=CHROMIUM,
@@ -48,7 +49,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[HubServer]:
-    options = HubOptions(data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False)
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, reconnect_grace_s=1.0
+    )
     with HubServer(options) as server:
         yield server
 
@@ -95,7 +98,7 @@ Watch = Callable[..., contextlib.AbstractContextManager[Watched]]
 
 @pytest.fixture
 def watched(browser: Browser, hub: HubServer) -> Watch:
-    """Open pages: `with watched(width=360, scheme="dark", token=...) as seen`."""
+    """Give a way to open pages of any width and colour, for anybody's token."""
 
     @contextlib.contextmanager
     def open_page(

@@ -33,7 +33,7 @@ SPEC = """
 [job]
 name = "{name}"
 nodes = {nodes}
-min_nodes = 1
+min_nodes = {least}
 [train]
 steps = 400
 """
@@ -110,9 +110,9 @@ class Scene:
                     stats = MACHINES.get(peer.session, ({}, {}))[1]
                     peer.tell(Beat(stats, time.time()))
 
-    def connect(self, session: str, *, info: NodeInfo | None = None) -> Peer:
+    def connect(self, session: str, *, info: NodeInfo | None = None, token: str = "") -> Peer:
         """Open a session that lives as long as the scene."""
-        peer = self._open.enter_context(Peer(self.hub, session, info=info))
+        peer = self._open.enter_context(Peer(self.hub, session, info=info, token=token))
         self._peers.append(peer)
         return peer
 
@@ -123,7 +123,9 @@ class Scene:
         info = NodeInfo(
             hostname=name, system="Linux", python="3.11", slots=4, **{"atoll": version, **about}
         )
-        peer = self.connect(name, info=info)
+        body = {"secret": self.hub.ticket.rpartition("/")[2], "name": name}
+        token = self.http.post("/api/join", json=body).json()["token"]
+        peer = self.connect(name, info=info, token=token)
         peer.tell(Beat(stats, time.time()))
         self.nodes[name] = peer
         return peer
@@ -135,9 +137,11 @@ class Scene:
         answer = self.http.post("/api/login", json={"secret": secret, "name": f"test-{role}"})
         return str(answer.json()["token"])
 
-    def submit(self, name: str, *, nodes: int = 2, batch: str = "") -> str:
+    def submit(self, name: str, *, nodes: int = 2, least: int = 1, batch: str = "") -> str:
         """Submit a job and wait until it is placed, if it can be."""
-        body = {"spec": SPEC.format(name=name, nodes=nodes)} | ({"batch": batch} if batch else {})
+        body = {"spec": SPEC.format(name=name, nodes=nodes, least=least)} | (
+            {"batch": batch} if batch else {}
+        )
         answer = self.http.post("/api/jobs", json=body)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["job"])

@@ -88,14 +88,15 @@ export class Curves {
       const bin = Math.min(bins - 1, Math.floor((curve[axis][at] - low) / width));
       const cell = cells.get(bin) ?? new Map();
       cells.set(bin, cell);
-      const [total, count] = cell.get(member) ?? [0, 0];
-      cell.set(member, [total + value, count + 1]);
+      const [total, count, place] = cell.get(member) ?? [0, 0, 0];
+      cell.set(member, [total + value, count + 1, place + curve[axis][at]]);
     }));
     const x = [], y = [];
-    for (const [bin, cell] of [...cells].sort(([a], [b]) => a - b)) {
-      const means = [...cell.values()].map(([total, count]) => total / count);
+    for (const [, cell] of [...cells].sort(([a], [b]) => a - b)) {
+      const members = [...cell.values()];
+      const means = members.map(([total, count]) => total / count);
       const all = means.reduce((a, b) => a + b, 0);
-      x.push(low + (bin + 0.5) * width);
+      x.push(members.reduce((a, [, count, place]) => a + place / count, 0) / members.length);
       y.push(sum ? all : all / means.length);
     }
     return { x, y };

@@ -115,8 +115,8 @@ function summary(nodes, online, store) {
 
 function columns(store) {
   const stat = (name) => (node) => (node.state === "online" ? node.stats[name] : null);
-  const level = (name, label, text) => ({
-    name: label, value: (node) => bar(stat(name)(node), { text: text?.(node) }), sort: stat(name),
+  const level = (name, label) => ({
+    name: label, value: (node) => bar(stat(name)(node)), sort: stat(name), optional: true,
   });
   return [
     { name: "Node", value: (node) => link(`#/fleet/${encodeURIComponent(node.node)}`, node.node), sort: (node) => node.node, align: "first" },
@@ -125,7 +125,7 @@ function columns(store) {
     level("gpu_percent", "GPU"),
     level("memory_percent", "Memory"),
     { name: "Disk free", align: "right", value: (node) => diskCell(node), sort: stat("disk_free_bytes") },
-    { name: "Battery", value: (node) => batteryCell(node), sort: stat("battery_percent") },
+    { name: "Battery", value: (node) => batteryCell(node), sort: stat("battery_percent"), optional: true },
     { name: "Latency", align: "right", value: (node) => milliseconds(stat("latency_ms")(node)), sort: stat("latency_ms") },
     { name: "Up / down", align: "right", value: speedCell, sort: stat("up_bps"), hint: "measured speed of its link" },
     { name: "Tokens/s", align: "right", value: (node) => (node.tokens_per_s ? count(node.tokens_per_s) : NONE), sort: (node) => node.tokens_per_s },
@@ -160,7 +160,8 @@ function batteryCell({ state, stats }) {
 
 function speedCell({ state, stats }) {
   if (state !== "online" || !(stats.up_bps || stats.down_bps)) return NONE;
-  return `${bits(stats.up_bps)} / ${bits(stats.down_bps)}`;
+  const [up, unit] = bits(stats.up_bps).split(" "), [down, other] = bits(stats.down_bps).split(" ");
+  return unit === other ? `${up} / ${down} ${unit}` : `${up} ${unit ?? ""} / ${down} ${other ?? ""}`;
 }
 
 function runsCell({ running }) {

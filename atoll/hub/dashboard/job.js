@@ -113,7 +113,7 @@ export class JobView {
       ["Received", bytes(job.received_bytes), ""],
     ];
     fill(this.tiles, ...tiles.map(([name, value, note]) => element("div", null,
-      element("dt", null, name), element("dd", null, value, note ? element("small", null, ` ${note}`) : null))));
+      element("dt", null, name), element("dd", null, element("span", { class: "value" }, value), note ? element("small", null, ` ${note}`) : null))));
   }
 
   close() { this.part?.close(); }

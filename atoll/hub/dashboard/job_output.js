@@ -50,7 +50,7 @@ export class OutputPart {
 
   // Everything anew: another member, another text.
   async #again() {
-    this.text = this.search.value.trim();
+    this.text = this.search.value.trim() ? this.search.value : "";
     const asked = this.asked += 1;
     if (!this.text) {
       this.log.replaceChildren();

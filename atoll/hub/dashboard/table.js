@@ -1,8 +1,10 @@
 // A table that is written again and again: keyed rows, sorted by any column, walked with arrow keys.
 
 import { element, setText } from "./dom.js";
+import { NONE } from "./format.js";
 
-// columns: {name, value(row) -> text or element, align, sort(row) -> number or text, hint}
+// columns: {name, value(row) -> text or element, align, sort(row) -> number or text, hint, live:
+// written at every tick, optional: left out while nobody has a value to sort by}
 export class Table {
   constructor({ label, columns, key, rowClass = () => "", sortBy = "", cards = false, limit = 500 }) {
     this.columns = columns;
@@ -26,6 +28,8 @@ export class Table {
   show(data) {
     this.data = data;
     const rows = this.#sorted(data).slice(0, this.limit);
+    this.left = this.columns.map(({ optional, sort }) => Boolean(optional) && !data.some((row) => sort(row) != null));
+    this.heads.forEach((head, at) => { head.hidden = this.left[at]; });
     const keys = new Set(rows.map(this.key));
     for (const [name, { line }] of this.rows) {
       if (!keys.has(name)) { line.remove(); this.rows.delete(name); }
@@ -45,6 +49,7 @@ export class Table {
       known = { line, row: null };
       this.rows.set(name, known);
     }
+    this.left.forEach((left, at) => { known.line.cells[at].hidden = left; });
     if (known.row === row && !this.columns.some((column) => column.live)) return known.line;
     const wanted = this.rowClass(row);
     if (known.line.className !== wanted) known.line.className = wanted;
@@ -56,6 +61,7 @@ export class Table {
   }
 
   #cell(cell, content) {
+    cell.classList.toggle("none", (content?.textContent ?? content) === NONE);
     if (!(content instanceof Node)) { setText(cell, content ?? ""); return; }
     const shown = cell.firstElementChild;
     if (shown && cell.childNodes.length === 1 && shown.outerHTML === content.outerHTML) return;

@@ -1,0 +1,219 @@
+"""What every view shows, live, from a real hub with real sessions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from atoll.hub import pages
+from atoll.wire.messages import Event
+from tests.dashboard.conftest import Watch
+from tests.dashboard.scene import Scene
+
+CLEAN: list[str] = []
+
+
+def test_the_fleet_shows_each_machine_as_it_is(scene: Scene, watched: Watch) -> None:
+    with watched() as seen:
+        page = seen.go("fleet")
+        row = page.locator("tbody tr", has_text="jonas-laptop")
+        expect(row).to_contain_text("paused")
+        expect(row).to_contain_text("on battery")
+        expect(row).to_contain_text("0.0.9 ≠ hub")
+        expect(row).to_contain_text("17 %")
+        expect(row).to_contain_text("6.0 / 30 Mbit/s")
+        expect(page.locator("tbody tr", has_text="attic-gpu")).to_contain_text("96 %")
+        mark = page.locator(".map a[data-node=maria-laptop]")
+        expect(mark).to_have_attribute("aria-label", "maria-laptop: is free, 38 ms, 60 Mbit/s")
+        expect(page.locator(".map a[data-node=jonas-laptop]")).to_have_class("node paused")
+        fast = page.locator(".links line").nth(0).get_attribute("stroke-width")
+        slow = page.locator(".links line").nth(1).get_attribute("stroke-width")
+        assert fast is not None
+        assert slow is not None
+        assert float(fast) > float(slow) > 1  # attic-gpu and jonas-laptop, in the order of names
+
+        mark.click()
+        expect(page.locator("#node-title")).to_have_text("maria-laptop")
+        panel = page.locator(".node-panel")
+        expect(panel).to_contain_text("at most 6 of 12 cores")
+        expect(panel).to_contain_text("trainer, container")
+        assert page.url.endswith("#/fleet/maria-laptop")
+
+        scene.nodes["kitchen-1"].cut()
+        expect(page.locator("tbody tr", has_text="kitchen-1")).to_contain_text("lost")
+        expect(page.locator(".map a[data-node=kitchen-1]")).to_have_class("node lost")
+        assert seen.problems == CLEAN
+
+
+def test_the_past_of_a_node_is_drawn_from_the_history(scene: Scene, watched: Watch) -> None:
+    assert scene.hub.hub is not None
+    history, now = scene.hub.hub.stores.history, scene.hub.hub.clock.wall()
+    for minute in range(30):
+        history.note("node/attic-gpu", now - 60 * minute, {"cpu_percent": 40.0 + minute})
+    scene.hub.call(history.flush())
+    with watched() as seen:
+        page = seen.go("fleet/attic-gpu")
+        chart = page.locator("#node-chart")
+        expect(chart).to_have_attribute("aria-label", re.compile("Processors: last values"))
+        drawn = "document.querySelector('#node-chart').data.at(-1).x.length"
+        assert page.evaluate(drawn) >= 30
+        page.locator("#node-figure").select_option("latency_ms")
+        expect(chart).to_have_attribute("aria-label", re.compile("Latency: "))
+        assert seen.problems == CLEAN
+
+
+def test_a_job_is_followed_live_in_all_its_parts(scene: Scene, watched: Watch) -> None:
+    job = scene.submit("shakespeare")
+    members = scene.train(job, steps=100, rounds=3)
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        expect(page.locator("#job-title")).to_have_text(job)
+        chart = page.locator("#loss-chart")
+        expect(chart).to_have_attribute("aria-label", re.compile("held-out .*w0 .*w1 "))
+        expect(page.locator(".tiles")).to_contain_text("Round3")
+        before = page.evaluate("document.querySelector('#loss-chart').data[1].x.length")
+        assert before == 10
+        scene.measure(members[0], 110)
+        page.wait_for_function(
+            "n => document.querySelector('#loss-chart').data[1].x.length > n", arg=before
+        )
+        members[0].request(Event("member-slow", "w0 became slow"))
+        expect(page.locator(".events li").first).to_contain_text("w0 became slow")
+        page.wait_for_function(
+            "() => document.querySelector('#loss-chart').data.some("
+            "trace => trace.text?.includes('w0 became slow'))"
+        )
+
+        seen.go(f"jobs/{job}/timeline")
+        rounds = page.locator("table", has_text="Verdict").locator("tbody tr")
+        expect(rounds).to_have_count(3)
+        scene.round(members, 3)
+        expect(rounds).to_have_count(4)
+        page.locator("#gantt").focus()
+        page.keyboard.press("ArrowLeft")
+        told = page.locator(".note-line")
+        expect(told).to_contain_text("Round 3, committed")
+        expect(told).to_contain_text("w1 ")
+        page.keyboard.press("ArrowLeft")
+        expect(told).to_contain_text(re.compile("Round 2, committed.*apply"))
+        page.keyboard.press("+")
+        expect(page.locator("#round-count")).to_have_value("5")
+
+        seen.go(f"jobs/{job}/members")
+        expect(page.locator("tbody tr", has_text="w1")).to_contain_text("running")
+        seen.go(f"jobs/{job}/files")
+        expect(page.locator("pre.output")).to_contain_text('name = "shakespeare"')
+        link = page.get_by_role("link", name="metrics.jsonl")
+        with page.expect_download() as download:
+            link.click()
+        assert '"step": 10' in download.value.path().read_text().replace('"step":10', '"step": 10')
+        assert seen.problems == CLEAN
+        assert seen.hosts == {f"127.0.0.1:{scene.hub.port}"}
+
+
+def test_output_is_followed_and_searched_at_the_hub(scene: Scene, watched: Watch) -> None:
+    job = scene.submit("talks", nodes=1)
+    (member,) = scene.view(job)["members"]
+    lines = [f"step {n} loss {n / 7:.2f}" for n in range(1500)]
+    scene.say(job, *lines, node=member["node"])
+    scene.say(job, "<b>100% not markup</b>", node=member["node"])
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}/output")
+        log = page.locator("#log")
+        expect(log).to_contain_text("<b>100% not markup</b>")
+        assert page.locator("#log div").count() <= 201  # it begins with the last few
+        scene.say(job, "something new", node=member["node"])
+        expect(log.locator("div").last).to_have_text("w0something new")
+        page.keyboard.press("/")
+        page.keyboard.type("STEP 77 ")
+        expect(log.locator("div")).to_have_text(["w0step 77 loss 11.00"])
+        expect(log.locator("mark")).to_have_text("step 77 ")
+        page.locator("#log-search").fill("0% n")
+        expect(log.locator("div")).to_have_text(["w0<b>100% not markup</b>"])
+        page.locator("#log-search").fill("")
+        expect(log.locator("div").last).to_have_text("w0something new")
+        assert seen.problems == CLEAN
+
+
+def test_jobs_are_filtered_and_compared(scene: Scene, watched: Watch) -> None:
+    first, second = scene.submit("wide", batch="sweep"), scene.submit("narrow", nodes=1)
+    third = scene.submit("other", nodes=40, least=40)
+    scene.train(first, steps=60, rounds=0)
+    scene.train(second, steps=120, rounds=0)
+    scene.http.post(f"/api/jobs/{third}/stop", json={})
+    with watched() as seen:
+        page = seen.go("jobs")
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(3)
+        page.locator("#job-batch").select_option("sweep")
+        expect(rows).to_have_count(1)
+        page.locator("#job-batch").select_option("")
+        page.locator("#job-state").select_option("stopped")
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text(third)
+        page.locator("#job-state").select_option("all")
+        page.locator("#job-search").fill("arro")
+        expect(rows).to_have_count(1)
+        page.locator("#job-search").fill("")
+        page.get_by_label(f"Compare {first}").check()
+        page.get_by_label(f"Compare {second}").check()
+        page.get_by_role("link", name="Compare 2").click()
+        chart = page.locator("#compare-loss")
+        expect(chart).to_have_attribute("aria-label", re.compile(f"{first} .*{second} "))
+        last = "document.querySelector('#compare-loss').data.map(t => Math.max(...t.x))"
+        assert sorted(page.evaluate(last)) == [60, 120]
+        page.locator("#compare-axis").select_option("tokens")
+        page.wait_for_function(f"() => Math.max(...{last}) > 1000")
+        assert sorted(page.evaluate(last)) == [512 * 120, 2 * 512 * 60]
+        expect(page.locator("table tbody tr")).to_have_count(2)
+        assert seen.problems == CLEAN
+
+
+def test_queues_and_what_happened_are_shown_live(scene: Scene, watched: Watch) -> None:
+    with watched() as seen:
+        page = seen.go("queues")
+        scene.http.post(
+            "/api/queues/put", json={"queue": "experience", "key": "a", "payload": "aGVsbG8="}
+        )
+        row = page.locator("tbody tr", has_text="experience")
+        expect(row).to_contain_text("1")
+        seen.go("events/happened")
+        scene.submit("news", nodes=1)
+        expect(page.locator(".events li").first).to_be_visible()
+        expect(page.locator(".events")).to_contain_text("submitted for 1 node")
+        seen.go("events")
+        alarm = page.locator("tbody tr", has_text="version-mismatch")
+        expect(alarm).to_contain_text("jonas-laptop")
+        expect(page.locator("#alarm-count")).to_have_text(re.compile("[1-9]"))
+        seen.go("events/audit")
+        expect(page.locator("tbody tr", has_text="/api/queues/put").or_(
+            page.locator("tbody tr", has_text="jobs")).first).to_be_visible()  # fmt: skip
+        assert seen.problems == CLEAN
+
+
+def test_the_page_comes_back_by_itself_and_doubles_nothing(scene: Scene, watched: Watch) -> None:
+    job = scene.submit("back", nodes=1)
+    (member,) = scene.view(job)["members"]
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}/output")
+        scene.say(job, "one", node=member["node"])
+        expect(page.locator("#log div")).to_have_count(1)
+        page.context.set_offline(True)
+        scene.say(job, "two", node=member["node"])
+        page.wait_for_timeout(300)
+        page.context.set_offline(False)
+        scene.say(job, "three", node=member["node"])
+        expect(page.locator("#log div")).to_have_text(["w0one", "w0two", "w0three"])
+
+
+def test_without_plotly_everything_but_the_charts_works(
+    scene: Scene, watched: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "plotly_script", lambda: None)
+    job = scene.submit("plain", nodes=1)
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        expect(page.locator("#loss-chart")).to_contain_text("Charts need plotly")
+        expect(page.locator("#job-title")).to_have_text(job)
