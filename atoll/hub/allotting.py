@@ -81,7 +81,7 @@ class Allotment:
     granted: dict[Key, list[str]]
     """The node of each process."""
     short: dict[str, Shortage]
-    """By job, of those that have not started."""
+    """By job, of those that have not started or stand still."""
 
 
 def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = False) -> Allotment:
@@ -115,6 +115,8 @@ def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = Fals
                 here[name] = here[name].with_one_more(ask.want.needs)
                 living[name] += 1
             granted[ask.key] = nodes
+        elif ask.essential:
+            short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
         elif not ask.running:
             short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
             usable = _usable(ask, here, least=1 if settling else ask.least)

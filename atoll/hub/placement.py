@@ -24,6 +24,9 @@ from atoll.ids import member_id, session_id
 
 __all__ = ["KILL_GRACE_S", "Placement"]
 
+STANDS_STILL = "nothing of it runs just now: "
+"""How the reason of a running job begins that lost its places."""
+
 SETTLE_S = 10.0
 """After a restart of the hub with waiting jobs: how long its nodes may take to come back."""
 
@@ -233,16 +236,18 @@ class Placement:
         await self._launching.send()
 
     async def _explain(self, allotment: Allotment) -> None:
-        """Say of every waiting job why; what only a figure changed is not written to disk."""
+        """Say of every job that lacks places why; what only a figure changed is not written."""
         for name, shortage in allotment.short.items():
             job, told = self._jobs.get(name), self._told.get(name)
-            if job.state != "waiting":
-                continue
             self._told[name] = shortage
-            if told is None or told.headline != shortage.headline:
+            news = told is None or told.headline != shortage.headline
+            if job.state == "waiting" and news:
                 await self._jobs.set_state(name, "waiting", reason=str(shortage))
-            else:
-                job.reason = str(shortage)
+                continue
+            stands = "" if job.state == "waiting" else STANDS_STILL
+            job.reason = f"{stands}{shortage}"
+            if stands and news:
+                await self._stores.events.add(name, "member-waits", job.reason)
         self._told = {name: self._told[name] for name in allotment.short if name in self._told}
 
     async def _is_due(self, job: Job, member: Member) -> bool:
@@ -271,6 +276,8 @@ class Placement:
         name = member_id(slot)
         if before is not None and before.node != node and before.exit_code is None:
             await self._launching.end(job, name)  # it may live on there, unheard
+        if job.reason.startswith(STANDS_STILL):
+            job.reason = ""
         record = await self._jobs.assign(job.job, member=name, slot=slot, node=node)
         self._sessions.end(session_id(job.job, name))
         if before is not None:

@@ -115,3 +115,19 @@ def test_draining_outlives_the_hub_but_not_the_agent(tmp_path: Path) -> None:
         assert job_of(hub, job).state == "waiting"
         with back(hub, agent, incarnation="i2"):
             until(lambda: job_of(hub, job).state == "running")
+
+
+def test_running_job_that_lost_its_place_says_why_it_stands_still(hub: HubServer) -> None:
+    with node(hub, "a") as agent:
+        job = submit(hub)
+        launches(agent, 1)
+        tell(agent, job, "starting")
+        assert isinstance(agent.request(Offering(Offer(paused="on battery"))), Done)
+        tell(agent, job, "exited", code=75)
+        until(lambda: job_of(hub, job).reason.endswith("0 are free: a: on battery"))
+        assert job_of(hub, job).state == "running"
+        assert isinstance(agent.request(Offering(Offer())), Done)
+        again = launches(agent, 1)["w0"]
+        assert again.attempt == 2
+        assert job_of(hub, job).reason == ""
+        assert job_of(hub, job).members["w0"].retried == 0
