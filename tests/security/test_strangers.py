@@ -54,9 +54,8 @@ def close_code(opened: ClientConnection) -> int:
     while True:
         try:
             opened.recv(timeout=5.0)
-        except ConnectionClosed as closed:
-            assert closed.rcvd is not None
-            return closed.rcvd.code
+        except ConnectionClosed:
+            return opened.close_code or 0
 
 
 # ------------------------------------------------------------------------------------ time
