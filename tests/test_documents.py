@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+
+from atoll import config
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -35,3 +38,10 @@ def test_every_invariant_is_numbered_and_held_by_a_test() -> None:
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
     assert len(rows) >= 12
     assert all(NAMED.search(row) for _, row in rows)
+
+
+def test_every_key_of_a_job_file_that_is_about_placing_is_documented() -> None:
+    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    tables = (config.JobTable, config.NeedsTable, config.LaunchTable)
+    assert rows == {field.name for table in tables for field in dataclasses.fields(table)}
