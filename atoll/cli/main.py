@@ -9,6 +9,7 @@ import typer
 
 from atoll import __version__
 from atoll.cli import (
+    alarms,
     artifacts,
     audit,
     checkpoint,
@@ -50,6 +51,8 @@ app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("scale")(scale.scale)
 app.command("collect")(artifacts.collect)
+app.command("alarms")(alarms.alarms)
+app.command("worth")(alarms.worth)
 app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
 app.command("resume")(resume.resume)

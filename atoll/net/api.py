@@ -109,6 +109,18 @@ class HubClient(AccessCalls):
         """Return {"last", "events"}: what happened to the hub and its machines."""
         return dict(self._rest.json("GET", "/api/events", params={"after": after}))
 
+    def alarms(self, *, all_: bool = False) -> list[dict[str, Any]]:
+        """Return what is wrong now, newest first; `all_`: also what was."""
+        return list(self._rest.json("GET", "/api/alarms", params={"all": "1" if all_ else "0"}))
+
+    def silence(self, alarm: int, *, silenced: bool = True) -> None:
+        """Have nobody told of an open alarm any more, or again."""
+        self._rest.call("POST", f"/api/alarms/{alarm}/silence", json={"silenced": silenced})
+
+    def worth(self, job: str) -> dict[str, Any]:
+        """Return what each machine of a job brings, and what one more would."""
+        return dict(self._rest.json("GET", _path(job, "worth")))
+
     def health(self) -> None:
         """Return if a hub answers and is well."""
         self._rest.call("GET", "/healthz")

@@ -287,9 +287,23 @@ def test_command_that_fails_hangs_or_is_not_there_says_so_and_leaves_nothing(
     with pytest.raises(HubError, match="too long"):
         asyncio.run(send(python(child, timeout_s=2.0), message()))
     left = int(pid.read_text())
-    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+    assert is_gone(left)
     with pytest.raises(Hopeless, match="cannot be started"):
         asyncio.run(send(Command(argv=("/nowhere/program",)), message()))
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process that was killed has ended, buried or not."""
+    try:
+        process = psutil.Process(pid)
+        deadline = time.monotonic() + WAIT_S
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    except psutil.NoSuchProcess:
+        return True
+    return True
 
 
 # ----------------------------------------------------------------------------- a mail server
