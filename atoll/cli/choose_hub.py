@@ -43,8 +43,11 @@ def choose_hub(console: Console) -> Ticket:
         )
     for number, hub in enumerate(hubs, start=1):
         console.print(f"  {number}  {_line(hub)}", soft_wrap=True)
-    asked = "Which one?" if len(hubs) > 1 else "Is this the one? (1)"
-    number = typer.prompt(asked, type=int, default=1)
+    number = 1
+    if len(hubs) == 1:
+        typer.confirm("Is this the one?", default=True, abort=True)
+    else:
+        number = typer.prompt("Which one?", type=int)
     if not 1 <= number <= len(hubs):
         raise ConfigError(
             "there is no such hub in the list", given=number, expected=f"1 to {len(hubs)}"

@@ -9,6 +9,7 @@ import time
 from atoll.errors import AtollError
 from atoll.net.inbox import Inbox
 from atoll.net.sync_link import connect
+from atoll.net.way import Way
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
 
@@ -22,12 +23,13 @@ def drain(inbox: Inbox) -> None:
         return
 
 
-def main(url: str, token: str, nbytes: int) -> None:
+def main(url: str, token: str, ca: str, nbytes: int) -> None:
     """Relay `nbytes` from one session of this process to another."""
+    way = Way(ca=ca)
     deadline = time.monotonic() + 60.0
     with (
-        connect(url, session="slow/reducer", token=token) as receiver,
-        connect(url, session="slow/w0", token=token) as sender,
+        connect(url, session="slow/reducer", token=token, way=way) as receiver,
+        connect(url, session="slow/w0", token=token, way=way) as sender,
     ):
         inbox = receiver.subscribe()
         reader = threading.Thread(target=drain, args=(inbox,))
@@ -45,4 +47,4 @@ def main(url: str, token: str, nbytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -27,8 +27,9 @@ def test_a_request_does_not_wait_behind_megabytes_of_tensors_on_a_slow_line(tmp_
         with serving:
             try:
                 assert serving.stdout is not None
-                token = json.loads(serving.stdout.readline())["operator_token"]
-                client = [sys.executable, SCRIPT, "http://h0:7700", token, str(3 * 2**20)]
+                ready = json.loads(serving.stdout.readline())
+                place = ("https://h0:7700", ready["operator_token"], ready["ca"])
+                client = [sys.executable, SCRIPT, *place, str(3 * 2**20)]
                 done = lab.run(1, client, cwd=ROOT, capture_output=True, text=True, timeout=90)
             finally:
                 serving.terminate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from atoll.net.way import Way
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, Done
+from tests.e2e.conftest import TINY, until
 
 KINDS = ("http", "socks5")
 
@@ -175,3 +177,35 @@ def test_passwords_of_proxies_are_never_shown() -> None:
 )
 def test_proxies_of_the_environment(environment: dict[str, str], url: str, proxy: str) -> None:
     assert config.proxy_for(url, environment) == proxy
+
+
+@pytest.mark.e2e
+def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
+    start: Callable[..., ProxyProcess], tmp_path: Path
+) -> None:
+    proxy = start("http", "user:pass")
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 400)
+    spec = TINY.format(text=text, steps=20, every=10).replace("nodes = 2", "nodes = 1")
+    with HubServer(HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs")) as hub:
+        node = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "atoll.cli", "join", hub.ticket, "--name", "box"),
+                *("--via-proxy", proxy.url("user:pass"), "--upload-mbps", "100"),
+            ],
+            env={**os.environ, "ATOLL_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            with HubClient(hub.url, hub.operator_token) as client:
+                job = client.submit(spec)
+                until(lambda: client.job(job)["state"] in ("done", "failed"), timeout_s=60.0)
+                assert client.job(job)["state"] == "done", client.job(job)
+        finally:
+            node.terminate()
+            said = node.communicate(timeout=20)[0]
+        tunnels = [line for line in proxy.end() if line == f"tunnel 127.0.0.1:{hub.port}"]
+    assert "policy: at most 100 Mbit/s up" in said
+    assert len(tunnels) >= 4  # joining, the agent, the worker, its checkpoints
