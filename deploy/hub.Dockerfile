@@ -12,7 +12,6 @@ RUN python -m venv /opt/atoll \
     && /opt/atoll/bin/python -m pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}"
 
 FROM ${PYTHON}
-COPY --from=build /opt/atoll /opt/atoll
 RUN useradd --uid 10001 --home-dir /data --no-create-home atoll \
     && install -d -o atoll -g atoll /data /ticket
 ENV PATH=/opt/atoll/bin:$PATH ATOLL_HOME=/data PYTHONUNBUFFERED=1
@@ -24,3 +23,5 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20s CMD ["python", "-c", "import ssl, urllib.request as web; web.urlopen('https://127.0.0.1:7700/healthz', timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["atoll"]
 CMD ["hub", "--data", "/data/hub", "--runs", "/data/runs"]
+# Last, so that the layers above stay the same when the code changes.
+COPY --from=build /opt/atoll /opt/atoll

@@ -14,7 +14,6 @@ COPY atoll atoll
 RUN /opt/atoll/bin/python -m pip install --no-cache-dir ".[$EXTRAS]"
 
 FROM ${PYTHON}
-COPY --from=build /opt/atoll /opt/atoll
 RUN useradd --uid 10001 --home-dir /data --no-create-home atoll \
     && install -d -o atoll -g atoll /data /ticket
 ENV PATH=/opt/atoll/bin:$PATH ATOLL_HOME=/data PYTHONUNBUFFERED=1
@@ -26,3 +25,5 @@ VOLUME ["/data"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["atoll"]
 CMD ["join", "@/ticket/ticket"]
+# Last, so that the layers above stay the same when the code changes.
+COPY --from=build /opt/atoll /opt/atoll

@@ -1,0 +1,162 @@
+"""The Dockerfiles say what can be done; the hub's steps are done for real, and the hub starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import ssl
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.commands import refusal
+from tests.deploy.dockerfiles import ROOT, context, read
+
+FILES = ["hub.Dockerfile", "node.Dockerfile"]
+KNOWN = {
+    "ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL",
+    "HEALTHCHECK", "ENTRYPOINT", "CMD", "LABEL",
+}  # fmt: skip
+
+LARGEST_HUB_BYTES = 250_000_000
+"""Of the environment of a hub without extras; plotly.js for the dashboard is part of it."""
+
+
+def extras() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return dict(project["optional-dependencies"])
+
+
+def last(name: str, word: str) -> str:
+    return [step.rest for step in read(name) if step.word == word][-1]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_instruction_is_known_and_what_is_copied_is_there(name: str, tmp_path: Path) -> None:
+    context(tmp_path / "context")
+    stages: list[str] = []
+    for step in read(name):
+        assert step.word in KNOWN, step
+        if step.word == "FROM" and " AS " in step.rest:
+            stages.append(step.rest.rpartition(" ")[2])
+        if step.word == "COPY" and step.rest.startswith("--from="):
+            assert step.rest.split()[0].removeprefix("--from=") in stages
+        elif step.word == "COPY":
+            *sources, _ = step.rest.split()
+            assert [s for s in sources if not (tmp_path / "context" / s).exists()] == []
+
+
+def test_secrets_and_data_stay_out_of_the_images(tmp_path: Path) -> None:
+    context(tmp_path / "context")
+    there = sorted(path.name for path in (tmp_path / "context").iterdir())
+    assert there == ["LICENSE", "README.md", "atoll", "pyproject.toml"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_extras_that_are_installed_exist(name: str) -> None:
+    (line,) = [s.rest for s in read(name) if s.word == "ARG" and s.rest.startswith("EXTRAS=")]
+    named = [extra for extra in line.partition("=")[2].strip('"').split(",") if extra]
+    assert set(named) <= set(extras())
+    assert bool(named) is (name == "node.Dockerfile")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_ends_in_a_command_that_atoll_takes_without_being_root(name: str) -> None:
+    assert json.loads(last(name, "ENTRYPOINT")) == ["atoll"]
+    assert refusal(json.loads(last(name, "CMD"))) == ""
+    user, _, _ = last(name, "USER").partition(":")
+    assert int(user) > 0
+    assert f"--uid {user} " in last(name, "RUN")
+    assert last(name, "STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_node_says_where_its_python_is() -> None:
+    assert last("node.Dockerfile", "LABEL") == "atoll.python=/opt/atoll/bin/python"
+    assert "/opt/atoll" in last("node.Dockerfile", "COPY")
+
+
+def installing(name: str) -> str:
+    """Return the step that installs Atoll, as a shell runs it without build arguments."""
+    (step,) = [s.rest for s in read(name) if s.word == "RUN" and '".' in s.rest]
+    return step
+
+
+@pytest.fixture(scope="module")
+def hub_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Do what the hub's image does to install it, in a folder of this machine."""
+    folder = tmp_path_factory.mktemp("image")
+    context(folder / "source")
+    script = installing("hub.Dockerfile").replace("/opt/atoll", str(folder / "atoll"))
+    script = script.replace("python -m venv", f"{shlex.quote(sys.executable)} -m venv", 1)
+    done = subprocess.run(
+        ["sh", "-ec", script], cwd=folder / "source", capture_output=True, text=True,
+        timeout=110, check=False, env={**os.environ, "EXTRAS": ""},
+    )  # fmt: skip
+    if done.returncode and re.search(r"Retrying \(Retry|No matching distribution", done.stdout):
+        pytest.skip("no package index can be reached: " + done.stderr.strip()[-200:])
+    assert done.returncode == 0, done.stderr
+    return folder / "atoll"
+
+
+def installed(environment: Path) -> set[str]:
+    done = subprocess.run(
+        [environment / "bin/python", "-m", "pip", "list", "--format=json"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return {item["name"].lower().replace("_", "-") for item in json.loads(done.stdout)}
+
+
+def test_the_hub_is_small_and_without_torch(hub_environment: Path) -> None:
+    optional = {re.split(r"[\[<>=]", line)[0] for lines in extras().values() for line in lines}
+    optional -= {"atoll", "httpx"}  # `proxy` adds something to httpx, which is always there
+    assert installed(hub_environment) & optional == set()
+    nbytes = sum(path.lstat().st_size for path in hub_environment.rglob("*"))
+    assert nbytes < LARGEST_HUB_BYTES
+
+
+def test_the_hub_of_the_image_starts_serves_and_ends(hub_environment: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [*json.loads(last("hub.Dockerfile", "CMD")), "--port", str(port)]
+    words = [word.replace("/data", str(tmp_path)) for word in words]
+    words += ["--advertise", "127.0.0.1", "--ticket-file", str(tmp_path / "ticket")]
+    environment = {**os.environ, "ATOLL_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    hub = subprocess.Popen(
+        [hub_environment / "bin/atoll", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+    )  # fmt: skip
+    try:
+        assert hub.stdout is not None
+        lines: list[str] = []
+        for line in hub.stdout:
+            lines.append(line)
+            if "atoll run" in line:
+                break
+        assert (tmp_path / "ticket").read_text().startswith("atoll://127.0.0.1:"), lines
+        check: Any = json.loads(last("hub.Dockerfile", "HEALTHCHECK").partition(" CMD ")[2])
+        probe = [hub_environment / "bin" / check[0], check[1], check[2].replace("7700", str(port))]
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=20, check=False)
+        assert done.returncode == 0, done.stderr
+        context_ = ssl.create_default_context()
+        context_.check_hostname, context_.verify_mode = False, ssl.CERT_NONE
+        page = urllib.request.urlopen(f"https://127.0.0.1:{port}/", context=context_, timeout=10)
+        assert page.status == 200
+        page.close()
+        status = subprocess.run(
+            [hub_environment / "bin/atoll", "status"],
+            capture_output=True, text=True, timeout=30, check=False, env=environment,
+        )  # fmt: skip
+        assert status.returncode == 0, status.stdout + status.stderr
+    finally:
+        hub.terminate()
+        rest = hub.communicate(timeout=20)[0]
+    assert hub.returncode == 0, rest

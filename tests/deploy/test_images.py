@@ -1,0 +1,160 @@
+"""The hub's image is really built and started, where a daemon for containers runs.
+
+No registry is asked: the base image is made of this machine's own Python and a few programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("docker", reason="the extra atoll[docker] is not installed")
+
+from tests.containers.daemons import Daemon, add_folder, import_image, small_archive, start_daemon
+from tests.deploy.dockerfiles import ROOT
+
+pytestmark = pytest.mark.timeout(300)  # the build takes over a minute on a busy machine
+BASE = "python-of-this-machine:1"
+ENVIRONMENT = ("ENV PATH=/usr/local/bin:/usr/bin:/bin", "ENV LD_LIBRARY_PATH=/usr/local/lib")
+PROGRAMS = ("sh", "install", "useradd", "cat")
+LEFT_OUT = re.compile(
+    r"/(test|tests|idlelib|turtledemo|site-packages|__pycache__|config-[^/]*)(/|$)"
+)
+
+
+def python_archive() -> bytes:
+    """Return a root file system with a Python, as the images of Python have it."""
+    out = io.BytesIO(small_archive(PROGRAMS))
+    out.seek(0)
+    library = Path(sysconfig.get_path("stdlib"))
+    program = os.path.realpath(Path(sys.base_prefix) / "bin" / "python3")
+    with tarfile.open(fileobj=out, mode="a") as archive:
+        known = set(archive.getnames())
+        for folder in ("usr", "usr/local", "usr/local/bin", "usr/local/lib", "etc", "etc/ssl",
+                       "etc/ssl/certs", "var", "var/tmp", "root"):  # fmt: skip
+            if folder not in known:
+                add_folder(archive, folder)
+        name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        archive.add(program, f"usr/local/bin/{name}")
+        for alias in ("python", "python3"):
+            link = tarfile.TarInfo(f"usr/local/bin/{alias}")
+            link.type, link.linkname = tarfile.SYMTYPE, name
+            archive.addfile(link)
+        archive.add(
+            library, f"usr/local/lib/{name}",
+            filter=lambda info: None if LEFT_OUT.search("/" + info.name) else info,
+        )  # fmt: skip
+        extensions = list(library.glob("lib-dynload/*.so"))
+        for needed in sorted(
+            {lib for file in [Path(program), *extensions] for lib in _libraries(file)}
+        ):
+            own = needed.startswith(sys.base_prefix)  # its place may be closed to other users
+            name_there = f"usr/local/lib/{Path(needed).name}" if own else needed.lstrip("/")
+            if name_there not in known:
+                archive.add(os.path.realpath(needed), name_there)
+        for text in ("etc/pip.conf", "etc/ssl/certs/ca-certificates.crt", "etc/login.defs"):
+            if Path("/", text).exists():
+                archive.add(os.path.realpath(Path("/", text)), text)
+        for text, content in {
+            "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n",
+            "etc/shadow": "root:*:19000:0:99999:7:::\n", "etc/gshadow": "root:*::\n",
+        }.items():  # fmt: skip
+            info = tarfile.TarInfo(text)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content.encode()))
+    return out.getvalue()
+
+
+def _libraries(program: str | Path) -> list[str]:
+    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
+    return [word for word in done.stdout.split() if word.startswith("/")]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with start_daemon("docker", tmp_path_factory.mktemp("daemon")) as started:
+        import_image(started, BASE, python_archive(), *ENVIRONMENT)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def image(daemon: Daemon) -> str:
+    """Build the hub's image."""
+    import docker.errors
+
+    with contextlib.closing(daemon.client()) as client:
+        client.api.timeout = 240
+        try:
+            built, _ = client.images.build(
+                path=str(ROOT), dockerfile="deploy/hub.Dockerfile", tag="atoll-hub:test",
+                buildargs={"PYTHON": BASE}, network_mode="host", rm=True, forcerm=True,
+            )  # fmt: skip
+        except docker.errors.BuildError as error:
+            said = "".join(line.get("stream", "") for line in error.build_log)
+            if re.search(r"Retrying \(Retry|No matching distribution", said):
+                pytest.skip("no package index can be reached from a container")
+            raise AssertionError(said[-3000:]) from error
+        return str(built.id)
+
+
+def test_the_image_is_what_the_file_says(daemon: Daemon, image: str) -> None:
+    with contextlib.closing(daemon.client()) as client:
+        details: Any = client.images.get(image).attrs
+        base: Any = client.images.get(BASE).attrs
+    assert details["Config"]["User"] == "10001:10001"
+    assert details["Config"]["Entrypoint"] == ["atoll"]
+    assert details["Config"]["Healthcheck"]["Test"][0] == "CMD"
+    assert details["Size"] - base["Size"] < 300_000_000
+
+
+def test_the_hub_in_a_container_answers_and_ends_when_it_is_asked(
+    daemon: Daemon, image: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    with contextlib.closing(daemon.client()) as client:
+        container = client.containers.run(
+            image, ["hub", "--data", "/data/hub", "--runs", "/data/runs", "--port", str(port),
+                    "--ticket-file", "/ticket/ticket"],
+            detach=True, network_mode="host", read_only=True, cap_drop=["ALL"],
+            tmpfs={"/tmp": ""}, volumes={"ticket-of-test": {"bind": "/ticket", "mode": "rw"}},
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 40
+            while True:
+                try:
+                    address = f"https://127.0.0.1:{port}/healthz"
+                    urllib.request.urlopen(address, context=trusting, timeout=2).close()
+                    break
+                except OSError:
+                    container.reload()
+                    said = container.logs().decode()
+                    assert container.status == "running", said
+                    assert time.monotonic() < deadline, said
+                    time.sleep(0.2)
+            ticket = container.exec_run(["cat", "/ticket/ticket"])
+            assert ticket.output.startswith(b"atoll://"), ticket.output
+            backup = container.exec_run(["atoll", "hub", "backup", "/data/backups"])
+            assert backup.exit_code == 0, backup.output
+            container.stop(timeout=20)
+            assert container.wait()["StatusCode"] == 0
+        finally:
+            container.remove(force=True, v=True)

@@ -1,0 +1,192 @@
+"""Services: what is written for systemd and launchd, and what `atoll service` does with it."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from atoll.cli.service_files import Service
+from tests.deploy.commands import refusal
+
+SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
+TICKET = "atoll://hub.example.org:7700/c2VjcmV0"
+
+
+def service(role: str = "hub", platform: str = "linux", **fields: object) -> Service:
+    values: dict[str, object] = {
+        "role": role, "platform": platform, "python": "/opt/atoll/bin/python",
+        "home": PurePosixPath("/var/lib/atoll"), **fields,
+    }  # fmt: skip
+    return Service(**values)  # type: ignore[arg-type]
+
+
+def atoll(home: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HOME": str(home), "ATOLL_HOME": str(home / "state")}
+    if path:
+        environment["PATH"] = path
+    return subprocess.run(
+        [sys.executable, "-m", "atoll.cli", "service", *words],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+def test_the_units_that_are_shipped_are_those_that_would_be_installed() -> None:
+    hub = service("hub", user="atoll")
+    node = service("node", user="atoll", arguments=("@/var/lib/atoll/ticket",))
+    assert (SHIPPED / "atoll-hub.service").read_text() == hub.text()
+    assert (SHIPPED / "atoll-node.service").read_text() == node.text()
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+@pytest.mark.parametrize("role", ["hub", "node"])
+def test_systemd_finds_nothing_wrong(tmp_path: Path, role: str, user: str) -> None:
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = service(role, user=user, python=sys.executable, home=PurePosixPath(tmp_path))
+    path = tmp_path / f"atoll-{role}.service"
+    path.write_text(unit.text())
+    command = [verify, "verify", *([] if user else ["--user"]), str(path)]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    path.write_text(unit.text().replace("KillMode=mixed", "KillMode=never"))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=False, env=environment
+    )
+    assert "kill mode" in done.stderr  # it does look
+
+
+@pytest.mark.parametrize(
+    "word", ["plain", "with space", 'a"b', "100%", "$HOME", "back\\slash", "a;b", "tab\there"]
+)
+def test_words_reach_the_program_as_they_were_written(word: str) -> None:
+    text = service(arguments=("--advertise", word)).text()
+    (line,) = re.findall("^ExecStart=(.*)$", text, re.MULTILINE)
+    assert shlex.split(line.replace("%%", "%").replace("$$", "$"))[-1] == word
+
+
+@pytest.mark.parametrize("role", ["hub", "node"])
+@pytest.mark.parametrize("user", ["", "atoll"])
+def test_property_lists_are_read_back_and_start_what_atoll_takes(role: str, user: str) -> None:
+    arguments = ("@/there/ticket", "--slots", "2") if role == "node" else ("--port", "7701")
+    mac = service(role, "macos", arguments=arguments, user=user)
+    content = plistlib.loads(mac.text().encode())
+    assert content["Label"] == f"atoll-{role}"
+    assert content["KeepAlive"] is True
+    assert content.get("UserName", "") == user
+    assert content["ProgramArguments"][:3] == ["/opt/atoll/bin/python", "-m", "atoll.cli"]
+    assert refusal(content["ProgramArguments"][3:]) == ""
+    folder = "/Library/LaunchDaemons" if user else "/Users/ann/Library/LaunchAgents"
+    assert mac.place(person=Path("/Users/ann")) == Path(folder, f"atoll-{role}.plist")
+    domain = "system" if user else f"gui/{os.getuid()}"
+    assert mac.removing() == [["launchctl", "bootout", f"{domain}/atoll-{role}"]]
+
+
+@pytest.mark.parametrize("role", ["hub", "node"])
+def test_units_start_what_atoll_takes(role: str) -> None:
+    text = (SHIPPED / f"atoll-{role}.service").read_text()
+    (line,) = re.findall("^ExecStart=(.*)$", text, re.MULTILINE)
+    words = shlex.split(line)
+    assert words[1:3] == ["-m", "atoll.cli"]
+    assert refusal(words[3:]) == ""
+
+
+# ------------------------------------------------------------------------------------- verbs
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A folder with a `systemctl` that writes down what it is asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "systemctl"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ ! -e {tmp_path}/refuse ]\n')
+    script.chmod(0o755)
+    return folder
+
+
+def asked(folder: Path) -> list[str]:
+    path = folder / "asked"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="services of systemd")
+
+
+@linux
+def test_a_node_is_installed_asked_for_and_removed(tmp_path: Path, system: Path) -> None:
+    path = f"{system}:/usr/bin:/bin"
+    done = atoll(tmp_path, "install", "node", "--", TICKET, "--slots", "2", path=path)
+    assert done.returncode == 0, done.stderr
+    place = tmp_path / ".config/systemd/user/atoll-node.service"
+    text = place.read_text()
+    ticket = tmp_path / "state" / "ticket"
+    assert f"@{ticket} --slots 2" in text
+    assert TICKET not in text
+    assert ticket.read_text() == TICKET + "\n"
+    assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
+    assert asked(tmp_path) == ["--user daemon-reload", "--user enable --now atoll-node"]
+    assert atoll(tmp_path, "status", "node", path=path).returncode == 0
+    assert asked(tmp_path)[2:] == ["--user status --no-pager atoll-node"]
+    done = atoll(tmp_path, "uninstall", "node", path=path)
+    assert done.returncode == 0, done.stderr
+    assert asked(tmp_path)[3:] == ["--user disable --now atoll-node", "--user daemon-reload"]
+    assert not place.exists()
+    assert ticket.exists()
+
+
+@linux
+def test_what_the_system_refuses_is_told(tmp_path: Path, system: Path) -> None:
+    (tmp_path / "refuse").touch()
+    done = atoll(tmp_path, "install", "hub", path=f"{system}:/usr/bin:/bin")
+    assert done.returncode == 2
+    assert "the system refused the service" in done.stderr
+    done = atoll(tmp_path, "install", "hub", path=str(tmp_path))
+    assert done.returncode == 2
+    assert "no `systemctl`" in done.stderr
+
+
+def test_print_does_nothing(tmp_path: Path) -> None:
+    done = atoll(tmp_path, "install", "node", "--print", "--for", "macos", "--", TICKET)
+    assert done.returncode == 0, done.stderr
+    assert TICKET not in done.stdout
+    assert "launchctl bootstrap" in done.stdout
+    done = atoll(tmp_path, "install", "hub", "--print", "--for", "linux", "--system")
+    assert "systemctl enable --now atoll-hub" in done.stdout
+    assert "User=atoll" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("install hubb", "unknown service"),
+        ("install node", "needs a ticket"),
+        (f"install node -- {TICKET} --slotz 2", "--slotz"),
+        ("install hub --print --for windows", "unknown system"),
+        ("uninstall hub", "not installed"),
+        ("install hub --system --user nobody-of-that-name", "nobody to run as"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_done(
+    tmp_path: Path, words: str, told: str
+) -> None:
+    done = atoll(tmp_path, *words.split())
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert list(tmp_path.iterdir()) == []
