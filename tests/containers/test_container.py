@@ -174,7 +174,7 @@ def test_folder_that_the_owner_allows_is_there_for_reading(tmp_path: Path, daemo
     ("launch", "words"),
     [
         ({"image": "absent:1", "pull": "never"}, "must not be pulled"),
-        ({"image": "127.0.0.1:9/absent:1"}, "cannot be had"),
+        ({"image": "127.0.0.1:9/absent:1"}, "cannot be pulled"),
         ({"network": "bridge"}, "cannot reach this hub"),
     ],
 )

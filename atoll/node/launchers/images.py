@@ -61,26 +61,32 @@ def find_image(
 
 
 def _pull(client: DockerClient, name: str, on_line: Callable[[str], None], wanted: Wanted) -> None:
+    import docker.errors
     from docker.utils import parse_repository_tag
 
     repository, tag = parse_repository_tag(name)
     on_line(f"pulls the image {name}")
     progress, told = _Progress(), time.monotonic()
-    with contextlib.closing(_events(client, repository, tag or "latest")) as events:
-        for event in events:
-            wanted.check()  # the daemon gives a pull up when nobody listens any more
-            if "error" in event:
-                raise _refused(name, str(event["error"]))
-            progress.note(event)
-            if time.monotonic() >= told + TELL_EVERY_S:
-                on_line(f"pulls the image {name}: {progress}")
-                told = time.monotonic()
+    try:
+        with contextlib.closing(_events(client, repository, tag or "latest")) as events:
+            for event in events:
+                wanted.check()  # the daemon gives a pull up when nobody listens any more
+                if "error" in event:
+                    raise _refused(name, str(event["error"]))
+                progress.note(event)
+                if time.monotonic() >= told + TELL_EVERY_S:
+                    on_line(f"pulls the image {name}: {progress}")
+                    told = time.monotonic()
+    except docker.errors.APIError as error:
+        raise _refused(name, str(error.explanation or error)) from error
     on_line(f"has pulled the image {name}: {progress}")
 
 
 def _refused(name: str, text: str) -> ConfigError | JobError:
     """Return the error for a pull that failed; whether it is the job's own fault is in the text."""
-    missing = any(word in text for word in ("not found", "unknown", "denied"))
+    missing = any(
+        word in text for word in ("not found", "unknown", "denied", "unauthorized", "invalid")
+    )
     return (ConfigError if missing else JobError)(
         "the image cannot be pulled",
         given=f"{name}: {text}",
