@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,43 +15,11 @@ from atoll.clock import VirtualClock
 from atoll.errors import HubError
 from atoll.hub.queue import Depth, Queues
 from atoll.hub.queue_backend import MAX_CLAIM_BYTES
-from atoll.wire.messages import QueueOptions
-
-T = TypeVar("T")
-
-MAX_ATTEMPTS = 3
-OPTIONS = QueueOptions(max_attempts=MAX_ATTEMPTS)
-LEASE_S = 10.0
-BOUND_S = 10.0
-"""Longest that any wait of these tests may take."""
+from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, OPTIONS, QueueBase
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, BOUND_S))
-
-
-class QueueContract:
-    """The suite. Items of queue `q` become dead letters after `MAX_ATTEMPTS`."""
-
-    clock: VirtualClock
-    folder: Path
-
-    @pytest.fixture(autouse=True)
-    def _prepare(self, tmp_path: Path) -> None:
-        self.clock, self.folder = VirtualClock(), tmp_path
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Queues]:
-        raise NotImplementedError  # abstract: each backend opens its own
-        yield
-
-    def with_queue(self, test: Callable[[Queues], Awaitable[None]]) -> None:
-        async def work() -> None:
-            async with self.open() as queue:
-                await queue.declare("q", OPTIONS)
-                await test(queue)
-
-        run(work())
+class QueueContract(QueueBase):
+    """What holds for every queue, whatever its options."""
 
     def test_items_come_in_the_order_in_which_they_were_put(self) -> None:
         async def test(queue: Queues) -> None:

@@ -20,18 +20,21 @@ from atoll.hub.queue import Depth, Queues
 from atoll.hub.queue_backend import DONE_KEPT_S
 from atoll.hub.queue_memory import MemoryBackend
 from atoll.hub.queue_sqlite import SqliteBackend
-from tests.contracts.queue_suite import LEASE_S, QueueContract, run
+from tests.contracts.queue_base import LEASE_S, run
+from tests.contracts.queue_limits_suite import LimitsContract
+from tests.contracts.queue_suite import QueueContract
+from tests.contracts.topic_suite import TopicContract
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class TestMemoryQueue(QueueContract):
+class TestMemoryQueue(QueueContract, LimitsContract, TopicContract):
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Queues]:
         yield Queues(MemoryBackend(clock=self.clock), clock=self.clock)
 
 
-class TestSqliteQueue(QueueContract):
+class TestSqliteQueue(QueueContract, LimitsContract, TopicContract):
     durable = True
 
     @contextlib.asynccontextmanager

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
-from atoll.errors import ConfigError, HubError
 from atoll.hub import queue_sqlite
 from atoll.hub.database import Database
 from atoll.hub.nats_store import NatsStore
-from atoll.hub.queue import Depth, Queues
+from atoll.hub.queue import Queues
 from atoll.hub.queue_nats import NatsBackend
 from atoll.hub.queue_sqlite import SqliteBackend
-from tests.contracts.queue_suite import LEASE_S, QueueContract, run
+from tests.contracts.queue_limits_suite import LimitsContract
+from tests.contracts.queue_suite import QueueContract
+from tests.contracts.topic_suite import TopicContract
 from tests.hub import nats_server
 from tests.hub.nats_server import NatsServer
 
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     server.kill()
 
 
-class TestNatsQueue(QueueContract):
+class TestNatsQueue(QueueContract, LimitsContract, TopicContract):
     durable = True
 
     @pytest.fixture(autouse=True)
