@@ -21,7 +21,7 @@ from atoll.wire.manifest import MANIFEST_NAME
 ARTIFACTS = "artifacts/"
 """Below it a job keeps what its processes left behind, as `artifacts/MEMBER/PATH`."""
 
-WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "model.safetensors")
+WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "rounds.json", "model.safetensors")
 """Files of a job that are fetched from a hub elsewhere; checkpoints stay there."""
 
 

@@ -51,6 +51,10 @@ def hub(
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where jobs leave their files.")] = Path("runs"),
+    hooks: Annotated[
+        Path | None,
+        typer.Option(help="Whom to tell of alarms (default: hooks.toml in the data folder)."),
+    ] = None,
     backup: Annotated[
         Path | None,
         typer.Option("--from", help="Begin from this backup if the data folder is empty."),
@@ -81,6 +85,7 @@ def hub(
             queue=queue,
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),
+            hooks=hooks.resolve() if hooks else None,
             restore_from=backup.resolve() if backup else None,
         )
     )

@@ -29,6 +29,7 @@ def parse(arguments: list[str]) -> HubOptions:
         "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
     )
     parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
+    parser.add_argument("--hooks", type=Path, default=None, help="whom to tell of alarms")
     parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
     parser.add_argument(
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
@@ -50,6 +51,7 @@ def parse(arguments: list[str]) -> HubOptions:
         tls=given.tls,
         trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,
+        hooks=given.hooks,
         restore_from=given.backup,
     )
 

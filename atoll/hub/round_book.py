@@ -11,12 +11,14 @@ from typing import Any, cast
 import msgspec
 
 from atoll.clock import Clock
+from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub import timelines
 from atoll.hub.database import Database
 from atoll.hub.effects import Decided, Planned
 from atoll.hub.jobs import Jobs, Member
 from atoll.hub.leases import Cursor
+from atoll.hub.rounds_file import write_rounds
 from atoll.hub.timeline import Completed, Row
 from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
 
@@ -275,6 +277,18 @@ class RoundBook:
             ).fetchall()
 
         return [_describe(*row) for row in await self._database.read(find)]
+
+    async def sum_up(self, job: str) -> None:
+        """Write where the time of the newest rounds went into the job's folder, if that works."""
+        strategy = parse_spec(self._jobs.get(job).spec).strategy
+        alone = (strategy.outer or strategy.preset) == "alone"
+        folder = self._jobs.folder(job)
+        try:
+            await self._database.read(
+                lambda connection: write_rounds(connection, job, folder=folder, alone=alone)
+            )
+        except AtollError as error:
+            logger.warning("%s is not summed up: %s", job, error)
 
     async def _write(self, prepare: Callable[[], Write]) -> None:
         """Write until it is durable: a full disk delays a round, it does not fork it."""

@@ -244,6 +244,8 @@ class Rounds:
         room = self._rooms.get(job)
         if room is None:
             return
+        if not lost:  # before the job can be done: whoever fetches its files then finds all
+            await self.book.sum_up(job)
         async with room.lock:
             effects = room.machine.gone(member, self._clock.monotonic(), lost=lost)
             waiting = room.plans.pop(member, None)

@@ -112,25 +112,30 @@ async def passed(
     database: Database, job: str, *, after: int = 0, newest: int = 1_000
 ) -> list[Passed]:
     """Return the newest committed rounds with an epoch above `after`, oldest first."""
+    return await database.read(
+        lambda connection: find_passed(connection, job, after=after, newest=newest)
+    )
 
-    def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-        return connection.execute(
-            "SELECT r.epoch, r.round, r.plan, r.verdict, r.decided, r.seconds, r.nbytes, t.members"
-            " FROM round_timelines t JOIN rounds r ON r.job = t.job AND r.epoch = t.epoch"
-            " WHERE t.job = ? AND t.epoch > ? AND r.verdict IS NOT NULL"
-            " ORDER BY t.epoch DESC LIMIT ?",
-            (job, after, newest),
-        ).fetchall()
 
+def find_passed(
+    connection: sqlite3.Connection, job: str, *, after: int = 0, newest: int = 1_000
+) -> list[Passed]:
+    """Do what :func:`passed` does, in the thread that reads."""
+    rows = connection.execute(
+        "SELECT r.epoch, r.round, r.plan, r.verdict, r.decided, r.seconds, r.nbytes, t.members"
+        " FROM round_timelines t JOIN rounds r ON r.job = t.job AND r.epoch = t.epoch"
+        " WHERE t.job = ? AND t.epoch > ? AND r.verdict IS NOT NULL"
+        " ORDER BY t.epoch DESC LIMIT ?",
+        (job, after, newest),
+    ).fetchall()
     found = []
-    for epoch, round_, plan_bytes, verdict_bytes, *rest in reversed(await database.read(find)):
+    for epoch, round_, plan_bytes, verdict_bytes, time, seconds, nbytes, parts in reversed(rows):
         plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
         if verdict.committed:
-            time, seconds, nbytes, rows = rest
             found.append(
                 Passed(
                     epoch, round_, plan.route, plan.members, verdict.contributors,
-                    time, seconds, nbytes, decode(rows),
+                    time, seconds, nbytes, decode(parts),
                 )
             )  # fmt: skip
     return found

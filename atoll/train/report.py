@@ -23,6 +23,16 @@ from atoll.train.summary import (
 )
 
 REPORT_NAME = "report.html"
+ROUNDS_NAME = "rounds.json"
+TIMELINE_ROUNDS = 40
+PHASES = {
+    "compute_s": ("computing", "#2ca02c"),
+    "wait_s": ("waiting", "#d62728"),
+    "send_s": ("sending", "#1f77b4"),
+    "vote_s": ("agreeing", "#9467bd"),
+}
+"""Parts of a round that end with its verdict: what they are called, and their colour."""
+
 Points = Sequence[Mapping[str, Any]]
 Trace = dict[str, Any]
 Chart = tuple[str, str, list[Trace], dict[str, Any]]
@@ -43,18 +53,40 @@ def write_report(folder: Path) -> Path:
     job_text = job_path.read_text("utf-8") if job_path.exists() else ""
     points = read_lines(folder / "metrics.jsonl")
     events = read_lines(folder / "events.jsonl")
-    page = render(summary=summary, points=points, events=events, job_text=job_text)
+    page = render(
+        summary=summary, points=points, events=events, job_text=job_text,
+        rounds=read_rounds(folder),
+    )  # fmt: skip
     return write_whole(folder / REPORT_NAME, page)
 
 
-def render(*, summary: Mapping[str, Any], points: Points, events: Points, job_text: str) -> str:
-    """Return the page."""
+def read_rounds(folder: Path) -> Mapping[str, Any]:
+    """Return what the hub left of the newest rounds and of what machines are worth; or nothing."""
+    path = folder / ROUNDS_NAME
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except ValueError:
+        return {}
+    return found
+
+
+def render(
+    *,
+    summary: Mapping[str, Any],
+    points: Points,
+    events: Points,
+    job_text: str,
+    rounds: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the page; `rounds` is what :func:`read_rounds` found."""
+    rounds = rounds or {}
     charts = [
         loss_chart(points),
         speed_chart(points),
         time_chart(points),
         bytes_chart(points, summary),
         round_chart(points),
+        *timeline_charts(rounds.get("rounds", ())),
     ]
     boxes = "".join(
         f"<section><h2>{_text(title)}</h2><p>{_text(about)}</p>"
@@ -69,7 +101,7 @@ def render(*, summary: Mapping[str, Any], points: Points, events: Points, job_te
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{_text(title)}</h1>{_tiles(summary)}{boxes}"
-        f"{_member_table(summary)}{_event_table(events)}"
+        f"{_worth(rounds.get('worth') or {})}{_member_table(summary)}{_event_table(events)}"
         + (f"<section><h2>What the model wrote</h2><pre>{_text(sample)}</pre></section>")
         * bool(sample)
         + f"<section><h2>Job</h2><pre>{_text(job_text)}</pre></section>"
@@ -221,6 +253,48 @@ def round_chart(points: Points) -> Chart:
         traces.append(trace)
     about = "Rounds committed; members that stay together draw one line."
     return "Rounds", about, traces, _layout("seconds", "rounds")
+
+
+def timeline_charts(rounds: Points) -> list[Chart]:
+    """Return what each member did in the newest rounds, as bars along time; none without rounds."""
+    shown = [one for one in rounds if one.get("timeline")][-TIMELINE_ROUNDS:]
+    if not shown:
+        return []
+    zero = min(float(one["time"]) - _round_s(row) for one in shown for row in one["timeline"])
+    traces: list[Trace] = []
+    for phase, (label, colour) in PHASES.items():
+        ys, xs, bases = [], [], []
+        for one in shown:
+            for row in one["timeline"]:
+                began = float(one["time"]) - _round_s(row) - zero
+                before = list(PHASES)[: list(PHASES).index(phase)]
+                ys.append(f"{row['member']} {row['node']}".strip())
+                xs.append(row[phase] or 0.0)
+                bases.append(began + sum(row[name] or 0.0 for name in before))
+        traces.append(
+            {
+                "type": "bar", "orientation": "h", "name": label, "y": ys, "x": xs, "base": bases,
+                "marker": {"color": colour},
+                "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
+            }
+        )  # fmt: skip
+    layout = _layout("seconds", "") | {"barmode": "overlay", "bargap": 0.35}
+    about = f"What each machine did in the last {len(shown)} rounds."
+    return [("Timeline of rounds", about, traces, layout)]
+
+
+def _round_s(row: Mapping[str, Any]) -> float:
+    """Return the seconds from the beginning of a member's period to the verdict."""
+    return sum(float(row[name] or 0.0) for name in PHASES)
+
+
+def _worth(worth: Mapping[str, Any]) -> str:
+    """Return what machines are worth, in sentences."""
+    if not worth:
+        return ""
+    said = [worth["text"], *(node["text"] for node in worth["nodes"]), worth["next"]["text"]]
+    lines = "".join(f"<li>{_text(text)}</li>" for text in dict.fromkeys(said))
+    return f"<section><h2>What each machine is worth</h2><ul>{lines}</ul></section>"
 
 
 def _line(xs: list[Any], ys: list[Any], name: str, index: int) -> Trace:

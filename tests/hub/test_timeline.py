@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from atoll.hub.decisions import JobRounds
 from atoll.hub.server import HubServer
 from atoll.hub.timeline import Row, Timeline
 from atoll.hub.timelines import LEAST_KEPT, MAX_ROWS, decode, encode, passed
-from atoll.wire.messages import Account, RoundJoin, RoundPlan, RoundVote, Verdict
+from atoll.wire.messages import Account, Done, Finished, RoundJoin, RoundPlan, RoundVote, Verdict
 from tests.hub.group_model import Group
 from tests.hub.test_decisions import SCHEDULES, play
 from tests.hub.test_membership import Running, told
@@ -263,4 +264,18 @@ def test_old_timelines_are_thinned_and_the_newest_stay(
     assert rows[1]["timeline"] == []
     newest = hub.call(passed(hub.hub.stores.database, group.job, after=kept[-2].epoch))
     assert [one.round for one in newest] == [23]
+    group.close()
+
+
+def test_files_of_a_job_tell_where_its_time_went_before_it_is_done(hub: HubServer) -> None:
+    group = Running(hub)
+    for round_ in range(3):
+        meet(group, round_, [Account({}, 1.0, 2.0), None], tokens=100 * round_)
+    assert isinstance(group.members[0].request(Finished(ok=True)), Done)
+    assert hub.hub is not None
+    folder = hub.hub.stores.jobs.folder(group.job)
+    found = json.loads((folder / "rounds.json").read_text())
+    assert [one["round"] for one in found["rounds"]] == [0, 1, 2]
+    assert found["rounds"][2]["timeline"][0]["tokens"] == 100
+    assert found["worth"]["text"] == "too early to say: 1 of 5 rounds"
     group.close()

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from atoll.train.report import plotly_js, render, stretches, write_report
+from atoll.train.report import plotly_js, render, stretches, timeline_charts, write_report
 
 
 def points() -> list[dict[str, Any]]:
@@ -65,3 +65,27 @@ def test_time_between_points_is_split_by_kind() -> None:
     found = stretches(points(), "w0")
     assert [s["start"] for s in found] == [0.0, 2.0, 4.0]
     assert all(abs(s["compute_s"] - 1.5) < 1e-9 for s in found)
+
+
+def test_rounds_are_drawn_as_bars_that_end_with_their_verdicts(tmp_path: Path) -> None:
+    row = {"member": "w1", "node": "lap2", "compute_s": 8.0, "wait_s": 1.0, "send_s": 2.0,
+           "vote_s": None, "apply_s": 0.5}  # fmt: skip
+    rounds = [
+        {"round": 0, "time": 111.0, "timeline": [row]},
+        {"round": 1, "time": 131.0, "timeline": [row | {"compute_s": None}]},
+        {"round": 2, "time": 140.0, "timeline": []},
+    ]
+    ((title, about, traces, _),) = timeline_charts(rounds)
+    assert (title, about) == ("Timeline of rounds", "What each machine did in the last 2 rounds.")
+    computing, waiting, sending, agreeing = traces
+    assert (computing["x"], computing["base"]) == ([8.0, 0.0], [0.0, 28.0])
+    assert (waiting["base"], sending["base"]) == ([8.0, 28.0], [9.0, 29.0])
+    assert agreeing["y"] == ["w1 lap2"] * 2
+    worth = {"text": "2 machines", "nodes": [{"text": "remove lap2 <now>"}], "next": {"text": "a"}}
+    (tmp_path / "rounds.json").write_text(json.dumps({"rounds": rounds, "worth": worth}))
+    page = write_report(tmp_path).read_text("utf-8").replace(plotly_js(), "")
+    assert "remove lap2 &lt;now&gt;" in page
+    assert "Timeline of rounds" in page
+    (tmp_path / "rounds.json").write_text("{ cut")
+    assert "Timeline of rounds" not in write_report(tmp_path).read_text("utf-8")
+    assert timeline_charts(()) == []
