@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import io
 import os
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from atoll.net.api import HubClient
 from atoll.node import venvs
 from atoll.node.preparing import Prepared, Preparer
 from atoll.wire.messages import Launch
+from tests.node.packages import wheel
 
 COMMAND = Launch(job="job", member="w0", slot=0, token="token", spec="")
 
@@ -82,20 +81,6 @@ class Machine:
 @pytest.fixture
 def machine(hub: HubServer, tmp_path: Path) -> Machine:
     return Machine(hub, tmp_path)
-
-
-def wheel(name: str, version: str = "1.0", *, text: str = "here") -> bytes:
-    """Return a package as pip installs it, made without tools and without a network."""
-    info = f"{name}-{version}.dist-info"
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(f"{name}.py", f"TEXT = {text!r}\n")
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        archive.writestr(f"{info}/METADATA", metadata)
-        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        archive.writestr(f"{info}/WHEEL", tags)
-        archive.writestr(f"{info}/RECORD", "")
-    return buffer.getvalue()
 
 
 def with_package(name: str, **more: str | bytes) -> dict[str, str | bytes]:
@@ -227,7 +212,6 @@ def test_a_package_comes_before_the_agents_own_of_that_name(machine: Machine) ->
 
 def test_a_package_that_is_built_from_a_folder_of_the_code(machine: Machine) -> None:
     backend = """
-import zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     info = "built-2.0.dist-info"
     with zipfile.ZipFile(f"{folder}/built-2.0-py3-none-any.whl", "w") as archive:
