@@ -60,6 +60,8 @@ class Embedded:
         self._folder, self._jobs = folder, jobs
         self._nodes = nodes
         self._hub: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        """Reads what the hub prints."""
         self._agents: list[subprocess.Popen[bytes]] = []
         self._logs: list[BinaryIO] = []
 
@@ -125,7 +127,8 @@ class Embedded:
             for line in stdout:  # to the end: a full pipe would stop the hub
                 lines.append(line)
 
-        threading.Thread(target=read, name="hub-output", daemon=True).start()
+        self._reader = threading.Thread(target=read, name="hub-output", daemon=True)
+        self._reader.start()
         interrupts.until(
             lambda: bool(lines) or hub.poll() is not None, timeout_s=START_TIMEOUT_S, every_s=0.02
         )
@@ -177,6 +180,9 @@ class Embedded:
         _end(self._agents, patience_s=patience_s)
         if self._hub is not None:
             _end([self._hub], patience_s=patience_s)
+            if self._reader is not None and self._hub.stdout is not None:
+                self._reader.join(patience_s)
+                self._hub.stdout.close()
         for file in self._logs:
             file.close()
         self._logs.clear()

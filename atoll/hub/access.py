@@ -61,7 +61,7 @@ class Access:
         try:
             certificate = await self.certificates.issue(request, node=node)
         except BaseException:
-            await self._stores.auth.forget_node(node)
+            await self._stores.auth.revoke_node(node, tell=False)  # it came to nothing
             raise
         return Admitted(node, token, "node", certificate)
 

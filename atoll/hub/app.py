@@ -37,6 +37,7 @@ from atoll.hub.node_certificates import NodeCertificates
 from atoll.hub.outbox import Send
 from atoll.hub.placement import KILL_GRACE_S, Placement
 from atoll.hub.prefix import told_address, without_prefix
+from atoll.hub.private_files import make_private
 from atoll.hub.proxies import Proxies
 from atoll.hub.recording import Recording, node_stats
 from atoll.hub.recovering import Recovering
@@ -404,6 +405,7 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
         CheckpointCorrupt: the backup to start from is damaged.
     """
     clock = clock or RealClock()
+    await asyncio.to_thread(make_private, options.data)
     if options.restore_from is not None:
         backup, data, jobs = options.restore_from, options.data, options.jobs
         await asyncio.to_thread(restore, backup, data=data, jobs=jobs, clock=clock)

@@ -262,13 +262,9 @@ class Auth:
         """Make every token of a job invalid."""
         await self._revoke(Identity("job", job))
 
-    async def revoke_node(self, node: str) -> bool:
-        """Shut a machine out; it needs a ticket to come back. Return whether it was in."""
-        return await self._revoke(Identity("node", node), tell=True)
-
-    async def forget_node(self, node: str) -> None:
-        """Take back a join that came to nothing."""
-        await self._revoke(Identity("node", node))
+    async def revoke_node(self, node: str, *, tell: bool = True) -> bool:
+        """Shut a machine out, which is told so if it comes back; return whether it was in."""
+        return await self._revoke(Identity("node", node), tell=tell)
 
     def names(self, role: Role) -> list[str]:
         """Return everybody who has a token of this role."""

@@ -48,6 +48,8 @@ from atoll.hub.backup_files import (
 )
 from atoll.hub.blobs import FOLDER as BLOBS
 from atoll.hub.blobs import held_in
+from atoll.hub.certificates import FILES
+from atoll.hub.certificates import FOLDER as CERTIFICATES
 from atoll.hub.files import ARTIFACTS
 from atoll.wire.manifest import MANIFEST_NAME, decode_manifest
 
@@ -156,6 +158,9 @@ def _take(
         copying = _Copying(work, before)
         copying.database(data / DATABASE)
         copying.file(data / SECRETS, f"data/{SECRETS}", private=True)
+        for path in (data / CERTIFICATES / name for name in FILES):
+            if path.is_file():  # without them every node would have to join again
+                copying.file(path, f"data/{CERTIFICATES}/{path.name}", private=True)
         for sha256 in _blobs_in(work / "data" / DATABASE):
             copying.blob(data / BLOBS / sha256[:2] / sha256, f"data/{BLOBS}/{sha256[:2]}/{sha256}")
         for job in _jobs_in(work / "data" / DATABASE):

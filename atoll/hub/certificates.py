@@ -25,6 +25,12 @@ from atoll.hub.private_files import write_private
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder, CertificateSigningRequest
 
+FOLDER = "tls"
+"""Below the hub's data."""
+
+CA, CA_KEY, OWN = "ca.pem", "ca.key", "hub.pem"
+FILES = (CA, CA_KEY, OWN)
+
 AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 365
 NODE_DAYS = 365
@@ -62,11 +68,11 @@ class Authority:
         """
         self._folder = folder
         self._clock = clock
-        self.ca = folder / "ca.pem"
+        self.ca = folder / CA
         """Its certificate, for everybody to see."""
-        self.certificate = folder / "hub.pem"
+        self.certificate = folder / OWN
         """The hub's own certificate and its key, in one file: they can only change together."""
-        self._ca_key = folder / "ca.key"
+        self._ca_key = folder / CA_KEY
         self._ensure()
         self.fingerprint = fingerprint_of(self._load().public_bytes(_der()))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import shutil
 import sqlite3
@@ -34,6 +33,8 @@ from atoll.hub.backup_files import (
     write_synced,
 )
 from atoll.hub.blobs import FOLDER as BLOBS
+from atoll.hub.certificates import FOLDER as CERTIFICATES
+from atoll.hub.private_files import write_private
 from atoll.wire.messages import RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
@@ -179,10 +180,10 @@ def _put_data(backup: Path, listing: Listing, data: Path, *, jobs: Path, now: fl
     shutil.copyfile(backup / "data" / DATABASE, scratch)
     _settle(scratch, listing, jobs=jobs, now=now)
     sync_file(scratch)
-    descriptor = os.open(data / SECRETS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write((backup / "data" / SECRETS).read_bytes())
-        os.fsync(file.fileno())
+    for entry in listing.files:
+        name = entry.name.removeprefix("data/")
+        if name == SECRETS or name.startswith(f"{CERTIFICATES}/"):
+            write_private(data / name, (backup / entry.name).read_bytes())
     origin = Origin(listing.id, listing.taken, now)
     write_synced(data / RESTORED, msgspec.json.encode(origin))
     for stale in data.glob(f"{DATABASE}-*"):

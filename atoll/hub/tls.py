@@ -10,10 +10,7 @@ from typing import Literal
 from atoll.clock import Clock
 from atoll.errors import ConfigError
 from atoll.hub.admission import is_loopback
-from atoll.hub.certificates import Authority, own_names
-
-FOLDER = "tls"
-"""Below the hub's data."""
+from atoll.hub.certificates import FOLDER, Authority, own_names
 
 OPEN_MARK = "tls"
 """In a ticket: the hub's certificate is of an authority that every machine trusts."""
