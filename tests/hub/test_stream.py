@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 from starlette.requests import Request
 
 from atoll.clock import VirtualClock
+from atoll.hub import rest_jobs
+from atoll.hub import snapshot as snapshot_module
 from atoll.hub import stream as stream_module
+from atoll.hub.auth import Identity
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Refused
+from atoll.hub.snapshot import Snapshots, coarse_age
 from atoll.hub.stores import Stores
-from atoll.hub.stream import MAX_STREAMS, Cursors, Streams, make_tick
+from atoll.hub.stream import MAX_STREAMS, Cursors, Feed, Streams
 from atoll.wire.messages import Point
 from tests.hub.durable import SPEC, with_stores
 
@@ -22,8 +27,13 @@ from tests.hub.durable import SPEC, with_stores
 class Nobody:
     """The living half of a hub where nothing lives."""
 
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.looks = 0
+
     def nodes(self) -> list[dict[str, Any]]:
-        return []
+        self.looks += 1
+        return self.rows
 
     def members(self, job: str) -> dict[str, dict[str, Any]]:
         return {}
@@ -38,17 +48,37 @@ class Nobody:
     async def resume(self, job: str, *, spec: str = "") -> str:
         return job
 
+    async def scale(self, job: str, *, least: int, most: int) -> None: ...
+
     def relay(self) -> dict[str, float]:
         return {}
 
 
-def context_of(stores: Stores) -> Context:
-    return Context(stores, Nobody(), VirtualClock(), "0", 0.0, "atoll://h:1/s")
+def context_of(stores: Stores, live: Nobody | None = None) -> Context:
+    return Context(stores, live or Nobody(), VirtualClock(), "0", 0.0, "atoll://h:1/s")
 
 
 def request(query: str = "") -> Request:
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    return Request(scope | {"query_string": query.encode()})
+    state = {"identity": Identity("operator", "operator")}
+    return Request(scope | {"query_string": query.encode(), "state": state})
+
+
+def feed_of(
+    context: Context, snapshots: Snapshots, *, job: str = "", role: str = "operator"
+) -> Feed:
+    return Feed(context, snapshots, Cursors(job), role=role)
+
+
+async def tick_of(feed: Feed) -> tuple[dict[str, Any], bool]:
+    data, more = await feed.tick()
+    tick: dict[str, Any] = json.loads(data)
+    return tick, more
+
+
+async def next_tick(snapshots: Snapshots) -> None:
+    """Wait until another picture is due."""
+    await asyncio.sleep(snapshots.pause_s())
 
 
 async def connected() -> dict[str, Any]:
@@ -114,21 +144,120 @@ def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(tmp_path: P
                 job, f"w{start}", incarnation="i", seq=1, points=points[start : start + 1500]
             )
         await stores.logs.add(job, "w0", source="s", seq=1, lines=[str(n) for n in range(900)])
-        context, cursors = context_of(stores), Cursors(job)
-        steps, sizes, more = [], [], True
+        context = context_of(stores)
+        snapshots = Snapshots(context)
+        feed, steps, sizes, more = feed_of(context, snapshots, job=job), [], [], True
         while more:
-            tick, more = await make_tick(context, job, cursors)
+            tick, more = await tick_of(feed)
             steps += [point["step"] for point in tick["points"]]
             sizes.append(len(tick["points"]))
             assert all(point["values"] == {"loss": 1.0} for point in tick["points"])
-            cursors = Cursors.read(str(cursors), job)
+            feed.cursors = Cursors.read(str(feed.cursors), job)
         assert (steps, sizes) == (list(range(4500)), [2000, 2000, 500])
-        tick, _ = await make_tick(context, job, cursors)
+        tick, _ = await tick_of(feed)
         assert (tick["points"], tick["events"], tick["lines"]) == ([], [], [])
 
     with_stores(tmp_path, test)
 
 
+def row(node: str, **more: Any) -> dict[str, Any]:
+    return {"node": node, "last_seen_s": 1.0, "stats": {}, "info": {"cores": 4}, **more}
+
+
+def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        live = Nobody()
+        live.rows = [row("a"), row("b", stats={"cpu_percent": 1.0})]
+        context = context_of(stores, live)
+        snapshots = Snapshots(context)
+        early, late = feed_of(context, snapshots), feed_of(context, snapshots)
+        tick, _ = await tick_of(early)
+        assert tick["full"] is True
+        assert [one["node"] for one in tick["nodes"]] == ["a", "b"]
+        await next_tick(snapshots)
+        live.rows = [row("b", stats={"cpu_percent": 2.0}, last_seen_s=3.0), row("c")]
+        looks = live.looks
+        tick, _ = await tick_of(early)
+        assert tick["full"] is False
+        assert tick["nodes"] == [
+            {"node": "b", "stats": {"cpu_percent": 2.0}}, row("c") | {"last_seen_s": 0}
+        ]  # fmt: skip
+        assert tick["gone"] == {"nodes": ["a"], "jobs": []}
+        assert "queues" not in tick
+        tick, _ = await tick_of(late)
+        assert tick["full"] is True
+        assert [one["node"] for one in tick["nodes"]] == ["b", "c"]
+        assert live.looks == looks + 1, "all pages share one look"
+        tick, _ = await tick_of(late)  # asked again within the same tick
+        assert (tick["full"], "nodes" in tick) == (False, False)
+
+    with_stores(tmp_path, test)
+
+
+def test_what_ticks_leave_out_is_in_the_next_whole_picture(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        live = Nobody()
+        live.rows = [row("a")]
+        context = context_of(stores, live)
+        snapshots = Snapshots(context)
+        slow, other = feed_of(context, snapshots), feed_of(context, snapshots)
+        await tick_of(slow)
+        for cores in (5, 6):
+            await next_tick(snapshots)
+            live.rows = [row("a", info={"cores": cores})]
+            await tick_of(other)
+        tick, _ = await tick_of(slow)  # missed one: the change between two pictures is not enough
+        assert (tick["full"], tick["nodes"][0]["info"]) == (True, {"cores": 6})
+
+    with_stores(tmp_path, test)
+
+
+def test_only_operators_get_the_ticket(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        context = context_of(stores)
+        snapshots = Snapshots(context)
+        for role, secret in (("operator", True), ("viewer", False)):
+            tick, _ = await tick_of(feed_of(context, snapshots, role=role))
+            assert tick["hub"]["role"] == role
+            assert ("ticket" in tick["hub"]) is secret
+
+    with_stores(tmp_path, test)
+
+
+def test_an_ended_job_is_not_described_at_every_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stores: Stores) -> None:
+        looks: list[str] = []
+        view_of = rest_jobs.view_of
+
+        def counted(context: Context, job: str) -> dict[str, Any]:
+            looks.append(job)
+            return view_of(context, job)
+
+        monkeypatch.setattr(snapshot_module, "view_of", counted)
+        over = (await stores.jobs.create(SPEC, files={})).job
+        await stores.jobs.update(over, state="failed", reason="it broke")
+        waits = (await stores.jobs.create(SPEC, files={})).job
+        context = context_of(stores)
+        snapshots = Snapshots(context)
+        feed = feed_of(context, snapshots)
+        for _ in range(3):
+            await tick_of(feed)
+            await next_tick(snapshots)
+        assert looks.count(waits) == 3
+        assert looks.count(over) == 1
+
+    with_stores(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(None, None), (0.2, 0), (5.9, 0), (7.0, 5), (64.0, 60), (8000.0, 7200)]
+)
+def test_ages_rest_between_steps(seconds: float | None, shown: int | None) -> None:
+    assert coarse_age(seconds) == shown
+
+
 @pytest.mark.parametrize("text", ["", "x", "other:1,2,3,4", "j:1,2,3", "j:a,b,c,d", ":::"])
 def test_an_id_that_is_no_cursor_starts_afresh(text: str) -> None:
-    assert str(Cursors.read(text, "j")) == "j:0,0,0,-1"
+    assert str(Cursors.read(text, "j")) == "j:0,-1,-1,-1"
