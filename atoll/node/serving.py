@@ -179,7 +179,9 @@ class Serving:
         me, metered = self._me, Metered()
 
         def keep(speed: Speed) -> None:
-            self._figures.up_bps, self._figures.down_bps = speed.up_bps, speed.down_bps
+            way = agent.way  # short trials pass a limit by as much as its burst
+            self._figures.up_bps = min(speed.up_bps, way.upload_bps or speed.up_bps)
+            self._figures.down_bps = min(speed.down_bps, way.download_bps or speed.down_bps)
 
         watch = SpeedWatch(
             me.hub,

@@ -15,8 +15,11 @@ import pytest
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
+from tests.node.manners.message_bus import announce, bus
 from tests.node.manners.test_sensors import supply
 from tests.node.processes import submit, until
+
+__all__ = ["bus"]  # a fixture
 
 AGENT = """
 import logging, sys
@@ -152,4 +155,29 @@ def test_a_changed_policy_is_in_force_without_a_restart_and_a_broken_one_is_not(
         assert only_node(client)["info"]["offer"]["kinds"] == ["trainer"]
         client.stop(job, grace_s=0.0)
         until(lambda: "did you mean 'trainer'?" in str(only_node(client)["info"]["offer"]["text"]))
+    laptop.end()
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("bus")
+def test_a_laptop_that_is_about_to_sleep_leaves_in_order_and_comes_back(
+    hub: HubServer, laptop: Laptop
+) -> None:
+    with HubClient(hub.url, hub.operator_token) as client:
+        job = submit(client, WORKS_FOR_EVER)
+
+        def lines() -> int:
+            return [line["text"] for line in client.logs(job)["lines"]].count("at work")
+
+        def told(sleeping: str) -> str:
+            """Announce, and return why the machine pauses."""
+            announce(sleeping)
+            return str(only_node(client)["info"]["offer"].get("paused", ""))
+
+        until(lambda: lines() == 1)
+        until(lambda: told("true") == "the machine goes to sleep")
+        until(lambda: only_member(client, job)["state"] in ("left", "lost", "waiting"))
+        until(lambda: not told("false"))
+        until(lambda: lines() == 2)
+        client.stop(job, grace_s=1.0)
     laptop.end()

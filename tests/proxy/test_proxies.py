@@ -179,6 +179,11 @@ def test_proxies_of_the_environment(environment: dict[str, str], url: str, proxy
     assert config.proxy_for(url, environment) == proxy
 
 
+def measured(stats: dict[str, float]) -> dict[str, float]:
+    """Return the figures once latency and speed are among them."""
+    return stats if {"latency_ms", "up_bps", "down_bps"} <= set(stats) else {}
+
+
 @pytest.mark.e2e
 def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
     start: Callable[..., ProxyProcess], tmp_path: Path
@@ -187,6 +192,7 @@ def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 400)
     spec = TINY.format(text=text, steps=20, every=10).replace("nodes = 2", "nodes = 1")
+    spec = spec.replace('route = "relay"', 'route = "auto"')
     with HubServer(HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs")) as hub:
         node = subprocess.Popen(
             [
@@ -200,9 +206,14 @@ def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
         )
         try:
             with HubClient(hub.url, hub.operator_token) as client:
+                stats = until(lambda: (n := client.nodes()) and measured(n[0]["stats"]))
+                assert 50e6 < stats["up_bps"] <= 100e6  # what its owner allows
                 job = client.submit(spec)
                 until(lambda: client.job(job)["state"] in ("done", "failed"), timeout_s=60.0)
                 assert client.job(job)["state"] == "done", client.job(job)
+            assert hub.hub is not None
+            member = hub.hub.stores.jobs.get(job).members["w0"]
+            assert member.dial == member.serves == []  # nothing passes beside the limit
         finally:
             node.terminate()
             said = node.communicate(timeout=20)[0]

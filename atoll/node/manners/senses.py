@@ -16,6 +16,9 @@ from atoll.node.policy import Policy
 SLOW_S = 10.0
 """Pause between two readings of a sensor that starts a program."""
 
+ABSENT_S = 300.0
+"""The same of one that had nothing to say: this machine has no lid, or no such program."""
+
 
 class Senses:
     """Reads what a policy asks for."""
@@ -53,10 +56,10 @@ class Senses:
         return together(sensor.read() for sensor in sensors)
 
     def _recent(self, sensor: Sensor) -> Reading:
-        """Return a sensor's reading, at most `SLOW_S` old."""
+        """Return a sensor's reading, not older than it is worth."""
         now = self._clock.monotonic()
-        at, reading = self._kept.get(sensor, (-SLOW_S, Reading()))
-        if now - at >= SLOW_S:
+        until, reading = self._kept.get(sensor, (now, Reading()))
+        if now >= until:
             reading = sensor.read()
-            self._kept[sensor] = now, reading
+            self._kept[sensor] = now + (ABSENT_S if reading == Reading() else SLOW_S), reading
         return reading

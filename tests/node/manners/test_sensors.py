@@ -12,7 +12,7 @@ from atoll.node.manners.commands import Commands
 from atoll.node.manners.lid import Lid
 from atoll.node.manners.metered import Metered
 from atoll.node.manners.reading import Reading
-from atoll.node.manners.senses import SLOW_S, Senses
+from atoll.node.manners.senses import ABSENT_S, SLOW_S, Senses
 from atoll.node.policy import Policy
 
 
@@ -139,4 +139,17 @@ def test_only_what_the_policy_asks_for_is_read_and_programs_not_too_often(tmp_pa
     assert len(calls.read_text().splitlines()) == 1
     clock.advance(SLOW_S)
     senses.read(policy)
+    assert len(calls.read_text().splitlines()) == 2
+
+
+def test_a_sensor_with_nothing_to_say_is_seldom_asked(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    commands = program(tmp_path / "bin", "busctl", "exit 1")
+    calls = tmp_path / "bin" / "busctl.calls"
+    senses = Senses(root=tmp_path, commands=commands, clock=clock)
+    for _ in range(int(ABSENT_S / SLOW_S)):
+        assert senses.read(Policy()) == Reading()
+        clock.advance(SLOW_S)
+    assert len(calls.read_text().splitlines()) == 1
+    senses.read(Policy())
     assert len(calls.read_text().splitlines()) == 2
