@@ -50,7 +50,8 @@ from atoll.hub.router import Router
 from atoll.hub.session import Receive, Scope, Session, Sessions
 from atoll.hub.stores import Stores, open_stores
 from atoll.hub.tasks import Tasks
-from atoll.hub.tickets import ticket_text
+from atoll.hub.telemetry import Telemetry
+from atoll.hub.tickets import host_of, ticket_text
 from atoll.hub.tls import Tls, choose
 from atoll.hub.turned_away import TurnedAway
 from atoll.wire.limits import DEAD_AFTER_S
@@ -97,6 +98,8 @@ class HubOptions:
     """Run reducers beside the hub where torch is installed."""
     queue: str = ""
     """Server of users' queues, e.g. `nats://HOST:PORT`; empty: the hub's own database."""
+    otlp: str = ""
+    """OpenTelemetry collector that gets the hub's figures, e.g. `http://HOST:4318`; empty: none."""
     hello_timeout_s: float = 10.0
     reconnect_grace_s: float = 5.0
     dead_after_s: float = DEAD_AFTER_S
@@ -125,11 +128,12 @@ class Hub:
         self.url = url
         self.prefix = ""
         self.announcement: Announcement | None = None
+        self.telemetry: Telemetry | None = None
         self.ticket = ""
         self.operator_token = ""
         self.tasks = Tasks()
-        self.gate = Gate(options.limits, exempt=options.trust_proxy)
         self.proxies = Proxies(options.trust_proxy)
+        self.gate = Gate(options.limits, exempt=self.proxies.trusts)
         self.audit = Audit(stores.database, clock=clock)
         self.tls: Tls | None = None
         """Its certificates, from :meth:`start` on; None: it speaks plain HTTP."""
@@ -240,6 +244,9 @@ class Hub:
         )
         await asyncio.to_thread(self._note_place)
         await self._announce()
+        if self.options.otlp:
+            self.telemetry = Telemetry(context, url=self.options.otlp)
+            self.tasks.start(self.telemetry.run(), name="telemetry")
         self._web = guard(Starlette(routes=routes(context)), context)
         await self.checkpoints.restart()
         await self.placement.restart()
@@ -279,9 +286,10 @@ class Hub:
         choice = choose(options.tls, host=options.host)
         if choice.mode != "off":
             self.tls = await asyncio.to_thread(
-                Tls, choice, data=options.data, names=(options.host, options.advertise),
+                Tls, choice, data=options.data, names=(options.host, host_of(options.advertise)),
                 clock=self.clock,
             )  # fmt: skip
+            self.tasks.start(self.tls.keep(), name="certificates")
         authority = self.tls.authority if self.tls else None
         certificates = NodeCertificates(authority, database=stores.database, clock=self.clock)
         return Access(
@@ -310,6 +318,8 @@ class Hub:
         await self.tasks.close()
         if self.announcement is not None:
             await self.announcement.close()
+        if self.telemetry is not None:
+            await self.telemetry.close()
         await self.checkpoints.close()
         await self.recording.close()
         await self.stores.close()
