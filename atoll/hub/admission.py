@@ -84,10 +84,12 @@ class PeerCertificate:
 class Gate:
     """Counts strangers."""
 
-    def __init__(self, limits: Limits, *, exempt: Iterable[str] = ()) -> None:
-        """Let strangers in within limits; addresses in `exempt` only count in the total."""
+    def __init__(
+        self, limits: Limits, *, exempt: Callable[[str], bool] = lambda address: False
+    ) -> None:
+        """Let strangers in within limits; addresses that are `exempt` count in the total only."""
         self.limits = limits
-        self._exempt = frozenset(exempt)
+        self._exempt = exempt
         self._strangers: dict[Visit, None] = {}
         """Oldest first."""
         self._by_address: collections.Counter[str] = collections.Counter()
@@ -153,7 +155,7 @@ class Gate:
         return len(found)
 
     def _is_exempt(self, address: str) -> bool:
-        if address in self._exempt:
+        if self._exempt(address):
             return True
         return self.limits.exempt_loopback and is_loopback(address)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import sqlite3
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from atoll.errors import AuthError, ConfigError
 
@@ -218,29 +218,38 @@ def ticket_text(url: str, secret: str, *, advertise: str = "", mark: str = "") -
         ConfigError: the address to advertise is none.
     """
     parts = urlsplit(url)
-    prefix = ""
-    host, port = parts.hostname or "", parts.port
+    host, port, prefix = parts.hostname or "", parts.port, ""
     if advertise:
-        whole = "://" in advertise
-        told = urlsplit(advertise if whole else f"//{_bracketed(advertise)}")
-        try:
-            host, given = told.hostname or "", told.port
-        except ValueError:
-            host, given = "", None
-        if not host or told.query or told.scheme not in ("", "http", "https"):
-            raise ConfigError(
-                "this address cannot be advertised",
-                given=advertise,
-                expected="HOST, HOST:PORT, or a URL like https://HOST/PREFIX",
-            )
-        port = given or port
-        if whole:
-            port = given or (443 if told.scheme == "https" else 80)
+        told = _read_address(advertise)
+        host, port = told.hostname or "", told.port or port
+        if told.scheme:
+            port = told.port or (443 if told.scheme == "https" else 80)
             prefix = told.path.strip("/")
             mark = "tls" if told.scheme == "https" else ""  # a proxy before the hub speaks it
     host = f"[{host}]" if ":" in host else host
     end = f"~{mark}" if mark else ""
     return f"atoll://{host}:{port}/{prefix + '/' if prefix else ''}{secret}{end}"
+
+
+def host_of(advertise: str) -> str:
+    """Return the host of an address to advertise; empty for none; raises as `ticket_text` does."""
+    return _read_address(advertise).hostname or "" if advertise else ""
+
+
+def _read_address(advertise: str) -> SplitResult:
+    """Return the parts of HOST, HOST:PORT or a URL."""
+    told = urlsplit(advertise if "://" in advertise else f"//{_bracketed(advertise)}")
+    try:
+        right = bool(told.hostname) and told.port != 0
+    except ValueError:
+        right = False
+    if not right or told.query or told.scheme not in ("", "http", "https"):
+        raise ConfigError(
+            "this address cannot be advertised",
+            given=advertise,
+            expected="HOST, HOST:PORT, or a URL like https://HOST/PREFIX",
+        )
+    return told
 
 
 def _bracketed(address: str) -> str:

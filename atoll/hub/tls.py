@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from atoll.clock import Clock
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError
 from atoll.hub.admission import is_loopback
 from atoll.hub.certificates import FOLDER, Authority, own_names
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 3_600.0
+"""Pause between two looks at the hub's own certificate."""
 
 OPEN_MARK = "tls"
 """In a ticket: the hub's certificate is of an authority that every machine trusts."""
@@ -90,8 +97,7 @@ class Tls:
 
     def refresh(self, *, first: bool = False) -> None:
         """Renew the hub's own certificate if it is time; new connections get the new one."""
-        own = self._choice.mode == "own"
-        if own:
+        if self._choice.mode == "own":
             renewed = self.authority.refresh(own_names(*self._names))
             if renewed or first:
                 self.context.load_cert_chain(self.authority.certificate)
@@ -104,3 +110,12 @@ class Tls:
                 given=f"{self._choice.certificate} ({error})",
                 expected="a PEM certificate with its chain, and its key without a password",
             ) from error
+
+    async def keep(self, *, every_s: float = LOOK_S) -> None:
+        """Renew the hub's own certificate whenever it is time, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await asyncio.to_thread(self.refresh)
+            except (AtollError, OSError) as error:
+                logger.error("the hub's certificate was not renewed: %s", error)

@@ -12,6 +12,7 @@ from atoll.hub.server import HubServer
 from atoll.hub.tickets import ticket_text
 from atoll.net.api import HubClient
 from atoll.net.ticket import parse_ticket
+from atoll.net.way import Way
 from tests.security.conftest import INFO, operator, serving, web
 
 
@@ -90,11 +91,6 @@ def test_behind_a_proxy_a_token_alone_opens_a_node(tmp_path: Path) -> None:
 def node_gets(hub: HubServer) -> str:
     with operator(hub) as client:
         token = client.join(parse_ticket(hub.ticket).secret, name="box", info=INFO).token
-    with operator(hub) as client:
-        way = client._rest  # the same way, with the token of the node
-        assert way is not None
-    from atoll.net.way import Way
-
     with HubClient(hub.url, token, way=Way(ca=hub.ca)) as node:
         return str(node.hub()["role"])
 

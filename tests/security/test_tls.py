@@ -266,6 +266,25 @@ def test_hubs_certificate_is_renewed_before_its_end_and_when_its_names_change(
     assert Authority(tmp_path, clock=clock).fingerprint == authority.fingerprint
 
 
+def test_new_connections_get_a_renewed_certificate(tmp_path: Path) -> None:
+    with serving(tmp_path, tls="on") as hub:
+        assert hub.hub is not None
+        assert hub.hub.tls is not None
+        before = served(hub)
+        hub.hub.tls.refresh()
+        assert served(hub) == before
+        hub.hub.tls.authority.certificate.unlink()
+        hub.hub.tls.refresh()
+        assert served(hub) != before
+
+
+def served(hub: HubServer) -> bytes | None:
+    """Return the certificate that the hub shows."""
+    with raw(hub, tls=True) as opened:
+        assert isinstance(opened, ssl.SSLSocket)
+        return opened.getpeercert(binary_form=True)
+
+
 def test_own_names_are_every_address_and_what_is_advertised() -> None:
     names = own_names("hub.example", "", "0.0.0.0")
     assert {"localhost", "127.0.0.1", "hub.example", socket.gethostname()} <= set(names)
