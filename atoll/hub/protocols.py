@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.sslproto
+import os
 import ssl
 from collections.abc import Callable
 from typing import Any, cast
@@ -24,8 +25,8 @@ from atoll.hub.admission import Gate, PeerCertificate, Visit
 FIRST_FRAME_BYTES = 64 * 1024
 """Largest message before a peer has said who it is; a Hello has some hundred bytes."""
 
-TLS_BUFFER_BYTES = 32 * 1024
-"""Read buffer of a TLS connection (asyncio's own is 256 KiB for each)."""
+TLS_BUFFER_BYTES = asyncio.sslproto.SSLProtocol.max_size
+"""Read buffer of all TLS connections together (asyncio has one of 256 KiB for each)."""
 
 WRITE_BYTES = 64 * 1024
 """Unsent bytes beyond which senders wait, with TLS as without: asyncio's own bound under TLS is
@@ -149,10 +150,10 @@ class WebSocket(WebSocketsSansIOProtocol):
 class Tls(asyncio.sslproto.SSLProtocol):
     """TLS under an `Http`; strangers count from their first packet on, not from their handshake."""
 
-    max_size = TLS_BUFFER_BYTES
-
-    def __init__(self, http: Http, context: ssl.SSLContext, *, gate: Gate) -> None:
-        """Prepare one connection."""
+    def __init__(
+        self, http: Http, context: ssl.SSLContext, *, gate: Gate, buffer: bytearray | None
+    ) -> None:
+        """Prepare one connection; `buffer` is what it reads into, None: one of its own."""
         limits: dict[str, Any] = {
             "ssl_handshake_timeout": gate.limits.head_s,
             "ssl_shutdown_timeout": 1.0,
@@ -160,31 +161,39 @@ class Tls(asyncio.sslproto.SSLProtocol):
         nobody_waits: Any = None
         loop = asyncio.get_running_loop()
         super().__init__(loop, http, context, nobody_waits, server_side=True, **limits)
-        self._http = http
+        if buffer is not None:
+            self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
+        self._http: Http | None = http
         self._gate = gate
+        self._visit: Visit | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Shake hands, unless too many strangers are here."""
-        raw = cast("asyncio.Transport", transport)
-        self._http.visit = self._gate.enter(_address(raw), raw.abort)
-        if self._http.visit is None:
+        raw, http = cast("asyncio.Transport", transport), self._http
+        self._visit = self._gate.enter(_address(raw), raw.abort)
+        self._http = None  # a WebSocket may take its place, and then it is 10 kB of nothing
+        if self._visit is None or http is None:
             raw.abort()
-        else:
-            super().connection_made(transport)
+            return
+        http.visit = self._visit
+        super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End; without a finished handshake nobody else would hear of it."""
-        if self._http.visit is not None:
+        if self._visit is not None:
             super().connection_lost(exc)
-            self._http.visit.leave()
+            self._visit.leave()
 
 
 def protocols(gate: Gate, context: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
     """Return what uvicorn makes for every connection: plain HTTP, or HTTP in TLS."""
 
+    # Where a loop reads at once into the buffer that it asked for, one serves all connections.
+    shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
+
     def make(**given: Any) -> asyncio.BaseProtocol:
         http = Http(**given, gate=gate)
-        return http if context is None else Tls(http, context, gate=gate)
+        return http if context is None else Tls(http, context, gate=gate, buffer=shared)
 
     return make
 

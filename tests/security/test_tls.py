@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -349,3 +351,20 @@ def test_peer_certificate_reaches_the_application_over_http_and_websocket(
         secure.hub._web, secure.hub.sessions.serve = ask, hello  # type: ignore
     names = [getattr(one, "name", None) for one in seen]
     assert names == ["seen", "seen", None]
+
+
+def test_bytes_of_many_connections_do_not_mix(secure: HubServer) -> None:
+    """All TLS connections of a hub read into one buffer."""
+    with operator(secure) as client:
+        job = client.submit("[job]\nname = 'toy'\nnodes = 1\n")
+
+    def upload(number: int) -> None:
+        with operator(secure) as client:  # the hub compares the hash that is sent along
+            for turn in range(5):
+                client.put_file(job, f"{number}-{turn}", random.Random(number).randbytes(700_000))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(upload, range(4)))
+    with operator(secure) as client:
+        assert len([file for file in client.files(job) if "-" in file.name]) == 20
+        assert client.read_file(job, "3-4") == random.Random(3).randbytes(700_000)
