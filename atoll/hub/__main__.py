@@ -29,6 +29,7 @@ def parse(arguments: list[str]) -> HubOptions:
         "--trust-proxy", action="append", default=[], help="address of a reverse proxy"
     )
     parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
+    parser.add_argument("--otlp", default="", help="OpenTelemetry collector")
     parser.add_argument("--hooks", type=Path, default=None, help="whom to tell of alarms")
     parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
     parser.add_argument(
@@ -52,6 +53,7 @@ def parse(arguments: list[str]) -> HubOptions:
         trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,
         hooks=given.hooks,
+        otlp=given.otlp,
         restore_from=given.backup,
     )
 
