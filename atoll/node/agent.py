@@ -20,8 +20,8 @@ from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubUnreachable
 from atoll.net.api import HubClient
 from atoll.net.link import Link
 from atoll.net.way import PLAIN, Way
-from atoll.node import launchers
 from atoll.node.attempt import Attempt
+from atoll.node.launchers import Launchers
 from atoll.node.launchers.shares import Shares
 from atoll.node.machine import Machine
 from atoll.node.preparing import Preparer
@@ -50,6 +50,9 @@ WAIT_S = 20.0
 
 LEAVE_GRACE_S = 5.0
 """What workers get to finish or abandon their round when the machine goes away."""
+
+CLEAN_S = 30.0
+"""How long commands wait for what earlier agents left to be removed."""
 
 KNOWN_LAUNCHES = 8
 """Launches per member that are recognised when they come again."""
@@ -84,7 +87,7 @@ class Agent:
         """
         self._link = link
         self._queue = f"node/{node}"
-        self._home = home
+        self._launchers = Launchers(home=home, node=node)
         self._reports = Reports(link)
         self._machine = Machine(
             jobs=home / "jobs",
@@ -93,7 +96,7 @@ class Agent:
             reports=self._reports,
             lines=LineShipping(link),
             shares=Shares(slots=slots, gpus=gpus),
-            launcher=launchers.Launchers(home=home, node=node).of,
+            launcher=self._launchers.of,
             token=token,
             preparer=Preparer(home, lambda job: HubClient(hub, job, way=self.way)),
         )
@@ -140,7 +143,9 @@ class Agent:
         Raises:
             AuthError: the hub no longer knows this node.
         """
-        await asyncio.to_thread(launchers.clean, self._home)
+        await asyncio.wait(
+            [asyncio.ensure_future(asyncio.to_thread(self._launchers.clean))], timeout=CLEAN_S
+        )
         while True:
             try:
                 for item in await self._claim():
@@ -256,6 +261,7 @@ class Agent:
         else:
             if isinstance(command, Launch):
                 self._launch(command)
+                await asyncio.sleep(0)  # what it tells first is on its way before the ack
             else:
                 self._stop(command)
         ack = QueueAck(self._queue, item.lease)

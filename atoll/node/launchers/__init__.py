@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from atoll import config
 from atoll.errors import AtollError, unknown
-from atoll.node.launchers.container import ContainerLauncher, remove_orphans
+from atoll.node.launchers.container import ContainerLauncher
 from atoll.node.launchers.daemon import is_there
 from atoll.node.launchers.launcher import Launcher
 from atoll.node.launchers.process import ProcessLauncher
@@ -20,16 +19,6 @@ def available() -> list[str]:
     return ["process", "container"] if is_there() else ["process"]
 
 
-def clean(home: Path) -> None:
-    """Remove what earlier agents of this home left over; blocks. Children die with their agent."""
-    if not config.container_hosts():
-        return
-    try:
-        remove_orphans(home)
-    except AtollError as error:
-        log.info("no containers were looked for: %s", error)
-
-
 class Launchers:
     """The launchers of one agent, by name."""
 
@@ -40,9 +29,10 @@ class Launchers:
             home: Folder of the agent.
             node: Id of this machine.
         """
+        self._containers = ContainerLauncher(home=home, node=node)
         self._table: dict[str, Launcher] = {
             "process": ProcessLauncher(),
-            "container": ContainerLauncher(home=home, node=node),
+            "container": self._containers,
         }
 
     def of(self, name: str) -> Launcher:
@@ -54,3 +44,12 @@ class Launchers:
         if name not in self._table:
             raise unknown("launcher", name, self._table)
         return self._table[name]
+
+    def clean(self) -> None:
+        """Remove what earlier agents of this home left; blocks. Children die with their agent."""
+        if not is_there():
+            return
+        try:
+            self._containers.remove_orphans()
+        except AtollError as error:
+            log.warning("containers that were left over may still run: %s", error)

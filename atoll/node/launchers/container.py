@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import sys
 import threading
 from collections import deque
@@ -70,6 +71,8 @@ class ContainerLauncher:
         """
         self._home = home_label(home)
         self._node = node
+        self._agent = secrets.token_hex(8)
+        """Tells containers of this very agent from those of one before it."""
 
     async def start(self, order: Order, on_line: LineHandler) -> ContainerProcess:
         """Start a container; its image is pulled first where the job says so.
@@ -98,6 +101,7 @@ class ContainerLauncher:
                 make_writable(order.directory, user=user or facts.user)
             labels = {
                 "atoll.home": self._home,
+                "atoll.agent": self._agent,
                 "atoll.node": self._node,
                 "atoll.job": order.command.job,
                 "atoll.member": order.command.member,
@@ -110,6 +114,25 @@ class ContainerLauncher:
         except BaseException:
             client.close()
             raise
+
+    def remove_orphans(self) -> int:
+        """Remove the containers that earlier agents of this home left; return how many; blocks.
+
+        Raises:
+            AtollError: no daemon answers, or it refuses.
+        """
+        client = connect()
+        try:
+            with in_words("containers that were left over cannot be removed", given=self._node):
+                mine = {"label": f"atoll.home={self._home}"}
+                found = client.containers.list(all=True, filters=mine, ignore_removed=True)
+                orphans = [c for c in found if c.labels.get("atoll.agent") != self._agent]
+                for container in orphans:
+                    log.warning("the container %s was left over: removed", container.name)
+                    container.remove(force=True, v=True)
+                return len(orphans)
+        finally:
+            client.close()
 
 
 class ContainerProcess:
@@ -248,25 +271,6 @@ class _Blocks:
     def read1(self, size: int = -1, /) -> bytes:
         """Return the next block, of any size; empty at the end."""
         return next((block for block in self._stream if block), b"")
-
-
-def remove_orphans(home: Path) -> int:
-    """Remove the containers that earlier agents of this home left; return how many; blocks.
-
-    Raises:
-        AtollError: no daemon answers, or it refuses.
-    """
-    client = connect()
-    try:
-        with in_words("containers that were left over cannot be removed", given=str(home)):
-            mine = {"label": f"atoll.home={home_label(home)}"}
-            left = client.containers.list(all=True, filters=mine, ignore_removed=True)
-            for container in left:
-                log.warning("the container %s was left over: removed", container.name)
-                container.remove(force=True, v=True)
-            return len(left)
-    finally:
-        client.close()
 
 
 def home_label(home: Path) -> str:
