@@ -77,10 +77,14 @@ class Telemetry:
         """Gather figures until cancelled."""
         while True:
             try:
-                self._take(await families(self._context))
+                await self.gather()
             except Exception:
                 logger.exception("figures for OpenTelemetry could not be gathered")
             await asyncio.sleep(self._every_s / 2)
+
+    async def gather(self) -> None:
+        """Take the figures of this moment; the next export sends them."""
+        self._take(await families(self._context))
 
     async def close(self) -> None:
         """Send what was gathered last and end the library's thread."""
