@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S = 60.0
 LOOK_TIMEOUT_S = 3.0
 """The same when it is only asked whether it is there."""
 
-_OWN_FAULT = (400, 404, 409)
+_OWN_FAULT = (400, 404)
 """Answers that a daemon gives to what cannot work: no such image, program or folder."""
 
 
@@ -34,13 +34,12 @@ def connect(*, timeout_s: float = ANSWER_TIMEOUT_S) -> DockerClient:
     """Return a client of the first daemon that answers; to be closed.
 
     Raises:
-        ConfigError: the client library is not installed.
-        JobError: no daemon answers.
+        JobError: the client library is not installed, or no daemon answers.
     """
     try:
         import docker
     except ImportError as error:
-        raise ConfigError(
+        raise JobError(
             "jobs in containers need the Docker client library on this machine",
             remedy="pip install 'atoll[docker]'",
         ) from error

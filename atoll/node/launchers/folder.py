@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import platform
 from pathlib import Path
 
 from atoll import config
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, JobError, StorageFull
 from atoll.net.way import Way
 from atoll.node.exits import ERROR_FILE
 from atoll.wire.messages import Launch
@@ -21,7 +23,9 @@ def lay_out(command: Launch, *, directory: Path, hub: str, way: Way) -> dict[str
         way: How it is reached.
 
     Raises:
-        ConfigError: a file's name would lie outside the folder, or nothing can be written there.
+        ConfigError: a file's name would lie outside the folder.
+        StorageFull: the disk of this machine has no room.
+        JobError: nothing can be written there for another reason.
     """
     for name in command.files:
         if Path(name).name != name:
@@ -38,10 +42,11 @@ def lay_out(command: Launch, *, directory: Path, hub: str, way: Way) -> dict[str
             (directory / name).write_text(text, encoding="utf-8")
         spec_path.write_text(command.spec, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
+        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else JobError
+        raise kind(
             "the folder of a process cannot be written",
-            given=f"{directory} ({error.strerror or error})",
-            remedy="look at the disk of this machine and at who may write there",
+            given=f"{directory} on {platform.node()} ({error.strerror or error})",
+            remedy="look at the disk of that machine and at who may write there",
         ) from error
     worker = config.WorkerEnvironment(
         hub=hub,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import logging
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from atoll import config
-from atoll.errors import AtollError, ConfigError, from_dict
+from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.node import parent
 from atoll.node.exits import ERROR_FILE, count_oom_kills, explain_exit
 from atoll.node.launchers.launcher import GONE_S, Caps, Exit, Order
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LAST_LINES_S = 5.0
 """How long the output of a process that has ended is still waited for."""
+
+_NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.E2BIG)
 
 PROCESS_FILE = "process.json"
 """Which process works in a folder, for an agent that comes after a crash."""
@@ -41,7 +45,8 @@ class ProcessLauncher:
         """Start a program; to be called on the loop of the main thread.
 
         Raises:
-            ConfigError: there is no such program, or the machine cannot start it.
+            ConfigError: there is no such program.
+            JobError: the machine cannot start it.
         """
         await asyncio.to_thread(_end_former, order.directory)
         words = argv(order)
@@ -58,12 +63,7 @@ class ProcessLauncher:
                 preexec_fn=_before_program(order.caps),
             )
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                "a program of a job cannot be started",
-                given=f"{words[0]} ({error})",
-                expected="a program on this machine or in the job's code",
-                remedy="look at [job] command, and at the disk and the limits of this machine",
-            ) from error
+            raise _not_started(words[0], error) from error
         _note(order.directory, popen.pid)
         return ChildProcess(order, popen=popen, on_line=on_line)
 
@@ -174,6 +174,22 @@ def argv(order: Order) -> list[str]:
     if job.command:
         return [*job.command, *job.args]
     return [str(order.python), "-m", "atoll.node.worker"]
+
+
+def _not_started(program: str, error: OSError | ValueError) -> ConfigError | JobError:
+    """Return the error for a program that did not start: the job's own fault, or the machine's."""
+    if isinstance(error, ValueError) or error.errno in _NO_PROGRAM:
+        return ConfigError(
+            "a program of a job cannot be started",
+            given=f"{program} ({error})",
+            expected="a program on the machine or in the job's code",
+            remedy="look at [job] command",
+        )
+    return JobError(
+        "a machine cannot start a program",
+        given=f"{program} on {platform.node()} ({error})",
+        remedy="look at the memory, the disk and the limits of that machine",
+    )
 
 
 def _environment(order: Order) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from atoll.config import JobSpec, LaunchTable, dump_spec
-from atoll.errors import ConfigError, JobError, ScriptError
+from atoll.errors import AtollError, ConfigError, JobError, ScriptError, StorageFull
 from atoll.net.way import PLAIN
 from atoll.node.exits import ERROR_FILE
 from atoll.node.launchers.folder import lay_out
@@ -172,7 +173,7 @@ def test_command_runs_without_a_shell_in_the_folder_with_its_arguments(tmp_path:
 
 
 def test_command_gets_atoll_variables_and_those_of_the_launch_table(tmp_path: Path) -> None:
-    launch = LaunchTable(env=["COLOUR=blue=green", "ATOLL_JOB=another"])
+    launch = LaunchTable(env=["COLOUR=blue=green"])
     program = "import os; print(*(os.environ[n] for n in ('COLOUR', 'ATOLL_JOB', 'ATOLL_MEMBER')))"
     lines: list[str] = []
     run(command_to_end(command_launch("python", "-c", program, launch=launch), tmp_path, lines))
@@ -243,6 +244,18 @@ def test_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="not plain"):
         lay_out(bad, directory=tmp_path / "w1", hub=HUB, way=PLAIN)
     assert [path.name for path in tmp_path.rglob("*evil*")] == []
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StorageFull), (errno.EIO, JobError)])
+def test_folder_that_cannot_be_written_is_the_machines_fault_not_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[AtollError]
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(kind, match="cannot be written"):
+        lay_out(script_launch("pass"), directory=tmp_path / "w1", hub=HUB, way=PLAIN)
 
 
 def _feed(data: bytes) -> list[str]:
