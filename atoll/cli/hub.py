@@ -73,8 +73,10 @@ def hub(
     from atoll.cli import known_hub, screen
     from atoll.hub.app import HubOptions
     from atoll.hub.server import HubServer, run
+    from atoll.hub.tuning import tune
     from atoll.node.identity import write_private
 
+    tune()
     console = screen.output()
     server = HubServer(
         HubOptions(

@@ -12,6 +12,7 @@ from pathlib import Path
 from atoll.errors import AtollError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer, run
+from atoll.hub.tuning import tune
 
 
 def parse(arguments: list[str]) -> HubOptions:
@@ -64,6 +65,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    tune()
     server = HubServer(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())

@@ -110,6 +110,7 @@ class NatsStore:
                 remedy="pip install 'atoll[nats]'",
             ) from error
         try:
+            await self._knock()
             self._nats = await asyncio.wait_for(
                 nats.connect(
                     self._server,
@@ -137,6 +138,13 @@ class NatsStore:
                 expected=f"at least {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]}",
             )
         self._js = self._nats.jetstream(timeout=ANSWER_S, publish_async_max_pending=100_000)
+
+    async def _knock(self) -> None:
+        """Raise at once when nobody listens: the client would try for ever."""
+        parts = urlsplit(self._server)
+        host, port = parts.hostname, parts.port or 4222
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_S)
+        writer.close()
 
     async def close(self) -> None:
         """Close the connection."""

@@ -44,6 +44,7 @@ _INDICES = (
     # Counts and sizes of a million items come from the first one, without reading an item.
     "queue_waiting ON queue_items (queue, seq, nbytes) WHERE state = 'ready'",
     "queue_leased ON queue_items (until) WHERE state = 'leased'",
+    "queue_asked ON queue_items (queue, request) WHERE state = 'leased'",
     "queue_done ON queue_items (until) WHERE state = 'done'",
     "queue_dead ON queue_items (queue, seq) WHERE state = 'dead'",
 )
