@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll.code import pack
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
@@ -128,6 +129,25 @@ def test_script_in_an_image_with_atoll_joins_its_job(
     until(lambda: client.job(job)["state"] in ("done", "failed"))
     assert client.job(job)["state"] == "done", (client.job(job), lines_of(client, job))
     assert lines_of(client, job)[-1] == "joined w0"
+
+
+def test_code_goes_into_a_container_and_artifacts_come_out(
+    client: HubClient, start: Callable[[], Node], tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "input").write_text("from the folder")
+    with pack(code) as packed:
+        client.put_blob(packed.path)
+    start()
+    words = ["/bin/sh", "-c", "cat input > result; echo $PWD"]
+    job = JobTable(name="job", command=words, code=f"sha256:{packed.sha256}", artifacts=["result"])
+    table = LaunchTable(launcher="container", image=SMALL)
+    made = client.submit(dump_spec(JobSpec(job=job, launch=table)), files={})
+    wait_for(client, made, "done")
+    assert f"{tmp_path}/home/jobs/{made}/w0/code" in lines_of(client, made)
+    client.get_file(made, "artifacts/w0/result", tmp_path / "back")
+    assert (tmp_path / "back").read_text() == "from the folder"
 
 
 def test_mount_that_the_owner_has_not_listed_is_refused(
