@@ -23,6 +23,7 @@ from atoll.cli import (
     logs,
     node,
     policy,
+    queue,
     report,
     resume,
     run,
@@ -57,6 +58,7 @@ app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
 app.command("resume")(resume.resume)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(queue.app, name="queue")
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
 app.add_typer(ticket.app, name="ticket")

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
 from atoll.errors import CheckpointMissing, HubError, HubUnreachable
 from atoll.ids import new_token
@@ -29,16 +28,7 @@ from atoll.net.streams import (
 )
 from atoll.net.way import PLAIN, Way
 from atoll.wire.messages import (
-    Done,
     Message,
-    QueueAck,
-    QueueClaim,
-    QueueExtend,
-    QueueItem,
-    QueueItems,
-    QueuePut,
-    QueuePutDone,
-    QueueRelease,
 )
 
 M = TypeVar("M", bound=Message)
@@ -334,54 +324,6 @@ class HubClient(AccessCalls):
             nbytes = int(response.headers.get("Content-Length", "0"))
             source = told(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
             write_verified(target, source, sha256=sha256)
-
-    # ----------------------------------------------------------------------------- queues
-
-    def queues(self) -> list[dict[str, Any]]:
-        """Return how many items of each queue are ready, leased and dead."""
-        return list(self._rest.json("GET", "/api/queues"))
-
-    def dead_letters(self, queue: str) -> list[dict[str, Any]]:
-        """Return the items of a queue that were given back too often."""
-        return list(self._rest.json("GET", "/api/queues/dead", params={"queue": queue}))
-
-    def queue_put(self, queue: str, *, key: str, payload: bytes) -> QueuePutDone:
-        """Store an item durably; the same key again is stored once."""
-        return self._queue("put", QueuePut(queue, key, payload), QueuePutDone)
-
-    def queue_claim(
-        self, queue: str, *, lease_s: float, limit: int = 1, wait_s: float = 0.0
-    ) -> list[QueueItem]:
-        """Lease up to `limit` items for `lease_s`; waits up to `wait_s` for the first."""
-        claim = QueueClaim(queue, lease_s, limit, wait_s)
-        return self._queue("claim", claim, QueueItems, wait_s=wait_s).items
-
-    def queue_ack(self, queue: str, *, lease: str) -> None:
-        """Say that a leased item is done.
-
-        Raises:
-            HubError: the lease was lost to another claim.
-        """
-        self._queue("ack", QueueAck(queue, lease), Done)
-
-    def queue_extend(self, queue: str, *, lease: str, lease_s: float) -> None:
-        """Let a lease end `lease_s` from now; raises as `queue_ack` does."""
-        self._queue("extend", QueueExtend(queue, lease, lease_s), Done)
-
-    def queue_release(self, queue: str, *, lease: str, reason: str = "") -> None:
-        """Give a leased item back; too often makes it a dead letter."""
-        self._queue("release", QueueRelease(queue, lease, reason), Done)
-
-    def _queue(self, verb: str, body: Message, answer: type[M], *, wait_s: float = 0.0) -> M:
-        """Send a message of the wire as JSON and return the one that answers it."""
-        response = self._rest.call(
-            "POST",
-            f"/api/queues/{verb}",
-            content=msgspec.json.encode(body),
-            headers={"Content-Type": "application/json"},
-            timeout=self._timeout_s + wait_s,
-        )
-        return msgspec.json.decode(response.content, type=answer)
 
     # ------------------------------------------------------------------------------ speed
 

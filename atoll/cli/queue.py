@@ -1,0 +1,136 @@
+"""`atoll queue`: look at queues, put into them, and deal with what nobody could finish."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="queue", help="Look at queues and topics, and deal with dead letters.",
+    no_args_is_help=True,
+)  # fmt: skip
+
+Name = Annotated[str, typer.Argument(help="A queue, as `atoll queue list` names it.")]
+Seq = Annotated[int | None, typer.Argument(help="Number of a dead letter (see `dead`).")]
+All = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
+Hub = Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@app.command("list")
+def list_(hub: Hub = "", json_: Json = False) -> None:
+    """Show every queue and topic: how full, how old, how fast."""
+    import json
+
+    from atoll.cli import known_hub, screen
+    from atoll.cli.queue_tables import queues_table
+
+    with known_hub.find(hub).client() as client:
+        rows = client.queues()
+    if json_:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    screen.output().print(queues_table(rows))
+
+
+@app.command()
+def show(queue: Name, hub: Hub = "", json_: Json = False) -> None:
+    """Show one queue or topic with its limits."""
+    import json
+
+    from atoll.cli import known_hub, screen
+    from atoll.cli.queue_tables import queue_table
+    from atoll.errors import unknown
+
+    with known_hub.find(hub).client() as client:
+        rows = {row["queue"]: row for row in client.queues()}
+    if queue not in rows:
+        raise unknown("queue", queue, rows)
+    if json_:
+        typer.echo(json.dumps(rows[queue], indent=1))
+        return
+    screen.output().print(queue_table(rows[queue]))
+
+
+@app.command()
+def put(
+    queue: Name,
+    value: Annotated[str, typer.Argument(help="What to put; `-` reads standard input.")],
+    key: Annotated[str, typer.Option(help="The same key again is stored once.")] = "",
+    text: Annotated[bool, typer.Option("--text", help="Put bytes, not JSON.")] = False,
+    hub: Hub = "",
+) -> None:
+    """Put a value: JSON, if it is some, else text."""
+    import sys
+
+    from atoll.cli import known_hub, screen
+    from atoll.ids import new_token
+
+    given = sys.stdin.read() if value == "-" else value
+    with known_hub.find(hub).client() as client:
+        done = client.queue_put(queue, key=key or new_token(), payload=_payload(given, text=text))
+    told = "was there already as" if done.duplicate else "is"
+    screen.output().print(f"it {told} number {done.seq} of {queue}")
+
+
+def _payload(given: str, *, text: bool) -> bytes:
+    import json
+
+    from atoll.queues import values
+
+    if not text:
+        try:
+            return b"".join(values.encode(json.loads(given)))
+        except json.JSONDecodeError:
+            pass
+    return b"".join(values.encode(given.encode()))
+
+
+@app.command()
+def dead(queue: Name, hub: Hub = "", json_: Json = False) -> None:
+    """Show items that were given back too often, oldest first."""
+    import json
+
+    from atoll.cli import known_hub, screen
+    from atoll.cli.queue_tables import letters_table
+
+    with known_hub.find(hub).client() as client:
+        letters = client.dead_letters(queue)
+    if json_:
+        typer.echo(json.dumps(letters, indent=1))
+        return
+    screen.output().print(letters_table(letters))
+
+
+@app.command()
+def requeue(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> None:
+    """Make a dead letter ready again, as if nobody had ever taken it."""
+    _settle("requeue", "are ready again", queue, _which(seq, all_=all_), hub)
+
+
+@app.command()
+def discard(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> None:
+    """Give a dead letter up for good."""
+    _settle("discard", "are gone", queue, _which(seq, all_=all_), hub)
+
+
+def _which(seq: int | None, *, all_: bool) -> int | None:
+    from atoll.errors import ConfigError
+
+    if (seq is None) != all_:
+        raise ConfigError(
+            "which dead letters are meant?",
+            expected="the number of one, or --all",
+            remedy="`atoll queue dead QUEUE` shows them",
+        )
+    return seq
+
+
+def _settle(verb: str, told: str, queue: str, seq: int | None, hub: str) -> None:
+    from atoll.cli import known_hub, screen
+
+    with known_hub.find(hub).client() as client:
+        call: Any = getattr(client, verb)
+        count = call(queue, seq=seq)
+    screen.output().print(f"{count} of {queue} {told}" if count else "there is no such dead letter")
