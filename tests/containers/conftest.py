@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("docker", reason="the extra atoll[docker] is not installed")
 
 from tests.containers.daemons import Daemon, import_image, small_archive, start_daemon
+from tests.containers.registry import Registry, start_registry
 
 SMALL = "small:1"
 
@@ -20,4 +21,10 @@ def daemon(
     folder = tmp_path_factory.mktemp("daemon")
     with start_daemon(request.param, folder) as started:
         import_image(started, SMALL, small_archive())
+        yield started
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with start_registry() as started:
         yield started

@@ -19,8 +19,10 @@ from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
+from atoll.node import signatures
 from tests.containers.conftest import SMALL
-from tests.containers.daemons import Daemon, import_image, linked_archive
+from tests.containers.daemons import Daemon, import_image, linked_archive, small_archive
+from tests.containers.registry import Registry
 from tests.node.processes import Node, lines_of, until, wait_for
 
 
@@ -148,6 +150,27 @@ def test_code_goes_into_a_container_and_artifacts_come_out(
     assert f"{tmp_path}/home/jobs/{made}/w0/code" in lines_of(client, made)
     client.get_file(made, "artifacts/w0/result", tmp_path / "back")
     assert (tmp_path / "back").read_text() == "from the folder"
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_owner_of_signed_images_gets_those_and_no_others(
+    client: HubClient, start: Callable[[], Node], registry: Registry, tmp_path: Path, good: bool
+) -> None:
+    public = signatures.make_key(tmp_path / "anna.key")
+    (tmp_path / "home").mkdir()
+    policy = f'kinds = ["signed"]\ntrusted_keys = ["{public}"]\n'
+    (tmp_path / "home" / "node.toml").write_text(policy)
+    start()
+    image = registry.add("signed", small_archive())
+    key = signatures.load_key(tmp_path / "anna.key")
+    signature = signatures.sign_image(image if good else f"other/{image}", key=key)
+    job = submit(client, "echo", "trusted", image=image, signature=signature)
+    if good:
+        wait_for(client, job, "done")
+        assert lines_of(client, job)[-1] == "trusted"
+    else:
+        until(lambda: "NotAllowed" in str(client.job(job)))
+        assert registry.asked == [], "nothing is pulled before it is trusted"
 
 
 def test_mount_that_the_owner_has_not_listed_is_refused(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,8 @@ from atoll.node.launchers.container import ContainerLauncher
 from atoll.node.launchers.launcher import Exit
 from atoll.wire.messages import Launch
 from tests.containers.daemons import Daemon, small_archive
-from tests.containers.registry import Registry, start_registry
+from tests.containers.registry import Registry
 from tests.node.launchers.ordering import make_order, run, until
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with start_registry() as started:
-        yield started
 
 
 def image_launch(image: str, *words: str, args: tuple[str, ...] = (), **launch: Any) -> Launch:
