@@ -59,6 +59,10 @@ def hub(
         Path | None,
         typer.Option(help="Whom to tell of alarms (default: hooks.toml in the data folder)."),
     ] = None,
+    otlp: Annotated[
+        str,
+        typer.Option(help="OpenTelemetry collector that gets figures, e.g. http://HOST:4318."),
+    ] = "",
     backup: Annotated[
         Path | None,
         typer.Option("--from", help="Begin from this backup if the data folder is empty."),
@@ -93,6 +97,7 @@ def hub(
             trust_proxy=tuple(trust_proxy or ()),
             hooks=hooks.resolve() if hooks else None,
             otlp=otlp,
+            otlp=otlp,
             restore_from=backup.resolve() if backup else None,
         )
     )
@@ -113,6 +118,9 @@ def hub(
                 soft_wrap=True,
             )
         console.print(f"  dashboard   {server.url}/?token={server.operator_token}", soft_wrap=True)
+        if server.ca and not server.ticket.endswith("~tls"):
+            console.print("  a browser warns about this hub's certificate; its authority is in")
+            console.print(f"              {server.ca}", soft_wrap=True, markup=False)
         console.print("  on every other machine, type:", style="dim")
         console.print(f"    [bold]atoll join {server.ticket}[/]", soft_wrap=True)
         console.print("  then, here:", style="dim")

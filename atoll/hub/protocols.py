@@ -15,11 +15,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import h11
+import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from atoll.errors import ConfigError
 from atoll.hub.admission import Gate, PeerCertificate, Visit
 
 FIRST_FRAME_BYTES = 64 * 1024
@@ -31,6 +33,9 @@ TLS_BUFFER_BYTES = asyncio.sslproto.SSLProtocol.max_size
 WRITE_BYTES = 64 * 1024
 """Unsent bytes beyond which senders wait, with TLS as without: asyncio's own bound under TLS is
 512 KiB, behind which a heartbeat on a slow line would come late."""
+
+TLS_HANDSHAKE = 0x16
+"""First byte of every TLS connection."""
 
 LINGER_S = 5.0
 """How long the rest of a request may still come after its answer has gone out."""
@@ -166,6 +171,7 @@ class Tls(asyncio.sslproto.SSLProtocol):
         self._http: Http | None = http
         self._gate = gate
         self._visit: Visit | None = None
+        self._begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Shake hands, unless too many strangers are here."""
@@ -177,6 +183,17 @@ class Tls(asyncio.sslproto.SSLProtocol):
             return
         http.visit = self._visit
         super().connection_made(transport)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Read; who speaks plain HTTP is told so, in plain HTTP."""
+        if not self._begun:
+            self._begun = True
+            raw: Any = self._transport
+            if nbytes and self._ssl_buffer_view[0] != TLS_HANDSHAKE and raw is not None:
+                raw.write(_NO_TLS)
+                raw.close()
+                return
+        super().buffer_updated(nbytes)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End; without a finished handshake nobody else would hear of it."""
@@ -196,6 +213,21 @@ def protocols(gate: Gate, context: ssl.SSLContext | None) -> Callable[..., async
         return http if context is None else Tls(http, context, gate=gate, buffer=shared)
 
     return make
+
+
+def _plain_refusal() -> bytes:
+    """Return what somebody is told who speaks plain HTTP where TLS is spoken."""
+    error = ConfigError(
+        "this hub speaks TLS",
+        given="plain HTTP",
+        expected="https://, or a whole ticket: what stands behind its ~ says how to know the hub",
+    )
+    body = msgspec.json.encode({"error": error.to_dict()})
+    head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close"
+    return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+_NO_TLS = _plain_refusal()
 
 
 def _address(transport: asyncio.BaseTransport) -> str:
