@@ -33,6 +33,8 @@ LEAST_ROUNDS = 5
 """Fewer rounds say nothing."""
 NEWEST = 60
 MOST_ROUNDS = 20
+UNUSUAL = 3.0
+"""A round so many times as long as most (a machine slept, a first step) says nothing of worth."""
 TELLING = 0.02
 """A machine is to be removed only if the group would be faster by more than this share."""
 
@@ -159,7 +161,8 @@ def _known(rounds: Sequence[Passed], members: Sequence[str], *, unit: str) -> li
         consecutive = one.round == before.round + 1 and set(before.members) == set(members)
         if parts.keys() == set(members) and consecutive and one.time > before.time:
             found.append(_Round(parts, one.route, one.time - before.time))
-    return found[::-1]
+    usual_s = statistics.median([one.period_s for one in found]) if found else 0.0
+    return [one for one in reversed(found) if one.period_s <= UNUSUAL * usual_s]
 
 
 def _part(row: Row, unit: str) -> _Part | None:

@@ -277,5 +277,5 @@ def test_files_of_a_job_tell_where_its_time_went_before_it_is_done(hub: HubServe
     found = json.loads((folder / "rounds.json").read_text())
     assert [one["round"] for one in found["rounds"]] == [0, 1, 2]
     assert found["rounds"][2]["timeline"][0]["tokens"] == 100
-    assert found["worth"]["text"] == "too early to say: 1 of 5 rounds"
+    assert found["worth"]["text"] == "too early to say: 2 of 5 rounds"
     group.close()

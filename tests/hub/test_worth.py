@@ -220,3 +220,14 @@ def test_one_machine_alone_is_the_only_one() -> None:
     found = worth(simulate({"w0": Laptop(0.1)}))
     assert found["nodes"][0]["text"] == "node-w0 is the only machine"
     assert found["next"]["adds_percent"] is None
+
+
+def test_a_round_in_which_a_machine_slept_changes_nothing() -> None:
+    rounds = simulate({"w0": Laptop(0.1), "w1": Laptop(0.1)}, rounds=14)
+    late = [
+        Passed(one.epoch, one.round, one.route, one.members, one.contributors,
+               one.time + (600.0 if one.round >= 7 else 0.0), one.seconds, one.nbytes, one.rows)
+        for one in rounds
+    ]  # fmt: skip
+    assert worth(late)["tokens_per_s"] == pytest.approx(worth(rounds)["tokens_per_s"], rel=0.01)
+    assert worth(late)["rounds"] == 12
