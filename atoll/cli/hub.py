@@ -51,10 +51,6 @@ def hub(
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where jobs leave their files.")] = Path("runs"),
-    otlp: Annotated[
-        str,
-        typer.Option(help="OpenTelemetry collector that gets figures, e.g. http://HOST:4318."),
-    ] = "",
     hooks: Annotated[
         Path | None,
         typer.Option(help="Whom to tell of alarms (default: hooks.toml in the data folder)."),
@@ -96,7 +92,6 @@ def hub(
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),
             hooks=hooks.resolve() if hooks else None,
-            otlp=otlp,
             otlp=otlp,
             restore_from=backup.resolve() if backup else None,
         )
