@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.code import unpack
-from atoll.errors import ConfigError, HubUnreachable, WireError
+from atoll.errors import CheckpointCorrupt, ConfigError, HubError, HubUnreachable, WireError
 from atoll.net.api import HubClient
 from atoll.net.retry import backoff
 from atoll.node.file_locks import FileLock
@@ -140,4 +140,11 @@ def _fetch(hub: HubClient, sha256: str, path: Path, wanted: Wanted) -> None:
         except HubUnreachable:
             if time.monotonic() > deadline:
                 raise
+        except CheckpointCorrupt as error:
+            raise HubError(
+                "the code of the job arrived damaged",
+                given=error.given,
+                expected=error.expected,
+                remedy="if it stays so, it is damaged at the hub: restore the hub from a backup",
+            ) from error
         wanted.wait(wait_s)

@@ -18,7 +18,7 @@ import pytest
 
 from atoll.code import pack
 from atoll.config import JobSpec, JobTable
-from atoll.errors import ConfigError, HubError, JobError
+from atoll.errors import ConfigError, HubError, HubUnreachable, JobError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
@@ -151,6 +151,34 @@ def test_code_that_the_hub_does_not_have_is_told(machine: Machine) -> None:
     assert machine.kept("code") == []
 
 
+def test_a_hub_that_is_away_for_a_moment_is_asked_again(machine: Machine) -> None:
+    code = machine.send(main_DOT_py="print(1)")
+    fails = ["once", "twice"]
+
+    class Flaky(HubClient):
+        def get_blob(self, *arguments: Any, **more: Any) -> None:
+            if fails:
+                raise HubUnreachable(f"away {fails.pop()}")
+            super().get_blob(*arguments, **more)
+
+    machine.preparer = Preparer(
+        machine.home, lambda token: Flaky(machine.hub.url, machine.hub.operator_token)
+    )
+    prepared = asyncio.run(machine.prepare(code))
+    assert (prepared.folder / "main.py").read_text() == "print(1)"
+    assert fails == []
+
+
+def test_code_that_is_damaged_at_the_hub_is_told(machine: Machine) -> None:
+    code = machine.send(main_DOT_py="print(1)")
+    assert machine.hub.hub is not None
+    path = machine.hub.hub.stores.blobs.path(code.removeprefix("sha256:"))
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(HubError, match="arrived damaged"):
+        asyncio.run(machine.prepare(code))
+    assert machine.kept("code") == []
+
+
 def test_a_pack_that_must_not_be_unpacked_is_the_fault_of_the_job(machine: Machine) -> None:
     with HubClient(machine.hub.url, machine.hub.operator_token) as client:
         evil = client.put_blob(b"no pack at all")
@@ -212,6 +240,7 @@ def test_a_package_comes_before_the_agents_own_of_that_name(machine: Machine) ->
 
 def test_a_package_that_is_built_from_a_folder_of_the_code(machine: Machine) -> None:
     backend = """
+import zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     info = "built-2.0.dist-info"
     with zipfile.ZipFile(f"{folder}/built-2.0-py3-none-any.whl", "w") as archive:
