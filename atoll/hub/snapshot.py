@@ -19,6 +19,7 @@ from atoll.hub.context import Context
 from atoll.hub.events import EVERYWHERE
 from atoll.hub.rest_jobs import view_of
 from atoll.hub.views import job_row
+from atoll.hub.worth import worth_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _LATE_S = 0.002
 """Timers may end a little early: nobody wants the old picture again."""
 
 QUEUES_EVERY_S = 2.0
+WORTH_EVERY_S = 2.0
 OVER_FOR_S = 10.0
 """How long the row of an ended job is not made again."""
 
@@ -80,6 +82,7 @@ class Snapshots:
         self._nodes: dict[str, Row] = {}
         self._jobs: dict[str, Row] = {}
         self._over: dict[str, tuple[float, Row]] = {}
+        self._worths: dict[str, tuple[float, Row]] = {}
         self._queues: list[Row] = []
         self._queues_at = float("-inf")
 
@@ -96,6 +99,16 @@ class Snapshots:
                 self._picture = await self._make(now)
             assert self._picture is not None
             return self._picture
+
+    async def worth(self, job: str, now: float) -> Row:
+        """Return what each node adds to a job, reckoned every few seconds at most."""
+        until, worth = self._worths.get(job, (0.0, {}))
+        if now >= until:
+            if len(self._worths) > JOBS_LISTED:
+                self._worths.clear()
+            worth = await worth_of(self._context, job)
+            self._worths[job] = (now + WORTH_EVERY_S, worth)
+        return worth
 
     async def _make(self, now: float) -> Picture:
         stores = self._context.stores

@@ -122,6 +122,7 @@ class Feed:
         self._seen = -1
         """Number of the last picture that was sent."""
         self._job: dict[str, Any] = {}
+        self._worth: dict[str, Any] = {}
         self._round: dict[str, Any] = {}
         """The last round that was sent: its members may tell more of it at their next join."""
         self._verdicts = (-1, -1)
@@ -160,6 +161,9 @@ class Feed:
         shown = await picture.once(("view", job), view)
         if shown != self._job:
             self._job = tick["job"] = shown
+        worth = await picture.once(("worth", job), lambda: self.snapshots.worth(job, picture.made))
+        if worth != self._worth:
+            self._worth = tick["worth"] = worth
         points = await self._read(
             picture, "points", lambda a: stores.metrics.read(job, after=a, limit=POINTS_PER_TICK)
         )

@@ -135,7 +135,14 @@ def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
-def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(tmp_path: Path) -> None:
+def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_context: Context, _job: str) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(snapshot_module, "worth_of", nothing)
+
     async def test(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job
         points = [Point(0.0, n, 0, {"loss": 1.0, "grad_norm": 2.0}) for n in range(4500)]
