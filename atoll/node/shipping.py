@@ -7,11 +7,16 @@ member and agent. A member that has ended and whose lines have all arrived costs
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from typing import cast
 
+from atoll.errors import AtollError, AuthError
 from atoll.net.link import Link
 from atoll.net.outbox import Outbox, drop_oldest
-from atoll.wire.messages import LogLines
+from atoll.wire.messages import Acked, LogLines, Message
+
+log = logging.getLogger(__name__)
 
 WAITING_LINES = 20_000
 """Lines of one process that wait while the hub is away; all of them are in its file anyway."""
@@ -20,12 +25,39 @@ Key = tuple[str, str]
 """Job and member."""
 
 
+class _LineLink:
+    """A link on which lines that the hub refuses count as told.
+
+    They are of a process whose place another machine has taken; nobody wants them, ever.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    def session(self) -> str:
+        return self._link.session
+
+    @property
+    def failed(self) -> AtollError | None:
+        return self._link.failed
+
+    async def request(self, body: Message, *, timeout_s: float) -> Message:
+        try:
+            return await self._link.request(body, timeout_s=timeout_s)
+        except AuthError as error:
+            if self._link.failed is not None or not isinstance(body, LogLines):
+                raise
+            log.info("lines of %s %s are dropped: %s", body.job, body.member, error)
+            return Acked(body.seq + len(body.lines) - 1)
+
+
 class LineShipping:
     """Ships the lines of every process of one agent."""
 
     def __init__(self, link: Link) -> None:
         """Ship over a link that is connected already."""
-        self._link = link
+        self._link = cast(Link, _LineLink(link))
         self._outboxes: dict[Key, Outbox[str]] = {}
         self._next: dict[Key, int] = {}
         """Number of the next line of a member that has no queue now."""

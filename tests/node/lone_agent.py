@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from atoll.config import JobSpec, JobTable, dump_spec
+from atoll.errors import AuthError
 from atoll.net.link import Link
 from atoll.node.agent import Agent
 from atoll.wire.messages import (
@@ -33,6 +34,8 @@ class Hub:
 
     connected = True
     failed = None
+    session = "n"
+    refuses_lines = False
 
     def __init__(self) -> None:
         self.told: list[Message] = []
@@ -57,6 +60,8 @@ class Hub:
             self.acked += 1
             return Done()
         self.told.append(body)
+        if isinstance(body, LogLines) and self.refuses_lines:
+            raise AuthError("this process belongs to another")
         if isinstance(body, LogLines):
             return Acked(body.seq + len(body.lines) - 1)
         return Done()

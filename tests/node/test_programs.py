@@ -140,6 +140,18 @@ def test_code_is_the_working_folder_and_scripts_are_found_in_it(
     run(scenario())
 
 
+def test_lines_that_the_hub_refuses_are_dropped_and_not_sent_for_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lone_agent(tmp_path) as (agent, hub):
+            hub.refuses_lines = True
+            hub.put(launch(program("echo", "of a member that has moved")))
+            await hub.ended()
+            await until(lambda: not agent.running)
+            assert len(agent._machine.lines) == 0
+
+    run(scenario())
+
+
 # ------------------------------------------------------------------------- while it is prepared
 
 

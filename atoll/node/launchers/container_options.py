@@ -128,6 +128,8 @@ def make_writable(directory: Path, *, user: str) -> None:
         directory: The folder of the process.
         user: As given to the container, e.g. `65534:65534`, or the name that an image tells.
     """
+    if not hasattr(os, "getuid"):
+        return  # the daemon runs in a machine of its own and minds no owners
     jobs = directory.parents[1]
     jobs.chmod(0o700)
     uid, _, gid = user.partition(":")
