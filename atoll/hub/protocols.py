@@ -51,6 +51,8 @@ class Http(H11Protocol):
         self.visit: Visit | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
+        self._upgraded = False
+        """Whether the connection is a WebSocket's now."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless too many strangers are here."""
@@ -79,6 +81,8 @@ class Http(H11Protocol):
         """Read; a head that has begun has to end in time."""
         self._heard = self.loop.time()
         super().data_received(data)
+        if self._upgraded:
+            return  # uvicorn leaves the request as one whose body is still to come
         if self.conn.their_state is h11.IDLE:
             if self._timer is None and not self.transport.is_closing():
                 self._expect_head()
@@ -97,6 +101,7 @@ class Http(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection on to the WebSocket."""
+        self._upgraded = True
         self._stop_timer()
         super().handle_websocket_upgrade(event)
 
@@ -204,7 +209,6 @@ class Tls(asyncio.sslproto.SSLProtocol):
 
 def protocols(gate: Gate, context: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
     """Return what uvicorn makes for every connection: plain HTTP, or HTTP in TLS."""
-
     # Where a loop reads at once into the buffer that it asked for, one serves all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
 
