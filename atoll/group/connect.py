@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.config import WorkerEnvironment
+from atoll.errors import ConfigError
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
 from atoll.net.api import HubClient
@@ -66,7 +67,15 @@ def connect_group(
         HubUnreachable: no hub answers there.
         AuthError: the job's token is no longer valid, e.g. because the job has ended.
         VersionMismatch: the hub is of another version.
+        ConfigError: the job wants the direct route on a machine with limited bandwidth.
     """
+    if route == "direct" and environment.capped:
+        raise ConfigError(
+            "this machine does not take part in the direct route",
+            given='route = "direct", and an owner who limits the bandwidth of the machine',
+            expected="a route through the hub, where the limit holds",
+            remedy='set route = "auto" in [job], or name other machines: on = [...]',
+        )
     groups: list[HubGroup] = []
 
     def stats() -> dict[str, float]:

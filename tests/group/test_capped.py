@@ -1,0 +1,37 @@
+"""Processes on machines whose owner limits the bandwidth."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from atoll.config import WorkerEnvironment, read_worker_environment, worker_variables
+from atoll.errors import ConfigError
+from atoll.group.connect import connect_group
+from atoll.net.way import way_of
+
+WORKER = WorkerEnvironment(
+    hub="http://127.0.0.1:9", token="t", job="j", member="w0",
+    directory=Path("/tmp/j"), spec=Path("/tmp/j/job.toml"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", ["upload_bps", "download_bps"])
+def test_a_limited_process_refuses_the_route_that_would_pass_by_the_limit(limit: str) -> None:
+    capped = dataclasses.replace(WORKER, **{limit: 1e6})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='route = "auto"'):
+        connect_group(capped, route="direct")
+
+
+def test_limits_reach_the_process_by_its_environment() -> None:
+    capped = dataclasses.replace(
+        WORKER, upload_bps=2.5e6, download_bps=1e7, pace="/home/n/pace", proxy="http://p:1"
+    )
+    told = read_worker_environment(worker_variables(capped))
+    assert told == capped
+    way = way_of(told)
+    assert (way.upload_bps, way.download_bps, way.pace) == (2.5e6, 1e7, "/home/n/pace")
+    assert not WORKER.capped
+    assert not read_worker_environment(worker_variables(WORKER)).capped  # type: ignore[union-attr]
