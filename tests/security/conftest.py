@@ -31,9 +31,9 @@ SPEC = '[job]\nname = "toy"\nnodes = 1\n[train]\nsteps = 100\n'
 STRICT = Limits(
     strangers=40,
     strangers_per_address=20,
-    head_s=0.5,
-    body_pause_s=0.5,
-    open_body_s=0.5,
+    head_s=1.5,
+    body_pause_s=1.5,
+    open_body_s=1.5,
     joins_per_minute=5,
     exempt_loopback=False,
 )

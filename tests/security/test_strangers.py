@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,12 @@ from websockets.sync.client import ClientConnection, connect
 from atoll.clock import VirtualClock
 from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, RateLimit, is_loopback
 from atoll.hub.guard import MAX_OPEN_BODY_BYTES
-from atoll.hub.protocols import FIRST_FRAME_BYTES
+from atoll.hub.protocols import FIRST_FRAME_BYTES, LINGER_S
 from atoll.hub.server import HubServer
 from atoll.net.ticket import parse_ticket
+from atoll.wire.frames import decode
 from atoll.wire.limits import PROTOCOL
-from atoll.wire.messages import Event, Hello, pack
+from atoll.wire.messages import Event, Hello, pack, unpack
 from tests.hub.peer import Peer
 from tests.security.conftest import (
     INFO,
@@ -34,6 +37,9 @@ from tests.security.conftest import (
     until,
     web,
 )
+
+BUSY_S = 5.0
+"""How late a machine with much else to do may be."""
 
 HEAD = b"POST /api/login HTTP/1.1\r\nHost: hub\r\n"
 
@@ -63,20 +69,20 @@ def close_code(opened: ClientConnection) -> int:
 
 def test_a_connection_that_says_nothing_is_closed(plain: HubServer) -> None:
     with raw(plain) as opened:
-        assert seconds_to_the_end(opened) < 3 * STRICT.head_s
+        assert seconds_to_the_end(opened) < STRICT.head_s + BUSY_S
 
 
 def test_a_head_that_comes_byte_by_byte_is_cut_off(plain: HubServer) -> None:
     with raw(plain) as opened:
         began = time.monotonic()
         with contextlib.suppress(OSError):
-            while time.monotonic() - began < 10.0:
+            while time.monotonic() - began < 20.0:
                 opened.sendall(b"a")
                 opened.settimeout(0.05)
                 with contextlib.suppress(TimeoutError):
                     if not opened.recv(100):
                         break
-        assert time.monotonic() - began < 4 * STRICT.head_s
+        assert time.monotonic() - began < STRICT.head_s + BUSY_S
 
 
 def test_the_second_head_of_a_connection_has_no_more_time(plain: HubServer) -> None:
@@ -84,7 +90,7 @@ def test_the_second_head_of_a_connection_has_no_more_time(plain: HubServer) -> N
         opened.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
         assert b"200 OK" in opened.recv(65_536)
         opened.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
-        assert seconds_to_the_end(opened) < 3 * STRICT.head_s
+        assert seconds_to_the_end(opened) < STRICT.head_s + BUSY_S
 
 
 def test_a_body_that_comes_byte_by_byte_is_given_up(plain: HubServer) -> None:
@@ -93,7 +99,7 @@ def test_a_body_that_comes_byte_by_byte_is_given_up(plain: HubServer) -> None:
         began, found = time.monotonic(), b""
         opened.settimeout(0.05)
         with contextlib.suppress(OSError):
-            while time.monotonic() - began < 10.0:
+            while time.monotonic() - began < 20.0:
                 opened.sendall(b"{")
                 try:
                     block = opened.recv(65_536)
@@ -102,7 +108,7 @@ def test_a_body_that_comes_byte_by_byte_is_given_up(plain: HubServer) -> None:
                 if not block:
                     break
                 found += block
-        assert time.monotonic() - began < 8.0  # the answer, then what may still come of the rest
+        assert time.monotonic() - began < STRICT.open_body_s + LINGER_S + BUSY_S
         assert b" 408 " in found
 
 
@@ -113,7 +119,7 @@ def test_a_body_that_pauses_is_cut_off_also_of_somebody_known(plain: HubServer) 
             b"POST /api/jobs HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer " + token
             + b"\r\nContent-Length: 500\r\n\r\n{"
         )  # fmt: skip
-        assert seconds_to_the_end(opened) < 4 * STRICT.body_pause_s
+        assert seconds_to_the_end(opened) < STRICT.body_pause_s + BUSY_S
 
 
 def test_a_long_upload_that_flows_is_not_cut_off(plain: HubServer) -> None:
@@ -146,8 +152,39 @@ def test_a_tls_handshake_that_does_not_go_on_is_cut_off(tmp_path: Path) -> None:
         for first in (b"", b"\x16\x03\x01"):
             with raw(hub) as opened:
                 opened.sendall(first)
-                assert seconds_to_the_end(opened) < 4 * STRICT.head_s
-        assert until(lambda: len(gate_of(hub)) == 0, timeout_s=5.0)
+                assert seconds_to_the_end(opened) < STRICT.head_s + BUSY_S
+        assert until(lambda: len(gate_of(hub)) == 0, timeout_s=10.0)
+
+
+@pytest.mark.parametrize("tls", ["off", "on"])
+def test_times_for_requests_do_not_end_sessions_and_streams(tmp_path: Path, tls: str) -> None:
+    limits = Limits(head_s=0.4, body_pause_s=0.4, open_body_s=0.4)
+    with serving(tmp_path, tls=tls, limits=limits) as hub, operator(hub) as client:
+        job = client.submit("[job]\nname = 'toy'\nnodes = 1\n")
+        with (
+            web(hub, hub.operator_token) as viewer,
+            viewer.stream("GET", "/api/stream", params={"job": job}) as stream,
+            session(hub, f"{job}/w0") as opened,
+        ):
+            lines = stream.iter_lines()
+            time.sleep(4 * limits.body_pause_s)  # longer than any time that a request has
+            opened.send(pack(Event("note", "x"), id=2))
+            assert unpack(decode(opened.recv(timeout=10.0, decode=False))).id == 2
+            assert sum(1 for line in itertools.islice(lines, 20) if line.startswith("id: ")) > 1
+
+
+@contextlib.contextmanager
+def session(hub: HubServer, address: str) -> Iterator[ClientConnection]:
+    """Open a session and yield its WebSocket."""
+    context = None
+    if hub.ca:
+        context = ssl.create_default_context(cafile=hub.ca)
+        context.check_hostname = False
+    url = f"ws{'s' if hub.ca else ''}://127.0.0.1:{hub.port}/ws"
+    with connect(url, ssl=context, compression=None, ping_interval=None) as opened:
+        opened.send(pack(Hello(PROTOCOL, "test", address, hub.operator_token, "i1", None), id=1))
+        opened.recv(timeout=10.0)
+        yield opened
 
 
 # ------------------------------------------------------------------------------ connections
@@ -331,6 +368,6 @@ def test_tls_does_not_change_the_bounds(tmp_path: Path) -> None:
         with raw(hub, tls=True) as opened:
             assert isinstance(opened, ssl.SSLSocket)
             opened.sendall(b"GET /healthz HTTP/1.1\r\n")
-            assert seconds_to_the_end(opened) < 4 * STRICT.head_s
+            assert seconds_to_the_end(opened) < STRICT.head_s + BUSY_S
         with web(hub) as client:
             assert json.loads(client.get("/healthz").text) == {"ok": True}
