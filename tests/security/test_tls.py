@@ -60,7 +60,7 @@ def test_hub_on_every_address_speaks_tls_only_and_its_ticket_says_how_to_know_it
         assert told.status_code == 400
         assert told.json()["error"]["what"] == "this hub speaks TLS"
         short = Ticket("127.0.0.1", hub.port, ticket.secret)
-        with pytest.raises(ConfigError, match="speaks TLS.*a whole ticket"):
+        with pytest.raises(ConfigError, match=r"speaks TLS.*a whole ticket"):
             joining.enter(short, home=tmp_path / "short", name="box", info=INFO)
         with operator(hub) as client:
             assert client.jobs() == []
