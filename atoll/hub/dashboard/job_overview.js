@@ -91,7 +91,7 @@ export class OverviewPart {
 const WORTH = [
   { name: "Node", align: "first", value: ({ node }) => link(`#/fleet/${encodeURIComponent(node)}`, node) },
   { name: "Member", value: ({ member }) => member },
-  { name: "Alone", align: "right", value: ({ tokens_per_s: speed }) => count(speed) },
+  { name: "Speed", align: "right", value: ({ tokens_per_s: speed }) => count(speed) },
   { name: "Adds", align: "right", value: ({ adds_tokens_per_s: speed }) => signed(speed) },
   { name: "Share", align: "right", value: ({ adds_percent: share }) => percent(share, 1) },
   { name: "Verdict", value: ({ verdict }) => pill(verdict) },

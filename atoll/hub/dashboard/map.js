@@ -71,7 +71,7 @@ export class FleetMap {
     });
     const labelled = count <= LABELLED;
     setText(parts.label, labelled && latency != null && state !== "lost" ? milliseconds(latency) : "");
-    set(parts.label, { x: (place.hubX + 1.4 * place.x) / 2.4, y: (place.hubY + 1.4 * place.y) / 2.4 - 4 });
+    set(parts.label, beside(place));
     const own = node.node === this.chosen;
     set(parts.mark, {
       transform: `translate(${place.x.toFixed(1)} ${place.y.toFixed(1)})`,
@@ -132,6 +132,16 @@ function layout(count, width, height) {
       return { hubX, hubY, x: hubX + radiusX * Math.cos(angle), y: hubY + radiusY * Math.sin(angle) };
     });
   });
+}
+
+// A place for text beside the middle of a link, on its upper or right side.
+function beside({ hubX, hubY, x, y }) {
+  const length = Math.hypot(x - hubX, y - hubY) || 1;
+  const flat = Math.abs(x - hubX) / length, steep = Math.abs(y - hubY) / length;
+  return {
+    x: ((hubX + 1.4 * x) / 2.4 + 24 * steep).toFixed(1),
+    y: ((hubY + 1.4 * y) / 2.4 - 7 * flat + 4 * steep).toFixed(1),
+  };
 }
 
 function describe(node, speed) {
