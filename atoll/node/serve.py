@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from atoll import config
 from atoll.errors import AuthError, Revoked
+from atoll.net.proxies import check_proxy
 from atoll.node import identity, probe
 from atoll.node.gpus import Gpus
 from atoll.node.identity import Identity
@@ -110,7 +111,7 @@ def _interruptible() -> Iterator[None]:
 
 def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
     """Join with the ticket; a proxy that only the environment names is not kept."""
-    proxy = options.proxy or config.proxy_for(options.ticket.url)
+    proxy = check_proxy(options.proxy or config.proxy_for(options.ticket.url))
     me = enter(options.ticket, home=options.home, name=options.name, info=info, proxy=proxy)
     if proxy and not options.proxy:
         me = dataclasses.replace(me, proxy="")

@@ -17,6 +17,7 @@ from atoll.clock import RealClock
 from atoll.net.api import HubClient
 from atoll.net.link import Link
 from atoll.net.opening import open_link
+from atoll.net.proxies import check_proxy
 from atoll.net.way import Way
 from atoll.node import parent, preempt
 from atoll.node.agent import Agent
@@ -60,7 +61,7 @@ class Serving:
         on_status: Callable[[Status], None],
     ) -> None:
         """Open nothing yet."""
-        proxy = options.proxy or config.proxy_for(me.hub) or me.proxy
+        proxy = check_proxy(options.proxy or config.proxy_for(me.hub) or me.proxy)
         me = dataclasses.replace(me, proxy=proxy)
         self._options = options
         self._me = me
