@@ -43,6 +43,11 @@ _SOURCE = "source"
 _REQUIREMENTS = "requirements.txt"
 
 _BY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*([<>=!~;(@ ].*)?")
+_OPTION = re.compile(
+    r"(-i|-f|--(index-url|extra-index-url|find-links))[ =]\s*https?://\S+"
+    r"|--(no-index|pre|prefer-binary|require-hashes)"
+    r"|--(no-binary|only-binary|trusted-host|use-feature)[ =]\s*\S+"
+)
 _NETWORK = re.compile(
     r"Retrying \(Retry\(|ReadTimeout|ConnectionError|ProxyError|NewConnectionError"
     r"|Temporary failure in name resolution|Network is unreachable|IncompleteRead"
@@ -67,7 +72,12 @@ class Recipe:
         """Whether the text says everything: it refers to no file of the code."""
         text = re.sub(r"\\\n", "", self.requirements)
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
-        return all(not line or (_BY_NAME.fullmatch(line) and "file:" not in line) for line in lines)
+        return all(
+            not line
+            or _OPTION.fullmatch(line)
+            or (_BY_NAME.fullmatch(line) and "file:" not in line)
+            for line in lines
+        )
 
     def key(self) -> str:
         """Return what tells this environment from others; reads what the agent has installed."""
@@ -189,6 +199,8 @@ class Venvs:
     def _trim(self, *, keep: Path) -> None:
         """Delete the environments that were not used for longest and that nobody uses."""
         found = []
+        for left in self._folder.glob(".*"):  # of an agent that was killed while it deleted
+            shutil.rmtree(left, ignore_errors=True)
         for ready in self._folder.glob(f"*/{_READY}"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 nbytes = int(json.loads(ready.read_text("utf-8"))["nbytes"])
@@ -200,11 +212,14 @@ class Venvs:
             lock = FileLock(self._folder / f"{folder.name}.lock")
             if folder == keep or not lock.try_lock(shared=False):
                 continue
-            (folder / _READY).unlink(missing_ok=True)  # first: half of one is none
-            shutil.rmtree(folder, ignore_errors=True)
+            # Under another name first: half of one is none. It fails where it is in use (Windows).
+            away = folder.with_name(f".{folder.name}")
+            with contextlib.suppress(OSError):
+                folder.rename(away)
+                total -= nbytes
+                log.info("environment %s was not used for longest: deleted", folder.name[:12])
+            shutil.rmtree(away, ignore_errors=True)
             lock.release()
-            total -= nbytes
-            log.info("environment %s was not used for longest: deleted", folder.name[:12])
 
 
 def _explain(failure: Failed, build: Build) -> AtollError:
