@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 
@@ -14,7 +14,7 @@ from atoll.cli import collect, screen
 from atoll.cli.follow import REFRESH_S, failure, say_ended, show_failure
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.live import PLAIN_EVERY_S, plain_line
-from atoll.cli.tables import jobs_table
+from atoll.cli.tables import jobs_table, remarks
 from atoll.cli.watch import Watched, shown_job_state
 from atoll.errors import DeadlineExceeded, HubUnreachable
 from atoll.ids import new_suffix, safe_name
@@ -112,7 +112,8 @@ class _BatchView:
     def show(self, watched: Sequence[Watched]) -> None:
         """Draw the jobs as they are now."""
         if self._live is not None:
-            self._live.update(jobs_table([one.view for one in watched]), refresh=True)
+            views = [one.view for one in watched]
+            self._live.update(Group(jobs_table(views), remarks(views)), refresh=True)
             return
         due = time.monotonic() - self._last_plain >= PLAIN_EVERY_S
         if due:

@@ -16,7 +16,7 @@ def status(
     import json
 
     from atoll.cli import known_hub, screen
-    from atoll.cli.tables import failures, job_table, jobs_table, nodes_table
+    from atoll.cli.tables import job_table, jobs_table, nodes_table, remarks
 
     where = known_hub.find(hub)
     console = screen.output()
@@ -35,4 +35,4 @@ def status(
     console.print(f"hub {where.url}", style="dim")
     console.print(nodes_table(nodes))
     console.print(jobs_table(jobs))
-    console.print(failures(jobs), soft_wrap=True)
+    console.print(remarks(jobs), soft_wrap=True)

@@ -15,6 +15,8 @@ from atoll.cli import screen
 from atoll.cli.live import members_table
 from atoll.cli.watch import Watched, shown_job_state
 
+NODE_STYLE = {"online": "green", "lost": "red"}
+
 
 def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
     """Return the machines that have joined."""
@@ -25,11 +27,11 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
         table.add_column(heading)
     for node in nodes:
         info = node["info"]
-        state = "draining" if node.get("draining") and node["state"] == "online" else node["state"]
+        state = _node_state(node)
         speed = info.get("matmul_gflops") or 0.0
         table.add_row(
             escape(node["node"]),
-            f"[{'green' if state == 'online' else 'red'}]{escape(state)}[/]",
+            f"[{NODE_STYLE.get(state, 'yellow')}]{escape(state)}[/]",
             f"{node['last_seen_s']:.0f} s",
             str(info["cores"]),
             screen.size(info["memory_bytes"]),
@@ -38,6 +40,14 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> RenderableType:
             escape(", ".join(node["running"]) or "-"),
         )
     return table
+
+
+def _node_state(node: dict[str, Any]) -> str:
+    """Return the state of a node; of one that takes no work just now, why."""
+    paused = (node["info"].get("offer") or {}).get("paused")
+    if node["state"] == "online" and paused:
+        return str(paused)
+    return "draining" if node.get("draining") and node["state"] == "online" else str(node["state"])
 
 
 FAILURES_SHOWN = 5
@@ -52,8 +62,8 @@ def jobs_table(jobs: Sequence[dict[str, Any]]) -> RenderableType:
         return "no job yet; submit one: atoll run examples/gpt.toml"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     extra = [name for name in ("priority", "batch") if any(view.get(name) for view in jobs)]
-    headings = ("job", "state", *extra, "where", "nodes", "step", "rounds", "loss", "started")
-    for heading in (*headings, "took"):
+    table.add_column("job", no_wrap=True)  # it is what other verbs are given
+    for heading in ("state", *extra, "where", "nodes", "step", "rounds", "loss", "took"):
         table.add_column(heading)
     for view in jobs:
         table.add_row(*_job_row(view, extra))
@@ -64,19 +74,27 @@ def _job_row(view: dict[str, Any], extra: Sequence[str]) -> list[str]:
     watched = Watched(view["job"], view=view)
     losses = [m["loss"] for m in view["members"] if m.get("loss") is not None]
     ended = view.get("ended") or time.time()
-    reason = f" [dim]{escape(view['reason'])}[/]" if view.get("reason") else ""
     return [
         escape(view["job"]),
-        escape(shown_job_state(view)) + _exit(view) + reason,
+        escape(shown_job_state(view)) + _exit(view),
         *(escape(str(view.get(name) or "-")) for name in extra),
         escape(_where(view)),
         str(view["nodes_wanted"]),
         f"{watched.step}/{watched.steps}" if watched.steps else str(watched.step or "-"),
         str(view["committed_round"]),
         f"{sum(losses) / len(losses):.3f}" if losses else "-",
-        screen.moment(view.get("started")),
         screen.duration(ended - view["started"]) if view.get("started") else "-",
     ]
+
+
+def remarks(jobs: Sequence[dict[str, Any]]) -> RenderableType:
+    """Return why jobs wait or stand still, and what the newest failed ones said last."""
+    parts: list[RenderableType] = []
+    for view in jobs:
+        state, reason = shown_job_state(view), view.get("reason") or view.get("paused_reason")
+        if state in ("waiting", "running", "paused") and reason:
+            parts.append(f"[bold]{escape(view['job'])}[/] {escape(state)}: {escape(str(reason))}")
+    return Group(*parts, failures(jobs))
 
 
 def failures(jobs: Sequence[dict[str, Any]], *, lines: int = LINES_OF_FAILURE) -> RenderableType:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.known_hub import KnownHub
+from atoll.cli.known_hub import KnownHub, find
+from atoll.errors import AtollError
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
 
@@ -235,6 +239,41 @@ def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) ->
         assert "saved" in [line["text"] for line in client.logs(first)["lines"]]
         wait_for(client, second, "stopped")
     until(lambda: not [p for p in atoll.processes() if "deaf" in " ".join(p.cmdline())])
+
+
+def test_command_works_on_while_the_hub_is_killed_and_started_again(atoll: Atoll) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    words = ("hub", "--host", "127.0.0.1", "--port", port)
+    running = atoll.start(*words)
+    until(lambda: (atoll.home / "hubs.json").exists())
+    hub = find(home=atoll.home)
+    join(atoll, hub, "lap1")
+    gate = atoll.folder / "gate"
+    waits = (
+        f"import os, pathlib, time; print('begun', flush=True)\n"
+        f"while not pathlib.Path('{gate}').exists(): time.sleep(0.05)\n"
+        "print('through', flush=True)"
+    )
+    with hub.client() as client:
+        job = client.submit(command(name="patient", run=waits))
+        until(lambda: client.logs(job)["lines"])
+    running.interrupt(signal.SIGKILL)
+    running.wait()
+    atoll.start(*words)
+    with hub.client() as client:
+        until(lambda: online(client, "lap1"))
+        gate.touch()
+        (member,) = wait_for(client, job, "done")["members"]
+        assert member["attempt"] == 1
+        assert "through" in [line["text"] for line in client.logs(job)["lines"]]
+
+
+def online(client: HubClient, node: str) -> bool:
+    """Return whether a node is connected; not while the hub is away."""
+    with contextlib.suppress(AtollError):
+        return any(v["node"] == node and v["state"] == "online" for v in client.nodes())
+    return False
 
 
 def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
