@@ -1,8 +1,10 @@
 """Forwards the chunks that members and reducers send each other, without looking inside.
 
-Memory is bounded by credit: for each pair of sender and receiver at most `WINDOW_BYTES` wait at
-the hub. Every byte that a connection hands over is credited to it exactly once, when it was
-written to the receiver or dropped; a sender that does not wait for credit is cut off.
+Memory is bounded by credit: for each pair of sender and receiver at most one window waits at the
+hub. The window is `WINDOW_BYTES` where few processes are connected and smaller where many are, so
+that readers which stand still cannot fill the hub together either. Every byte that a connection
+hands over is credited to it exactly once, when it was written to the receiver or dropped; a sender
+that does not wait for credit is cut off.
 """
 
 from __future__ import annotations
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
     from atoll.hub.session import Session, Sessions
 
 
+BUDGET_BYTES = 32 * 2**20
+"""What the windows of all sessions may come to, as long as none is below the smallest."""
+
+SMALLEST_BYTES = 512 * 2**10
+"""Window of a sender among hundreds: two chunks, 40 Mbit/s at 100 ms round trip."""
+
+
 class PolicyBroken(WireError):
     """A sender did what the protocol forbids; its connection is closed with 1008."""
 
@@ -34,6 +43,8 @@ class Pair:
 
     generation: int = 0
     """The connection of the sender whose window `owed` is."""
+    window: int = 0
+    """What the sender was told on that connection."""
     held: int = 0
     """Waiting here, whichever connection brought it."""
     owed: int = 0
@@ -54,6 +65,11 @@ class Relay:
         self.bytes = 0
         self.dropped = 0
 
+    def window_for(self, sessions: int) -> int:
+        """Return the window of a connection that is one of so many."""
+        share = BUDGET_BYTES // max(1, sessions)
+        return min(self.window_bytes, max(SMALLEST_BYTES, share))
+
     def forward(self, sender: Session, frame: Frame) -> None:
         """Queue a relay frame for its receiver.
 
@@ -68,18 +84,18 @@ class Relay:
             )
         nbytes = len(frame.raw)
         pair = self._pair(sender, relay.to)
-        if pair.owed + nbytes > self.window_bytes:
+        if pair.owed + nbytes > pair.window:
             raise PolicyBroken(
                 "a sender overran its relay window",
                 given=f"{pair.owed + nbytes} bytes under way to {relay.to}",
-                expected=f"at most {self.window_bytes}",
+                expected=f"at most {pair.window}",
             )
         pair.owed += nbytes
         receiver = self._sessions.get(relay.to)
         if receiver is None or not _may_reach(sender, receiver):
             self._drop(sender.address, relay.to, nbytes)
             return
-        if pair.held + nbytes > self.window_bytes:
+        if pair.held + nbytes > pair.window:
             self._discard_older(pair, receiver, sender)
         pair.held += nbytes
         self.frames += 1
@@ -97,7 +113,7 @@ class Relay:
         if parcel.generation != pair.generation:
             return
         pair.due += nbytes
-        if pair.due >= self.window_bytes // 4 or pair.due == pair.owed:
+        if pair.due >= pair.window // 4 or pair.due == pair.owed:
             self._credit(parcel.source, receiver, pair)
 
     def receiver_gone(self, receiver: Session) -> None:
@@ -121,9 +137,11 @@ class Relay:
         return pair.held if pair else 0
 
     def _pair(self, sender: Session, to: str) -> Pair:
-        pair = self._pairs.setdefault((sender.address, to), Pair(generation=sender.generation))
+        fresh = Pair(generation=sender.generation, window=sender.window_bytes)
+        pair = self._pairs.setdefault((sender.address, to), fresh)
         if pair.generation != sender.generation:
             pair.generation, pair.owed, pair.due = sender.generation, 0, 0
+            pair.window = sender.window_bytes
         return pair
 
     def _credit(self, source: str, to: str, pair: Pair) -> None:

@@ -83,6 +83,8 @@ class Session:
     """Monotonic time of the last frame."""
     generation: int = 0
     """Grows with every connection of this address."""
+    window_bytes: int = WINDOW_BYTES
+    """What it may have under way to each receiver, on the present connection."""
     connected: bool = False
     gone_since: float = 0.0
     """Monotonic time at which the connection ended."""
@@ -236,6 +238,7 @@ class Sessions:
         session.outbox.drop_passing()
         self._generation += 1
         session.generation = self._generation
+        session.window_bytes = self.relay.window_for(len(self._sessions))
         session.info = hello.info or session.info
         session.last_heard = self._clock.monotonic()
         session.connected = True
@@ -256,7 +259,7 @@ class Sessions:
                 task.cancel()
 
         session.hang_up = hang_up
-        welcome = Welcome(__version__, self.relay.window_bytes, HEARTBEAT_S, resumed)
+        welcome = Welcome(__version__, session.window_bytes, HEARTBEAT_S, resumed)
         writer: asyncio.Task[None] | None = None
         try:
             frame = pack(welcome, id=hello.id, reply=True)
