@@ -45,7 +45,7 @@ def hub(
     ] = None,
     queue: Annotated[
         str,
-        typer.Option(help="Keep users' queues at this server: nats://HOST:PORT[/NAMESPACE]."),
+        typer.Option(help="Keep users' queues at this server: nats://HOST:PORT/NAMESPACE."),
     ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")

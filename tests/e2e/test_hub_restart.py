@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.known_hub import KnownHub, find
+from atoll.errors import AtollError
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until, wait_for
 
@@ -42,11 +43,11 @@ def ready(atoll: Atoll, hub: Running) -> KnownHub:
         if not (atoll.home / "hubs.json").exists():
             return None
         known = find(home=atoll.home)
-        with known.client(timeout_s=2.0) as client:
-            try:
+        try:
+            with known.client(timeout_s=2.0) as client:
                 client.health()
-            except Exception:
-                return None
+        except AtollError:  # also while its certificate is not there yet
+            return None
         return known
 
     known: KnownHub = until(answers)
