@@ -1,21 +1,25 @@
 """The hub's image is really built and started, where a daemon for containers runs.
 
-No registry is asked: the base image is made of this machine's own Python, a few programs, and the
-packages that are to be installed.
+No registry is asked: the base image is made of this machine's own Python and a few programs, and
+the packages come from this test.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import io
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -45,13 +49,12 @@ TEXTS = {
     "etc/group": "root:x:0:\n",
     "etc/shadow": "root:*:19000:0:99999:7:::\n",
     "etc/gshadow": "root:*::\n",
-    # Only what is in the image is installed: no network is needed.
-    "etc/pip.conf": "[global]\nno-index = true\nfind-links = /wheels\n",
 }
 
 
-def base_archive(wheels: Path) -> bytes:
-    """Return a root file system with a Python, as the images of Python have it."""
+def base_archive(packages: str, scratch: Path) -> bytes:
+    """Return a root file system with a Python that gets its packages from an address."""
+    texts = {**TEXTS, "etc/pip.conf": f"[global]\nno-index = true\nfind-links = {packages}\n"}
     out = io.BytesIO(small_archive(PROGRAMS))
     out.seek(0)
     with tarfile.open(fileobj=out, mode="a") as archive:
@@ -59,18 +62,17 @@ def base_archive(wheels: Path) -> bytes:
         for folder in ("usr", "usr/local", "usr/local/bin", "usr/local/lib", "etc", "var/tmp"):
             if folder not in known:
                 add_folder(archive, folder)
-        _add_python(archive, known)
-        archive.add(wheels, "wheels")
+        _add_python(archive, known, scratch)
         if Path("/etc/login.defs").exists():
             archive.add("/etc/login.defs", "etc/login.defs")
-        for name, content in TEXTS.items():
+        for name, content in texts.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content.encode()))
     return out.getvalue()
 
 
-def _add_python(archive: tarfile.TarFile, known: set[str]) -> None:
+def _add_python(archive: tarfile.TarFile, known: set[str], scratch: Path) -> None:
     """Add this machine's Python below /usr/local, with the libraries that it needs."""
     library = Path(sysconfig.get_path("stdlib"))
     program = os.path.realpath(Path(sys.base_prefix) / "bin" / "python3")
@@ -90,7 +92,18 @@ def _add_python(archive: tarfile.TarFile, known: set[str]) -> None:
         own = needed.startswith(sys.base_prefix)  # its place may be closed to other users
         there = f"usr/local/lib/{Path(needed).name}" if own else needed.lstrip("/")
         if there not in known:
-            archive.add(os.path.realpath(needed), there)
+            archive.add(_stripped(os.path.realpath(needed), scratch), there)
+
+
+def _stripped(library: str, scratch: Path) -> str:
+    """Return a library without what only debuggers need, which is most of Python's."""
+    target = scratch / Path(library).name
+    if shutil.which("strip") is None:
+        return library
+    done = subprocess.run(
+        ["strip", "--strip-unneeded", "-o", str(target), library], capture_output=True, check=False
+    )
+    return library if done.returncode else str(target)
 
 
 def _libraries(program: str | Path) -> list[str]:
@@ -102,9 +115,21 @@ def _libraries(program: str | Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Daemon]:
+    handler = functools.partial(_Quiet, directory=str(wheels))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    packages = f"http://127.0.0.1:{server.server_address[1]}/"
+    archive = base_archive(packages, tmp_path_factory.mktemp("stripped"))
     with start_daemon("docker", tmp_path_factory.mktemp("daemon")) as started:
-        import_image(started, BASE, base_archive(wheels), *ENVIRONMENT)
+        import_image(started, BASE, archive, *ENVIRONMENT)
         yield started
+    server.shutdown()
+    server.server_close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +169,7 @@ def test_the_hub_in_a_container_answers_and_ends_when_it_is_asked(
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     with contextlib.closing(daemon.client()) as client:
+        client.api.timeout = 120
         container = client.containers.run(
             image, ["hub", "--data", "/data/hub", "--runs", "/data/runs", "--port", str(port),
                     "--ticket-file", "/ticket/ticket"],
