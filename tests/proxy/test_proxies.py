@@ -114,12 +114,13 @@ def reach(url: str, way: Way, *, by: str) -> None:
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
 @pytest.mark.parametrize("by", ["websocket", "rest"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_the_hop_that_fails_is_named(
-    start: Callable[..., ProxyProcess], kind: str, by: str
+    start: Callable[..., ProxyProcess], kind: str, by: str, scheme: str
 ) -> None:
     free, locked = start(kind), start(kind, "user:pass")
     nowhere = dead_port()
-    url = f"http://127.0.0.1:{nowhere}"
+    url = f"{scheme}://127.0.0.1:{nowhere}"
     with pytest.raises(HubUnreachable, match=f"the proxy at 127.0.0.1:{free.port} does not reach"):
         reach(url, Way(proxy=free.url()), by=by)
     with pytest.raises(HubUnreachable, match=f"no proxy answers at 127.0.0.1:{nowhere}"):
@@ -220,3 +221,16 @@ def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
         tunnels = [line for line in proxy.end() if line == f"tunnel 127.0.0.1:{hub.port}"]
     assert "policy: at most 100 Mbit/s up" in said
     assert len(tunnels) >= 4  # joining, the agent, the worker, its checkpoints
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
+    start: Callable[..., ProxyProcess], tmp_path: Path, kind: str
+) -> None:
+    options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", reducers=False, tls="on")
+    with HubServer(options) as hub:
+        way = Way(ca=hub.ca, proxy=start(kind, "user:pass").url("user:pass"))
+        with HubClient(hub.url, hub.operator_token, way=way) as client:
+            assert client.hub()["version"]
+        with connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as link:
+            assert isinstance(link.request(Beat(), timeout_s=10.0), Done)
