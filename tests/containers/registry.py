@@ -35,7 +35,7 @@ class Registry:
         about = {
             "architecture": machine,
             "os": "linux",
-            "config": config,
+            "config": {"Labels": {"name": name}, **config},
             "rootfs": {"type": "layers", "diff_ids": [_digest(archive)]},
         }
         parts = {

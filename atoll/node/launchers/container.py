@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
+import signal
 import sys
 import threading
 from collections import deque
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, JobError, OutOfMemory
+from atoll.node.exits import count_oom_kills
 from atoll.node.in_thread import Wanted, in_thread
 from atoll.node.launchers.container_options import (
     ImageFacts,
@@ -57,6 +59,8 @@ class _Started:
     stream: CancellableStream
     """What it prints; to be closed."""
     image: ImageFacts
+    oom_kills: int
+    """How many processes the kernel had killed for want of memory before the start."""
 
 
 class ContainerLauncher:
@@ -109,8 +113,9 @@ class ContainerLauncher:
             }
             options = container_options(order, facts, user=user, labels=labels)
             with in_words("the container cannot be started", given=order.spec.launch.image):
+                oom_kills = count_oom_kills()
                 container, stream = _run(client, options, wanted)
-            return _Started(client, container, stream, facts)
+            return _Started(client, container, stream, facts, oom_kills)
         except BaseException:
             client.close()
             raise
@@ -147,6 +152,7 @@ class ContainerProcess:
         self._failure: AtollError | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._pid = _local_pid(container)
+        self._oom_kills = started.oom_kills
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int | AtollError] = loop.create_future()
         self._read_all: asyncio.Future[None] = loop.create_future()
@@ -241,7 +247,10 @@ class ContainerProcess:
     async def _explain(self, code: int) -> AtollError | None:
         if code == 0:
             return None
-        if await asyncio.to_thread(self._was_out_of_memory):
+        # The daemon may hear of the end before it hears why: the kernel's own count knows, too.
+        oom_kills = count_oom_kills() - self._oom_kills if self._pid is not None else 0
+        killed_so = code == -signal.SIGKILL and oom_kills > 0
+        if killed_so or await asyncio.to_thread(self._was_out_of_memory):
             return self._out_of_memory()
         return explain(self._order, code, oom_kills=0)
 

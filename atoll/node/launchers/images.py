@@ -135,6 +135,8 @@ class _Progress:
 
     def __str__(self) -> str:
         """Return it in words."""
+        if not self._layers:
+            return "all of it was here"
         here = sum(current for current, _ in self._layers.values()) / MB
         total = sum(total for _, total in self._layers.values()) / MB
         size = f", {here:.0f} of {total:.0f} MB" if total >= MB else ""
