@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.hub.session import Session, Sessions
 
 
-BUDGET_BYTES = 32 * 2**20
+BUDGET_BYTES = 64 * 2**20
 """What the windows of all sessions may come to, as long as none is below the smallest."""
 
 SMALLEST_BYTES = 512 * 2**10

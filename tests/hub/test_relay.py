@@ -14,7 +14,7 @@ from atoll.hub.outbox import Outbox, Parcel
 from atoll.hub.relay import Relay
 from atoll.hub.server import HubServer
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
-from atoll.wire.messages import Credit, Done, Event, Failure, Undeliverable
+from atoll.wire.messages import Credit, Done, Event, Failure, Undeliverable, Welcome
 from tests.hub.peer import WAIT_S, Peer, chunk
 
 
@@ -48,10 +48,16 @@ def credited(peer: Peer, nbytes: int) -> None:
     assert seen == nbytes
 
 
+def window_of(peer: Peer) -> int:
+    """Return the window that the hub told this peer."""
+    assert isinstance(peer.welcome, Welcome)
+    return peer.welcome.window_bytes
+
+
 def fill(peer: Peer, to: str, payload: bytes) -> int:
     """Send as much as the window allows; return the bytes sent."""
     sent = size = peer.relay(to, payload)
-    while sent + size <= WINDOW_BYTES:
+    while sent + size <= window_of(peer):
         sent += peer.relay(to, payload)
     return sent
 
@@ -125,14 +131,14 @@ def test_reader_that_stops_reading_bounds_memory_and_delays_nobody(hub: HubServe
         outstanding = 0
         while True:  # as a correct sender does: until the window is full and no credit comes
             outstanding += w0.relay("h/slow", payload)
-            if outstanding + len(payload) + 100 > WINDOW_BYTES:
+            if outstanding + len(payload) + 100 > window_of(w0):
                 try:
                     outstanding -= w0.notice(Credit, timeout_s=0.5).nbytes
                 except TimeoutError:
                     break
         relay = relay_of(hub)
-        until(lambda: relay.held_bytes("h/w0", "h/slow") > WINDOW_BYTES // 2)
-        assert relay.held_bytes("h/w0", "h/slow") <= WINDOW_BYTES
+        until(lambda: relay.held_bytes("h/w0", "h/slow") > window_of(w0) // 2)
+        assert relay.held_bytes("h/w0", "h/slow") <= window_of(w0)
         began = time.monotonic()
         assert isinstance(w0.request(Event("note", "I am not stuck")), Done)
         for sender in (w0, w1):
@@ -140,7 +146,7 @@ def test_reader_that_stops_reading_bounds_memory_and_delays_nobody(hub: HubServe
             for _ in range(sent // CHUNK_BYTES):
                 fast.relay_from()
         assert time.monotonic() - began < 5.0
-        assert relay.held_bytes("h/w0", "h/slow") <= WINDOW_BYTES
+        assert relay.held_bytes("h/w0", "h/slow") <= window_of(w0)
         slow.cut()
         assert w0.notice(Undeliverable).to == "h/slow"
         assert relay.held_bytes("h/w0", "h/slow") == 0
@@ -174,7 +180,7 @@ def test_sender_that_comes_back_has_a_full_window_and_memory_stays_bounded(
         w0 = Peer(hub, "l/w0")
         fill(w0, "l/slow", bytes(CHUNK_BYTES))
         assert isinstance(w0.request(Event("note", "all came in")), Done)
-        assert relay.held_bytes("l/w0", "l/slow") <= WINDOW_BYTES
+        assert relay.held_bytes("l/w0", "l/slow") <= window_of(w0)
         w0.cut()
     slow.cut()
 
@@ -253,3 +259,12 @@ def test_frame_whose_writing_was_cut_off_stays_first() -> None:
         return sent
 
     assert asyncio.run(run()) == [b"first", b"second"]
+
+
+def test_windows_shrink_where_many_are_connected_but_hold_two_chunks(hub: HubServer) -> None:
+    relay = relay_of(hub)
+    windows = [relay.window_for(sessions) for sessions in (1, 10, 50, 100, 10_000)]
+    assert windows[0] == windows[1] == WINDOW_BYTES
+    assert windows == sorted(windows, reverse=True)
+    assert 50 * windows[3] <= 64 * 2**20
+    assert windows[-1] >= 2 * CHUNK_BYTES
