@@ -16,17 +16,20 @@ def status(
     import json
 
     from atoll.cli import known_hub, screen
+    from atoll.cli.alarms import worth_lines
     from atoll.cli.tables import job_table, jobs_table, nodes_table, remarks
 
     where = known_hub.find(hub)
     console = screen.output()
     with where.client() as client:
         if job:
-            view = client.job(job)
+            view, worth = client.job(job), client.worth(job)
             if json_:
-                typer.echo(json.dumps(view, indent=1))
-            else:
-                console.print(job_table(view), soft_wrap=True)
+                typer.echo(json.dumps({**view, "worth": worth}, indent=1))
+                return
+            console.print(job_table(view), soft_wrap=True)
+            if view["committed_round"]:
+                console.print("\n".join(worth_lines(worth)), soft_wrap=True, markup=False)
             return
         nodes, jobs = client.nodes(), client.jobs()
     if json_:

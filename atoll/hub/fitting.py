@@ -35,6 +35,8 @@ class Want:
     """Its image has a signature, which the node checks."""
     mounts: tuple[str, ...] = ()
     """Folders of the node that its container wants."""
+    direct: bool = False
+    """Its members dial each other, and nothing else will do."""
     on: tuple[str, ...] = ()
     """Nodes that may run it; none: any."""
 
@@ -96,6 +98,7 @@ def want_of(spec: JobSpec) -> Want:
         container=spec.launch.launcher == "container",
         signed=bool(spec.launch.signature),
         mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),
+        direct=spec.job.route == "direct" and spec.job.nodes > 1,
         on=tuple(spec.job.on),
     )
 
@@ -154,6 +157,8 @@ def _is_not_allowed(want: Want, place: Place) -> str:
     signed = want.signed and "signed" in offer.kinds
     if want.kind not in offer.kinds and not (want.kind == "container" and signed):
         return f"its owner does not run jobs of kind {want.kind}"
+    if want.direct and (offer.upload_bps or offer.download_bps):
+        return "its owner limits bandwidth, and the direct route would pass by the limit"
     folders = [mount for mount in want.mounts if not _may_mount(mount, offer)]
     return f"its owner does not lend the folder {folders[0]}" if folders else ""
 

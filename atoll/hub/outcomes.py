@@ -10,10 +10,13 @@ from atoll.hub.relaunch import MAX_FAILURES, failures_after
 FATAL_KINDS = frozenset({"ConfigError", "DataError", "LossNotFinite", "CheckpointCorrupt"})
 """Errors of the job itself that another try cannot cure: the first of them ends the job."""
 
-PROGRAM_KINDS = frozenset({"ScriptError", "OutOfMemory"})
+PROGRAM_KINDS = frozenset({"ScriptError", "OutOfMemory", "NotAllowed"})
 """Errors of the program: it is tried again as often as the job says.
 
 A process that was killed, whose machine went away or that lost the hub is none of these."""
+
+OF_ITS_MACHINE = frozenset({"OutOfMemory", "NotAllowed"})
+"""Those of them that another machine may not meet."""
 
 ENDED_BY_SIGNAL = frozenset({-1, -2, -9, -15, 129, 130, 137, 143})
 """Exit statuses of a process that somebody else ended, directly or in a container."""
@@ -92,10 +95,10 @@ def _is_done(members: Mapping[str, Member], job: Job) -> bool:
 def _ends_the_job(member: Member, job: Job) -> bool:
     """Return whether the failure of one member is the failure of all.
 
-    A group goes on without a machine that has too little memory.
+    A group goes on without a machine that has too little memory, or whose owner refuses it.
     """
     kind = (member.error or {}).get("kind", "")
     if kind in FATAL_KINDS:
         return True
     together = not job.separate and job.nodes_wanted > 1
-    return spent(member, job) and not (together and kind == "OutOfMemory")
+    return spent(member, job) and not (together and kind in OF_ITS_MACHINE)

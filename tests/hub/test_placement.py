@@ -67,6 +67,8 @@ def members(*states: str, error: dict[str, str] | None = None) -> dict[str, Memb
         (("failed", "failed"), "OutOfMemory", False, None),
         (("failed",), "OutOfMemory", False, "failed"),
         (("failed", "running"), "ScriptError", False, "failed"),
+        (("failed", "running"), "NotAllowed", False, None),
+        (("failed",), "NotAllowed", False, "failed"),
         (("done", "stopped"), "", True, "stopped"),
         (("stopped", "running"), "", True, None),
     ],
