@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,9 +19,9 @@ from atoll.hub import checkpoints as checkpoints_module
 from atoll.hub import node_certificates as node_certificates_module
 from atoll.hub import round_book as round_book_module
 from atoll.hub.access import Access
-from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, is_loopback
+from atoll.hub.admission import Gate, is_loopback
 from atoll.hub.alarms.gather import Gatherer
-from atoll.hub.alarms.watch import DEFAULT_LOOKING, AlarmWatch, Looking
+from atoll.hub.alarms.watch import AlarmWatch
 from atoll.hub.announce import Announced, Announcement
 from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
@@ -34,8 +32,9 @@ from atoll.hub.hooks import Hooks
 from atoll.hub.live import HubLive
 from atoll.hub.membership import Membership
 from atoll.hub.node_certificates import NodeCertificates
+from atoll.hub.options import HubOptions as HubOptions
 from atoll.hub.outbox import Send
-from atoll.hub.placement import KILL_GRACE_S, Placement
+from atoll.hub.placement import Placement
 from atoll.hub.prefix import told_address, without_prefix
 from atoll.hub.private_files import make_private
 from atoll.hub.proxies import Proxies
@@ -54,7 +53,6 @@ from atoll.hub.telemetry import Telemetry
 from atoll.hub.tickets import host_of, ticket_text
 from atoll.hub.tls import Tls, choose
 from atoll.hub.turned_away import TurnedAway
-from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import Envelope
 
 logger = logging.getLogger(__name__)
@@ -68,53 +66,6 @@ BLOBS_EVERY_S = 600
 """Pause between looks for blobs that nobody holds."""
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubOptions:
-    """What a hub is started with."""
-
-    data: Path
-    """Folder of the hub's own state."""
-    jobs: Path
-    """Folder of the runs."""
-    host: str = "127.0.0.1"
-    port: int = 0
-    advertise: str = ""
-    """HOST, HOST:PORT or URL in the ticket; empty: found out."""
-    prefix: str = ""
-    """Path below which a reverse proxy shows the hub; empty: that of `advertise`."""
-    announce: bool | None = None
-    """Tell machines nearby that the hub is here; None: unless it is on loopback."""
-    tls: str = "auto"
-    """auto: TLS unless on loopback; on; off; or CERTIFICATE:KEY, two PEM files."""
-    trust_proxy: tuple[str, ...] = ()
-    """Addresses of reverse proxies whose X-Forwarded-For and -Proto count."""
-    limits: Limits = DEFAULT_LIMITS
-    """What strangers may take."""
-    ticket_uses: int | None = None
-    """How often the ticket may be used; None: without limit."""
-    reducers: bool = True
-    """Run reducers beside the hub where torch is installed."""
-    queue: str = ""
-    """Server of users' queues, e.g. `nats://HOST:PORT`; empty: the hub's own database."""
-    otlp: str = ""
-    """OpenTelemetry collector that gets the hub's figures, e.g. `http://HOST:4318`; empty: none."""
-    hello_timeout_s: float = 10.0
-    reconnect_grace_s: float = 5.0
-    dead_after_s: float = DEAD_AFTER_S
-    first_grace_s: float = 120.0
-    """How long the first round of a job waits for members that are still starting."""
-    kill_grace_s: float = KILL_GRACE_S
-    """Time between asking a process of a stopping job to end and killing it."""
-    restart_grace_s: float = 60.0
-    """How long members may take to come back after a restart of the hub."""
-    looking: Looking = DEFAULT_LOOKING
-    """How often the hub looks for what goes wrong."""
-    hooks: Path | None = None
-    """Whom to tell of alarms; None: `hooks.toml` in the data folder, if it is there."""
-    restore_from: Path | None = None
-    """A backup, or a folder of backups, from which the folders are made if they are empty."""
 
 
 class Hub:
@@ -228,7 +179,7 @@ class Hub:
         access = await self._open_tls()
         self.sessions.admit = access.admit
         told, self.prefix = told_address(self.options.advertise, self.options.prefix)
-        mark = self.fingerprint
+        mark = self.tls.mark if self.tls else ""
         self.ticket = ticket_text(self.url, secrets.ticket, advertise=told, mark=mark)
         context = Context(
             stores=self.stores,
@@ -304,8 +255,8 @@ class Hub:
 
     @property
     def fingerprint(self) -> str:
-        """What tickets say of the hub's authority; empty without TLS."""
-        return self.tls.mark if self.tls else ""
+        """Of the hub's own authority; empty without one."""
+        return self.tls.fingerprint if self.tls else ""
 
     def _note_place(self) -> None:
         """Write down what `atoll hub backup` needs; it can be told by hand as well."""

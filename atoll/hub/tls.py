@@ -86,6 +86,8 @@ class Tls:
         own = choice.mode == "own"
         self.ca = self.authority.ca if own else choice.certificate
         """What processes on this machine trust."""
+        self.fingerprint = self.authority.fingerprint if own else ""
+        """Of the authority that signed the hub's own certificate; empty: one that is well known."""
         self.mark = self.authority.fingerprint if own else OPEN_MARK
         """What tickets say of it."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
