@@ -29,6 +29,7 @@ class Alone:
         self.leaving = False
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.upload_s: float | None = None
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return that nobody else has the state; see :meth:`Group.recover`."""

@@ -165,6 +165,11 @@ class Group(Protocol):
         """Bytes received by all reduces so far."""
         ...
 
+    @property
+    def upload_s(self) -> float | None:
+        """Seconds until the own contribution to the last reduce had left; None: not known."""
+        ...
+
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return who has the committed state, and set `committed_round` to it.
 

@@ -116,6 +116,11 @@ class HubGroup:
 
     # ----------------------------------------------------------------- membership
 
+    @property
+    def upload_s(self) -> float | None:
+        """See :attr:`Group.upload_s`."""
+        return self._routes.upload_s
+
     def register(self, *, state: Sequence[str] = ()) -> Registered:
         """Enter the job: say where this member can be dialled, learn where the group stands.
 
@@ -211,6 +216,7 @@ class HubGroup:
         plan = self._plan
         if plan is None:
             raise GroupError("reduce comes after join", given="no plan")
+        self._routes.upload_s = None
         if plan.route == "alone":
             return Work.of(own_values(xs, me=self.me, weight=weight))
         self._codec = codec

@@ -34,6 +34,7 @@ class MemoryGroup:
         self.leaving = False
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.upload_s: float | None = None
         self._table = table
         self._attempt: Attempt | None = None
         self._codec: Codec | None = None

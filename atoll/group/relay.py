@@ -112,6 +112,9 @@ class RelayExchange:
         self._overhead = frame_overhead(plan.reducer, link.session)
         self._sent_bytes = 0
         self._received_bytes = 0
+        self._began = RealClock().monotonic()
+        self.upload_s: float | None = None
+        """How long it took until the contribution had left this machine."""
 
     def run(self) -> RelayedMean:
         """Send, wait for the result, and return it.
@@ -199,6 +202,8 @@ class RelayExchange:
                     given=f"{self._plan.timeout_s:.1f} s, {self._progress()}",
                 )
             sending = self._sending()
+            if not sending and self.upload_s is None:
+                self.upload_s = now - self._began
             if not sending and (self._ask_when_sent or now - last >= stall_s):
                 self._ask_when_sent = False
                 self._send_resume(ask=True)

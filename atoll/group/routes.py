@@ -55,6 +55,8 @@ class Routes:
             is_lost: Whether the hub said that it lost a member (or the reducer) of a plan.
         """
         self._link, self._me, self._is_lost = link, me, is_lost
+        self.upload_s: float | None = None
+        """How long the own contribution to the last exchange was on its way out, if known."""
         self._direct = DirectRoute(address=address, job=job, me=me) if address else None
 
     @property
@@ -111,11 +113,14 @@ class Routes:
         self, plan: RoundPlan, packet: Packet, weight: float, contributors: Sequence[str]
     ) -> RelayedMean:
         """Send a packet to the reducer and return the mean."""
-        return RelayExchange(
+        exchange = RelayExchange(
             self._link, plan, packet, weight=weight, contributors=contributors,
             deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        mean = exchange.run()
+        self.upload_s = exchange.upload_s
+        return mean
 
     def needed(self, plan: RoundPlan) -> Sequence[str]:
         """Return the members without whom this member's part in a plan cannot end."""

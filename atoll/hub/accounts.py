@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.wire.messages import Account, RoundJoin
 
-PHASES = ("wait", "send", "vote", "apply")
+PHASES = ("wait", "send", "vote", "apply", "upload")
 """Seconds that an account may name; others are dropped."""
 
 LONGEST_S = 30 * 86_400.0

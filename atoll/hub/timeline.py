@@ -39,6 +39,8 @@ class Row(msgspec.Struct, kw_only=True, frozen=True):
     steps: int = 0
     odd: list[str] = []
     """What it told that cannot be, e.g. `loss is nan`."""
+    upload_s: float | None = None
+    """Of the sending: until its own contribution had left."""
 
 
 ROW_FIELDS = Row.__struct_fields__

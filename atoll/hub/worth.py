@@ -8,7 +8,8 @@ round begins when the last has come, the exchange then takes x seconds and the v
 
 `rest` is what was measured and not explained (evaluations, checkpoints); it stays as it is. Without
 a machine its members drop out of the maximum and of the sum, and x shrinks as the exchange does:
-through the hub it grows with the number of members n, directly with (n - 1) / n. Where slower
+through the hub it grows with the number of members n, directly with (n - 1) / n; what the slowest
+contribution took longer to leave than the quickest goes with its machine. Where slower
 members do fewer steps and the fastest goes, all others do more steps in proportion. Members that
 train models of their own never wait: their rates add up.
 
@@ -48,6 +49,7 @@ class _Part:
     apply_s: float
     send_s: float
     vote_s: float
+    upload_s: float | None
     units: float
     """Tokens; steps where nobody counts tokens."""
     steps: int
@@ -80,9 +82,17 @@ class _Round:
         """Return the seconds of the exchange and the vote of `count` members like these."""
         if count < 2 or len(self.parts) < 2:
             return 0.0
-        send_s = max(self.parts[m].send_s for m in members)
+        grown = _growth(self.route, count) / _growth(self.route, len(self.parts))
         vote_s = min(part.vote_s for part in self.parts.values())
-        return send_s * _growth(self.route, count) / _growth(self.route, len(self.parts)) + vote_s
+        send_s = max(self.parts[m].send_s for m in members)
+        uploads = {m: part.upload_s for m, part in self.parts.items() if part.upload_s is not None}
+        if len(uploads) < len(self.parts):
+            return send_s * grown + vote_s
+        # What everybody's contribution takes is the hub's doing, what one takes longer its own.
+        least_s = min(uploads.values())
+        slowest_s = max(uploads.values()) - least_s
+        common_s = max(0.0, send_s - slowest_s)
+        return max(uploads[m] for m in members) - least_s + common_s * grown + vote_s
 
     def units(self, members: Collection[str]) -> float:
         """Return what some members brought."""
@@ -174,7 +184,7 @@ def _part(row: Row, unit: str) -> _Part | None:
         return None
     return _Part(
         row.node or row.member, row.compute_s, row.apply_s or 0.0, row.send_s, row.vote_s,
-        float(units), row.steps,
+        row.upload_s, float(units), row.steps,
     )  # fmt: skip
 
 

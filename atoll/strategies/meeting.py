@@ -52,6 +52,8 @@ class Meeting:
         self._ended = self._clock.monotonic()
         told = {"wait": "join", "send": "reduce", "vote": "commit"}
         self._phases = {name: agreed.seconds[phase] for name, phase in told.items()}
+        if self.group.upload_s is not None:
+            self._phases["upload"] = self.group.upload_s
         verdict, me = agreed.verdict, self.group.me
         task.pace = verdict.pace.get(me, 1.0) if task.paced else 1.0
         for dealt in verdict.leases.values():

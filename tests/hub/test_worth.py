@@ -29,6 +29,8 @@ class Laptop:
 
     step_s: float
     exchange_s: float = 0.5
+    uplink_s: float = 0.0
+    """What its contribution takes longer to leave than others."""
 
 
 def simulate(
@@ -53,12 +55,16 @@ def simulate(
         }
         last_s = max(compute_s.values())
         send_s = max(laptop.exchange_s for laptop in laptops.values()) * growth if count > 1 else 0
+        slowest_s = max(laptop.uplink_s for laptop in laptops.values()) if count > 1 else 0.0
+        uploads = {m: send_s / 2 + laptop.uplink_s for m, laptop in laptops.items()}
+        send_s += slowest_s
         now += apply_s + last_s + send_s + (0.05 if count > 1 else 0.0)
         rows = [
             Row(
                 member=m, node=f"node-{m}", compute_s=compute_s[m], wait_s=last_s - compute_s[m],
                 send_s=send_s, vote_s=0.05 if count > 1 else 0.0, apply_s=apply_s,
                 tokens=steps[m] * TOKENS_PER_STEP, steps=steps[m],
+                upload_s=uploads[m] if slowest_s else None,
             )
             for m in members
         ]  # fmt: skip
@@ -144,6 +150,25 @@ def test_slow_laptop_that_costs_is_to_be_removed_and_useful_ones_are_kept() -> N
     assert found["text"].endswith(text)
     assert found["speedup"] == pytest.approx(now / 1_000, rel=0.01)
     assert found["best_single"]["tokens_per_s"] == pytest.approx(1_000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    uplinks=st.lists(st.floats(0.0, 20.0), min_size=1, max_size=6), which=st.integers(0, 5),
+    exchange_s=st.floats(0.05, 5.0),
+)  # fmt: skip
+def test_what_a_slow_uplink_costs_is_foretold(
+    uplinks: list[float], which: int, exchange_s: float
+) -> None:
+    slow = {f"w{i}": Laptop(0.1, exchange_s, uplink) for i, uplink in enumerate(uplinks)}
+    quick = {name: Laptop(0.1, exchange_s) for name in ("w8", "w9")}
+    check(slow | quick, f"w{which % len(uplinks)}", tolerance=TOLERANCE)
+
+
+def test_laptop_with_a_slow_uplink_is_to_be_removed() -> None:
+    laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.1, uplink_s=20.0)}
+    nodes = {n["node"]: n["verdict"] for n in worth(simulate(laptops))["nodes"]}
+    assert nodes == {"node-w0": "keep", "node-w1": "keep", "node-w2": "remove"}
 
 
 def test_the_same_laptop_is_kept_where_it_does_only_as_many_steps_as_fit() -> None:
