@@ -8,7 +8,7 @@ export function isBad(kind) {
 }
 
 export function isGood(kind) {
-  return /^(done|checkpoint|member-back|resumed|node-online)/.test(kind);
+  return /^(done|checkpoint|member-back|resumed|node-online|alarm-ended)$/.test(kind);
 }
 
 export function eventLine({ time, kind, text, job }, { named = false } = {}) {

@@ -24,7 +24,7 @@ export class FilesPart {
         { name: "File", align: "first wrap", value: (row) => this.#link(row), sort: (row) => row.name },
         { name: "Size", align: "right", value: (row) => bytes(row.nbytes), sort: (row) => row.nbytes },
         { name: "Written", value: (row) => moment(row.modified), sort: (row) => row.modified },
-        { name: "SHA-256", value: (row) => element("code", null, row.sha256 ? `${row.sha256.slice(0, 12)}…` : "–") },
+        { name: "SHA-256", optional: true, sort: (row) => row.sha256 || null, value: (row) => element("code", { title: row.sha256 }, row.sha256.slice(0, 12)) },
       ],
     });
     this.none = empty("No file yet.");

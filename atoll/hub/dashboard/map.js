@@ -139,7 +139,7 @@ function beside({ hubX, hubY, x, y }) {
   const length = Math.hypot(x - hubX, y - hubY) || 1;
   const flat = Math.abs(x - hubX) / length, steep = Math.abs(y - hubY) / length;
   return {
-    x: ((hubX + 1.4 * x) / 2.4 + 24 * steep).toFixed(1),
+    x: ((hubX + 1.4 * x) / 2.4 + 32 * steep).toFixed(1),
     y: ((hubY + 1.4 * y) / 2.4 - 7 * flat + 4 * steep).toFixed(1),
   };
 }
