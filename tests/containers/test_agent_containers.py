@@ -169,7 +169,8 @@ def test_owner_of_signed_images_gets_those_and_no_others(
         wait_for(client, job, "done")
         assert lines_of(client, job)[-1] == "trusted"
     else:
-        until(lambda: "NotAllowed" in str(client.job(job)))
+        view = wait_for(client, job, "failed")
+        assert view["error"]["kind"] == "NotAllowed"
         assert registry.asked == [], "nothing is pulled before it is trusted"
 
 
