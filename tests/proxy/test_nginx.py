@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from atoll.hub.app import HubOptions
@@ -67,6 +70,28 @@ def test_sessions_long_polls_and_large_uploads_pass(site: tuple[HubServer, Nginx
     with connect(url, session="p/w0", token=hub.operator_token) as link:
         assert isinstance(link.request(Beat(), timeout_s=10.0), Done)
     assert any('"GET /atoll/ws HTTP/1.1" 101' in line for line in nginx.requests)
+
+
+def test_the_page_and_its_live_stream_work_below_the_prefix(
+    site: tuple[HubServer, Nginx],
+) -> None:
+    hub, nginx = site
+    trusted = ssl.create_default_context(cafile=str(nginx.certificate))
+    with httpx.Client(
+        base_url=f"https://localhost:{nginx.port}", verify=trusted, trust_env=False
+    ) as browser:
+        page = browser.get(f"/atoll?token={hub.operator_token}", follow_redirects=True)
+        assert page.status_code == 200
+        assert page.url.path == "/atoll/"
+        assert 'href="/' not in page.text
+        assert 'src="/' not in page.text
+        named = re.findall(r'(?:src|href)="(static/[^"]+)"', page.text)
+        assert named
+        for name in named:
+            assert browser.get(f"/atoll/{name}").status_code == 200, name
+        with browser.stream("GET", "/atoll/api/stream", timeout=10.0) as stream:
+            assert stream.status_code == 200
+            assert next(line for line in stream.iter_lines() if line.startswith("data:"))
 
 
 @pytest.mark.e2e
