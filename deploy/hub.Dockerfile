@@ -9,7 +9,8 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY atoll atoll
 RUN python -m venv /opt/atoll \
-    && /opt/atoll/bin/python -m pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}"
+    && /opt/atoll/bin/python -m pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
+    && /opt/atoll/bin/python -m pip uninstall --yes pip setuptools
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --home-dir /data --no-create-home atoll \
