@@ -28,6 +28,7 @@ from atoll.errors import (
 )
 from atoll.hub.auth import Identity, Role
 from atoll.hub.context import Context
+from atoll.hub.proxies import source_of
 
 T = TypeVar("T")
 
@@ -156,10 +157,9 @@ class Endpoint:
         if audit is None or not (refused or changes or entered):
             return
         identity = entered or state.get("identity")
-        client = request.scope.get("client")
         await audit.note(
             identity if isinstance(identity, Identity) else None,
-            address=str(client[0]) if client else "",
+            address=source_of(request.scope),
             action=getattr(handler, "__name__", "request").replace("_", " "),
             target=f"{request.method} {request.scope['path']}",
             outcome=str(status),

@@ -23,6 +23,7 @@ from atoll.hub.blobs import MAX_BLOB_BYTES
 from atoll.hub.context import Context
 from atoll.hub.endpoint import Refused, error_response
 from atoll.hub.files import MAX_FILE_BYTES
+from atoll.hub.proxies import source_of as source_of
 
 _HOST_PORT = re.compile(r".*:(\d{1,5})")
 
@@ -136,12 +137,6 @@ class _Guard:
 def guard(app: ASGIApp, context: Context) -> ASGIApp:
     """Return `app` behind authentication and limits; only HTTP is touched."""
     return _Guard(app, context)
-
-
-def source_of(scope: Scope) -> str:
-    """Return the address that a request comes from."""
-    client = scope.get("client")
-    return str(client[0]) if client else "unknown"
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:

@@ -57,6 +57,12 @@ class Proxies:
             scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
 
 
+def source_of(scope: Scope) -> str:
+    """Return the network address that a connection or a request comes from."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)

@@ -21,6 +21,7 @@ from atoll.hub.auth import Auth, Identity
 from atoll.hub.clock_offset import ClockOffset
 from atoll.hub.greeting import MAX_ADDRESS, Replaced, check_hello
 from atoll.hub.outbox import Outbox, Send
+from atoll.hub.proxies import source_of
 from atoll.hub.relay import PolicyBroken, Relay
 from atoll.hub.tasks import Tasks
 from atoll.wire.frames import Kind, decode
@@ -348,11 +349,6 @@ class Sessions:
         self.relay.receiver_gone(session)
         if self.listener is not None:
             self.listener.lost(session)
-
-
-def source_of(scope: Scope) -> str:
-    """Return the network address that a connection comes from."""
-    return str((scope.get("client") or ("",))[0])
 
 
 def _envelope(message: MutableMapping[str, Any]) -> Envelope:

@@ -16,7 +16,7 @@ import pytest
 from websockets.sync.client import connect
 
 from atoll.clock import RealClock, VirtualClock
-from atoll.errors import AtollError, AuthError, ConfigError, HubUnreachable
+from atoll.errors import AtollError, AuthError, ConfigError, HubUnreachable, Revoked
 from atoll.hub.certificates import NODE_DAYS, Authority, own_names
 from atoll.hub.server import HubServer
 from atoll.hub.tls import choose
@@ -182,6 +182,26 @@ async def say_hello(me: Identity, way: Way) -> None:
     answer = await link.request(QueueClaim(f"node/{me.node}", lease_s=1.0), timeout_s=10.0)
     assert isinstance(answer, QueueItems)
     await link.close(timeout_s=1.0)
+
+
+def test_certificate_that_was_revoked_opens_nothing_with_a_new_token(tmp_path: Path) -> None:
+    with serving(tmp_path / "hub", tls="on") as hub:
+        old = joined(hub, tmp_path / "old")
+        with operator(hub) as client:
+            client.revoke_node(old.node)
+        with (
+            HubClient(old.hub, old.token, way=old.way) as client,
+            pytest.raises(Revoked, match="shut this machine"),
+        ):
+            client.hub()
+        new = joined(hub, tmp_path / "new")
+        assert new.node == old.node
+        with (
+            HubClient(new.hub, new.token, way=old.way) as client,
+            pytest.raises(Revoked, match="revoked this certificate"),
+        ):
+            client.hub()
+        asyncio.run(say_hello(new, new.way))
 
 
 def test_workers_need_no_certificate(secure: HubServer) -> None:
