@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 30.0
 
+FILES = 65_536
+"""Open files and connections that a hub asks the system for."""
+
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to the port (0: a free one).
@@ -211,8 +214,25 @@ class HubServer:
             self._ready.set()
 
 
+def allow_many_files() -> None:
+    """Raise this process's own bound on open files as far as the system lets it.
+
+    Systems start programs with 1,024, which is fewer than the connections a hub may have.
+    """
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
     """Serve with the fastest event loop that is installed, until the server is stopped."""
+    allow_many_files()
     factory = uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(server.serve(on_ready=on_ready))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import shlex
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ from atoll.clock import VirtualClock
 from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, RateLimit, is_loopback
 from atoll.hub.guard import MAX_OPEN_BODY_BYTES
 from atoll.hub.protocols import FIRST_FRAME_BYTES, LINGER_S
-from atoll.hub.server import HubServer
+from atoll.hub.server import FILES, HubServer
 from atoll.net.ticket import parse_ticket
 from atoll.wire.frames import decode
 from atoll.wire.limits import PROTOCOL
@@ -260,6 +263,23 @@ def test_rates_are_counted_in_bounded_memory() -> None:
     for number in range(1_000):
         limit.note(str(number))
     assert len(limit) <= 100
+
+
+def test_a_hub_may_hold_more_connections_than_programs_usually_may(tmp_path: Path) -> None:
+    proc = Path("/proc/self/limits")
+    if not proc.exists():
+        pytest.skip("this system has no /proc")
+    words = ["-m", "atoll.hub", "--no-reducers", "--port", "0", "--data", str(tmp_path / "d")]
+    words += ["--jobs", str(tmp_path / "j")]
+    command = f"ulimit -Sn 256; exec {shlex.join([sys.executable, *words])}"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+        process.terminate()
+    (line,) = [line for line in lines if line.startswith("Max open files")]
+    soft, hard = line.split()[3:5]
+    assert soft == (str(FILES) if hard == "unlimited" else str(min(int(hard), FILES)))
 
 
 def test_memory_stays_bounded_under_a_flood(tmp_path: Path) -> None:
