@@ -216,6 +216,24 @@ def test_container_that_fails_for_memory_of_all_is_killed(tmp_path: Path, daemon
     assert ended.code == -9
 
 
+def test_only_what_an_earlier_agent_of_the_same_home_left_is_removed(
+    tmp_path: Path, daemon: Daemon
+) -> None:
+    async def scenario() -> tuple[list[int], Exit]:
+        lines: list[str] = []
+        own = ContainerLauncher(home=tmp_path, node="n")
+        process = await own.start(make_order(shell("echo up; sleep 60"), tmp_path), lines.append)
+        await until(lambda: lines)
+        other = ContainerLauncher(home=tmp_path / "other", node="n")
+        later = ContainerLauncher(home=tmp_path, node="n")
+        removed = [await asyncio.to_thread(one.remove_orphans) for one in (own, other, later)]
+        return removed, await process.wait()
+
+    removed, ended = run(scenario())
+    assert removed == [0, 0, 1]
+    assert ended.code != 0
+
+
 def test_daemon_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert available() == ["process"]
