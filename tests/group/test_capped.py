@@ -14,7 +14,7 @@ from atoll.net.way import way_of
 
 WORKER = WorkerEnvironment(
     hub="http://127.0.0.1:9", token="t", job="j", member="w0",
-    directory=Path("/tmp/j"), spec=Path("/tmp/j/job.toml"),
+    directory=Path("j"), spec=Path("j/job.toml"),
 )  # fmt: skip
 
 
@@ -27,11 +27,11 @@ def test_a_limited_process_refuses_the_route_that_would_pass_by_the_limit(limit:
 
 def test_limits_reach_the_process_by_its_environment() -> None:
     capped = dataclasses.replace(
-        WORKER, upload_bps=2.5e6, download_bps=1e7, pace="/home/n/pace", proxy="http://p:1"
+        WORKER, upload_bps=2.5e6, download_bps=1e7, pace="home/pace", proxy="http://p:1"
     )
     told = read_worker_environment(worker_variables(capped))
     assert told == capped
     way = way_of(told)
-    assert (way.upload_bps, way.download_bps, way.pace) == (2.5e6, 1e7, "/home/n/pace")
+    assert (way.upload_bps, way.download_bps, way.pace) == (2.5e6, 1e7, "home/pace")
     assert not WORKER.capped
     assert not read_worker_environment(worker_variables(WORKER)).capped  # type: ignore[union-attr]
