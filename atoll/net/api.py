@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -16,6 +16,7 @@ import httpx
 from atoll.errors import CheckpointMissing, HubError, HubUnreachable
 from atoll.ids import new_token
 from atoll.net.access import AccessCalls
+from atoll.net.queue_calls import QueueCalls
 from atoll.net.rest import Rest
 from atoll.net.streams import (
     BLOCK_BYTES,
@@ -27,11 +28,6 @@ from atoll.net.streams import (
     write_verified,
 )
 from atoll.net.way import PLAIN, Way
-from atoll.wire.messages import (
-    Message,
-)
-
-M = TypeVar("M", bound=Message)
 
 SUBMIT_PAUSES_S = (0.5, 1.5)
 """Before a submission that was not answered is sent again."""
@@ -49,7 +45,7 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient(AccessCalls):
+class HubClient(AccessCalls, QueueCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub
