@@ -18,6 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
+        "actors.py",
         "elastic.toml",
         "four_laptops.toml",
         "gpt.toml",
@@ -45,6 +46,24 @@ def test_plain_loop_runs_on_two_nodes(atoll: Atoll) -> None:
     assert done.code == 0, done.both
     assert "w0 finished with loss" in done.out
     assert "w1 finished with loss" in done.out
+    assert not atoll.processes()
+
+
+def test_actors_and_a_learner_share_a_queue_alone_and_on_three_nodes(atoll: Atoll) -> None:
+    alone = subprocess.run(
+        [sys.executable, str(EXAMPLES / "actors.py"), "--updates", "30"],
+        cwd=atoll.folder,
+        env=atoll.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert "learned from 30 items of the queue" in alone.stdout
+    done = atoll.run("run", str(EXAMPLES / "actors.py"), "--local", "3", "--", "--updates", "30")
+    assert done.code == 0, done.both
+    assert "w0 learned from 30 items of the queue" in done.out
     assert not atoll.processes()
 
 
