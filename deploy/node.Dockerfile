@@ -1,14 +1,15 @@
 # A node: the agent and everything its processes need to train. Build it in the root of the source:
 #   docker build -f deploy/node.Dockerfile -t atoll-node .
-# For NVIDIA GPUs take torch from the usual index, which brings the CUDA libraries:
-#   docker build -f deploy/node.Dockerfile --build-arg TORCH_INDEX=https://pypi.org/simple -t atoll-node .
+# torch as pip finds it brings the libraries for NVIDIA GPUs, some gigabytes. For processors only,
+# let pip look where builds without them are:
+#   docker build -f deploy/node.Dockerfile --build-arg TORCH_OPTIONS="--index-url ADDRESS" -t atoll-node .
 ARG PYTHON=python:3.12-slim
 FROM ${PYTHON} AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_OPTIONS=""
 ARG EXTRAS=train,store
 WORKDIR /source
 RUN python -m venv /opt/atoll \
-    && /opt/atoll/bin/python -m pip install --no-cache-dir --index-url "${TORCH_INDEX}" "torch>=2.6"
+    && /opt/atoll/bin/python -m pip install --no-cache-dir ${TORCH_OPTIONS} "torch>=2.6"
 COPY pyproject.toml README.md LICENSE ./
 COPY atoll atoll
 RUN /opt/atoll/bin/python -m pip install --no-cache-dir ".[$EXTRAS]"

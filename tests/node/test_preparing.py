@@ -454,7 +454,7 @@ def test_a_file_of_requirements_that_is_not_in_the_code(machine: Machine, name: 
         ("numpy\n# ./comment\nhttpx[http2]~=0.28  # why\n", True),
         ("torch>=2.6 ; python_version > '3'\n", True),
         ("a @ https://example.org/a-1.0.tar.gz\n", True),
-        ("--extra-index-url https://download.pytorch.org/whl/cpu\ntorch\n", True),
+        ("--extra-index-url https://example.org/whl/cpu\ntorch\n", True),
         ("--no-index\n--find-links=https://example.org/wheels\na==1 --hash=sha256:ab\n", True),
         ("--no-index\n--find-links wheels\na\n", False),
         ("./package\n", False),
