@@ -14,7 +14,7 @@ from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
 from atoll.node.launchers import available
 from atoll.node.launchers.container import ContainerLauncher, ContainerProcess
-from atoll.node.launchers.launcher import Caps, Exit
+from atoll.node.launchers.launcher import OOM_SCORE, Caps, Exit
 from atoll.node.launchers.mounts import parse_mounts
 from atoll.wire.messages import Launch
 from tests.containers.conftest import SMALL
@@ -111,9 +111,10 @@ def test_lines_come_while_the_program_runs(tmp_path: Path, daemon: Daemon) -> No
 def test_limits_are_the_kernels(tmp_path: Path, daemon: Daemon) -> None:
     lines: list[str] = []
     caps = Caps(cpus=(0,), cores=0.5, threads=1, memory_bytes=64 * MB)
-    text = f"{MEMORY}; cat /proc/self/status; echo threads $OMP_NUM_THREADS"
+    show = "cat /proc/self/oom_score_adj; cat /proc/self/status; echo threads $OMP_NUM_THREADS"
+    text = f"{MEMORY}; {show}"
     assert to_end(text, tmp_path, lines, caps=caps).code == 0
-    assert lines[0] == str(64 * MB)
+    assert lines[:2] == [str(64 * MB), str(OOM_SCORE)]
     assert "Cpus_allowed_list:\t0" in lines
     assert lines[-1] == "threads 1"
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atoll.errors import ConfigError
-from atoll.node.launchers.launcher import Order
+from atoll.node.launchers.launcher import OOM_SCORE, Order
 
 PYTHON_LABEL = "atoll.python"
 """Label of images that contain Atoll: the path of the Python that has it."""
@@ -83,6 +83,7 @@ def container_options(
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "pids_limit": MAX_PROCESSES,
+        "oom_score_adj": OOM_SCORE,
         "read_only": launch.read_only,
         "log_config": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}},
         "shm_size": SHARED_MEMORY_BYTES,

@@ -16,6 +16,10 @@ GONE_S = 5.0
 """How long the end of a process that was killed is waited for."""
 
 
+OOM_SCORE = 500
+"""Added to a job's badness when the system runs out of memory: it ends before its owner's work."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
     """What one process may have of the machine; zero and empty mean: no limit."""

@@ -23,7 +23,7 @@ from atoll import config
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.node import parent
 from atoll.node.exits import ERROR_FILE, count_oom_kills, explain_exit
-from atoll.node.launchers.launcher import GONE_S, Caps, Exit, Order
+from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Caps, Exit, Order
 from atoll.node.launchers.threads import tell
 from atoll.node.output import TAIL_LINES, LineHandler, read_output
 
@@ -220,6 +220,8 @@ def _before_program(caps: Caps) -> Callable[[], None] | None:
     def before_program() -> None:
         if die_with_parent is not None:
             die_with_parent()
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(OOM_SCORE))
         if caps.nice:
             os.nice(caps.nice)
         if caps.cpus and hasattr(os, "sched_setaffinity"):

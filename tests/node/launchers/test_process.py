@@ -21,7 +21,7 @@ from atoll.errors import AtollError, ConfigError, JobError, ScriptError, Storage
 from atoll.net.way import PLAIN
 from atoll.node.exits import ERROR_FILE
 from atoll.node.launchers.folder import lay_out
-from atoll.node.launchers.launcher import Caps, Exit
+from atoll.node.launchers.launcher import OOM_SCORE, Caps, Exit
 from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher
 from atoll.node.output import read_output
 from atoll.wire.messages import Launch
@@ -225,6 +225,13 @@ def test_limits_hold_for_a_process_and_for_what_it_starts(tmp_path: Path) -> Non
     ended = run(command_to_end(command, tmp_path, lines, caps=caps))
     assert ended.code == 0
     assert lines == [f"[{cpu}] {os.nice(0) + 5} 3 3 3 2"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_job_ends_before_its_owners_work_when_the_system_has_no_memory(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run(command_to_end(command_launch("cat", "/proc/self/oom_score_adj"), tmp_path, lines))
+    assert int(lines[0]) == OOM_SCORE
 
 
 def test_job_may_choose_its_own_threads(tmp_path: Path) -> None:
