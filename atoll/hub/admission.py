@@ -78,7 +78,7 @@ class PeerCertificate:
     name: str
     """Common name: the node that it was made for."""
     serial: str
-    """Hexadecimal, upper case."""
+    """Hexadecimal, without leading zeros."""
 
 
 class Gate:

@@ -52,7 +52,7 @@ class Signed:
 
     pem: str
     serial: str
-    """Hexadecimal, upper case, as TLS libraries show it."""
+    """See :func:`serial_text`."""
     expires: float
     """Seconds since 1970."""
 
@@ -158,7 +158,7 @@ class Authority:
         signed = self._sign(builder, public_key, ExtendedKeyUsageOID.CLIENT_AUTH)
         return Signed(
             pem=signed.public_bytes(_pem()).decode(),
-            serial=f"{signed.serial_number:X}",
+            serial=serial_text(signed.serial_number),
             expires=signed.not_valid_after_utc.timestamp(),
         )
 
@@ -210,6 +210,11 @@ class Authority:
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(int(self._clock.wall()), datetime.UTC)
+
+
+def serial_text(number: int) -> str:
+    """Return how a certificate's number is written here: hexadecimal without leading zeros."""
+    return f"{number:X}"
 
 
 def fingerprint_of(der: bytes) -> str:

@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 
 from atoll.errors import ConfigError
 from atoll.hub.admission import Gate, PeerCertificate, Visit
+from atoll.hub.certificates import serial_text
 
 FIRST_FRAME_BYTES = 64 * 1024
 """Largest message before a peer has said who it is; a Hello has some hundred bytes."""
@@ -245,4 +246,5 @@ def _certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
     if not shown:
         return None
     names = [value for part in shown["subject"] for key, value in part if key == "commonName"]
-    return PeerCertificate(names[0] if names else "", str(shown["serialNumber"]).upper())
+    number = int(shown["serialNumber"], 16)  # written with a leading zero or without
+    return PeerCertificate(names[0] if names else "", serial_text(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import socket
 import ssl
@@ -184,7 +185,13 @@ async def say_hello(me: Identity, way: Way) -> None:
     await link.close(timeout_s=1.0)
 
 
-def test_certificate_that_was_revoked_opens_nothing_with_a_new_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 0xABCDEF, 0x0F << 150])
+def test_certificate_that_was_revoked_opens_nothing_with_a_new_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    if number:  # TLS libraries write some numbers with a zero before them, and some without
+        numbers = itertools.count(number)
+        monkeypatch.setattr("cryptography.x509.random_serial_number", lambda: next(numbers))
     with serving(tmp_path / "hub", tls="on") as hub:
         old = joined(hub, tmp_path / "old")
         with operator(hub) as client:
