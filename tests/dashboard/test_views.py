@@ -113,6 +113,20 @@ def test_a_job_is_followed_live_in_all_its_parts(scene: Scene, watched: Watch) -
         assert seen.hosts == {f"127.0.0.1:{scene.hub.port}"}
 
 
+def test_what_each_node_is_worth_is_said(scene: Scene, watched: Watch) -> None:
+    job = scene.submit("worth")
+    scene.train(job, steps=20, rounds=8)
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        expect(page.locator(".worth")).to_contain_text("2 machines")
+        rows = page.locator("table", has_text="Verdict").locator("tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("attic-gpu")
+        told = scene.http.get(f"/api/jobs/{job}/worth").json()
+        expect(rows.first.locator(".pill")).to_have_text(told["nodes"][0]["verdict"])
+        assert seen.problems == CLEAN
+
+
 def test_output_is_followed_and_searched_at_the_hub(scene: Scene, watched: Watch) -> None:
     job = scene.submit("talks", nodes=1)
     (member,) = scene.view(job)["members"]
