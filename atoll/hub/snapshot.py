@@ -115,7 +115,9 @@ class Snapshots:
         nodes = {row["node"]: _node_row(row) for row in self._context.live.nodes()}
         jobs = {row["job"]: row for row in self._job_rows(now)}
         if now >= self._queues_at:
-            self._queues = await stores.queue.rows()
+            self._queues = [
+                row | {"oldest_s": coarse_age(row["oldest_s"])} for row in await stores.queue.rows()
+            ]
             self._queues_at = now + QUEUES_EVERY_S
         events = await self._events()
         content = {

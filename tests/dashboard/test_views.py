@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 
+import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from atoll.hub import pages
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer
 from atoll.wire.messages import Event
 from tests.dashboard.conftest import Watch
 from tests.dashboard.scene import Scene
@@ -193,6 +198,11 @@ def test_queues_and_what_happened_are_shown_live(scene: Scene, watched: Watch) -
         )
         row = page.locator("tbody tr", has_text="experience")
         expect(row).to_contain_text("1")
+        scene.submit("orders", nodes=1)
+        page.locator("#own-queues").check()
+        expect(page.locator("tbody tr", has_text="node/attic-gpu")).to_be_visible()
+        page.locator("#own-queues").uncheck()
+        expect(page.locator("tbody tr", has_text="node/attic-gpu")).to_be_hidden()
         seen.go("events/happened")
         scene.submit("news", nodes=1)
         expect(page.locator(".events li").first).to_be_visible()
@@ -231,3 +241,28 @@ def test_without_plotly_everything_but_the_charts_works(
         page = seen.go(f"jobs/{job}")
         expect(page.locator("#loss-chart")).to_contain_text("Charts need plotly")
         expect(page.locator("#job-title")).to_have_text(job)
+
+
+def test_a_hub_below_a_path_is_asked_only_there(browser: Browser, tmp_path: Path) -> None:
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, prefix="/atoll"
+    )
+    with HubServer(options) as hub, contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        paths: set[str] = set()
+        page.on("request", lambda request: paths.add(httpx.URL(request.url).path))
+        page.goto(f"{hub.url}/atoll/?token={hub.operator_token}")
+        expect(page.locator("#connection")).to_have_text("live")
+        page.evaluate("() => { location.hash = '#/fleet/nobody' }")
+        expect(page.locator("#node-chart .main-svg").first).to_be_attached()
+        assert "/atoll/static/plotly.min.js" in paths
+        assert all(path.startswith("/atoll/") for path in paths), paths
+
+
+def test_a_login_that_ends_leads_to_the_form(scene: Scene, watched: Watch) -> None:
+    with watched(token=scene.token("viewer")) as seen:
+        tickets = scene.http.get("/api/tickets").json()
+        (ticket,) = [t for t in tickets if t["role"] == "viewer"]
+        scene.http.post(f"/api/tickets/{ticket['id']}/revoke", json={})
+        seen.page.evaluate("() => { location.hash = '#/jobs/none' }")  # it opens another stream
+        expect(seen.page.get_by_label("Operator token")).to_be_visible()

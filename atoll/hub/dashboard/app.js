@@ -55,8 +55,8 @@ async function follow(opened) {
   const job = opened.job ?? "";
   if (stream.source && job === shown) return;
   shown = job;
-  const points = job ? await opened.begin() : 0;
-  if (view === opened) stream.open(job, points);
+  if (job) await opened.begin();
+  if (view === opened) stream.open(job, () => opened.data?.last.points ?? 0);
 }
 
 // ---------------------------------------------------------------------------- the stream
@@ -65,8 +65,9 @@ const stream = new Stream({
   onState: (state) => setPill($("connection"), state),
   onTick: (tick) => {
     store.apply(tick);
-    showBar();
     view?.tick?.(tick);
+    if (document.hidden) return;
+    showBar();
     view?.update();
   },
 });

@@ -28,6 +28,7 @@ export class Curves {
     const [sum, tokens] = this.shares.get(step) ?? [0, 0];
     const both = [sum + values.held_out_loss_sum, tokens + values.held_out_tokens];
     this.shares.set(step, both);
+    if (this.shares.size > MAX_POINTS) this.shares.delete(this.shares.keys().next().value);
     this.#push("held-out", "held_out", point, both[0] / both[1]);
   }
 

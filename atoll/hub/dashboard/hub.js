@@ -3,6 +3,7 @@
 import { say } from "./dialog.js";
 
 const SILENT_MS = 6000;
+const HIDDEN_MS = 60000;
 
 export const path = (...parts) => ["api", ...parts.map(encodeURIComponent)].join("/");
 
@@ -39,25 +40,34 @@ export class Stream {
     this.onState = onState;
     this.heard = 0;
     this.source = null;
-    this.address = null;
+    this.wanted = null;
     setInterval(() => this.#watch(), 2000);
+    document.addEventListener("visibilitychange", () => this.#look());
   }
 
-  // Opens the stream, with what is new of one job; `points` is the last point that is known.
-  open(job = "", points = 0) {
-    const query = new URLSearchParams(job ? { job, points } : {});
-    this.address = `api/stream?${query}`;
+  // Opens the stream, with what is new of one job; `points()` is the last point that is known.
+  open(job = "", points = () => 0) {
+    this.wanted = { job, points };
     this.#connect();
   }
 
-  close() {
-    this.source?.close();
-    this.source = null;
+  // A page that nobody sees costs the hub nothing; it is whole again when it is looked at.
+  #look() {
+    clearTimeout(this.sleep);
+    if (!document.hidden) {
+      if (this.wanted && !this.source) this.#connect();
+      return;
+    }
+    this.sleep = setTimeout(() => {
+      this.source?.close();
+      this.source = null;
+    }, HIDDEN_MS);
   }
 
   #connect() {
     this.source?.close();
-    const source = new EventSource(this.address);
+    const { job, points } = this.wanted;
+    const source = new EventSource(`api/stream?${new URLSearchParams(job ? { job, points: points() } : {})}`);
     source.onmessage = (message) => {
       if (source !== this.source) return;
       this.heard = performance.now();
@@ -71,6 +81,15 @@ export class Stream {
   #watch() {
     if (!this.source) return;
     if (performance.now() - this.heard > SILENT_MS) this.onState("reconnecting");
-    if (this.source.readyState === EventSource.CLOSED) this.#connect();
+    if (this.source.readyState === EventSource.CLOSED) this.#again();
+  }
+
+  // Refused, not only cut: a login that has ended leads to the form, everything else is tried again.
+  async #again() {
+    try {
+      const { status } = await fetch("api/hub");
+      if (status === 401) { location.reload(); return; }
+      if (this.source?.readyState === EventSource.CLOSED) this.#connect();
+    } catch { /* the hub is away: the next look tries again */ }
   }
 }

@@ -24,11 +24,10 @@ export class JobData {
   // The whole past, thinned; what is new comes with the stream, which begins after it.
   async load() {
     const found = await get("api/history", { job: this.name, points: FIRST_POINTS });
-    if (!found) return 0;
+    if (!found) return;
     this.curves.add(found.points);
     this.last.points = found.last;
     this.changed.points = true;
-    return found.last;
   }
 
   // What a tick adds; repeats after a reconnect are dropped by their ids.

@@ -17,6 +17,8 @@ export class QueuesView {
     this.table = new Table({ label: "Queues", columns: QUEUE_COLUMNS, key: (row) => row.queue, cards: true, sortBy: "Queue", rowClass: (row) => (row.queue === this.queue ? "chosen" : "") });
     this.topics = new Table({ label: "Topics", columns: TOPIC_COLUMNS, key: (row) => row.queue, cards: true, sortBy: "Topic" });
     this.none = empty("No queue holds anything.");
+    this.own = element("input", { type: "checkbox", id: "own-queues", change: () => this.update() });
+    this.wantOwn = element("label", { class: "filter", hidden: "" }, this.own, " orders to nodes too");
     this.topicsCard = element("section", { class: "card", "aria-labelledby": "topics-title", hidden: "" },
       element("h2", { id: "topics-title" }, "Topics"), this.topics.element);
     this.letters = new Table({ label: "Dead letters", columns: this.#letterColumns(), key: (row) => String(row.seq), cards: true });
@@ -28,7 +30,9 @@ export class QueuesView {
       this.noLetter, this.letters.element);
     this.element = element("div", { class: "view" },
       element("section", { class: "card", "aria-labelledby": "queues-title" },
-        element("h2", { id: "queues-title" }, "Queues"), this.none, this.table.element),
+        element("div", { class: "head" }, element("h2", { id: "queues-title" }, "Queues"),
+          element("span", { class: "space" }), this.wantOwn),
+        this.none, this.table.element),
       this.topicsCard, this.lettersCard);
     this.timer = setInterval(() => this.#load(), REFRESH_MS);
     this.#load();
@@ -45,7 +49,11 @@ export class QueuesView {
 
   update() {
     const rows = this.store.queues;
-    const queues = rows.filter(({ kind }) => kind !== "topic"), topics = rows.filter(({ kind }) => kind === "topic");
+    const all = rows.filter(({ kind }) => kind !== "topic");
+    const isOwn = ({ queue, dead }) => queue.startsWith("node/") && !dead;
+    this.wantOwn.hidden = !all.some(isOwn);
+    const queues = this.own.checked ? all : all.filter((row) => !isOwn(row));
+    const topics = rows.filter(({ kind }) => kind === "topic");
     this.none.hidden = queues.length > 0;
     this.table.element.hidden = queues.length === 0;
     this.table.show(queues);
