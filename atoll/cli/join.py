@@ -28,7 +28,10 @@ def join(
         typer.Option(help="The same while this address answers 200 (a cloud's spot notice)."),
     ] = "",
     via_proxy: Annotated[
-        str, typer.Option(help="Proxy to the hub: http://[USER:PASSWORD@]HOST:PORT or socks5://...")
+        str,
+        typer.Option(
+            help="Proxy to the hub, e.g. http://USER:PASSWORD@HOST:PORT, socks5://...; or direct."
+        ),
     ] = "",
     policy: Annotated[
         Path | None, typer.Option(help="The owner's policy (default: node.toml in the home).")

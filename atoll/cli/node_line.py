@@ -19,7 +19,8 @@ class NodeLine:
     def __init__(self, console: Console, *, hub: str, policy: Policy | None = None) -> None:
         """`hub` is the URL that is being joined; `policy` what its owner gives it."""
         self._console = console
-        self._policy = policy or Policy()
+        self._policy: tuple[str, ...] = ()
+        self._first = tuple(in_words(policy or Policy()))
         self._hub = hub
         self._spinner: Spinner | None = None
         self._said = ""
@@ -48,12 +49,18 @@ class NodeLine:
             f"[green]joined[/] {escape(self._hub)} as [bold]{escape(node)}[/]; Ctrl+C leaves",
             soft_wrap=True,
         )
-        limits = in_words(self._policy)
-        if limits:
-            self._console.print(escape(f"policy: {'; '.join(limits)}"), soft_wrap=True)
+        self._show_policy(self._first)
+
+    def _show_policy(self, lines: tuple[str, ...]) -> None:
+        """Say what the owner gives, whenever that changes."""
+        if lines != self._policy:
+            self._policy = lines
+            text = "; ".join(lines) or "no limits any more"
+            self._console.print(escape(f"policy: {text}"), soft_wrap=True)
 
     def show(self, status: Status) -> None:
         """Show the state of the agent."""
+        self._show_policy(status.policy)
         doing = ", ".join(status.running) if status.running else "idle, waiting for a job"
         if status.paused:
             doing = f"paused: {status.paused}; {', '.join(status.running) or 'idle'}"

@@ -8,10 +8,14 @@ from urllib.parse import urlsplit
 import httpx
 from websockets.exceptions import InvalidProxyMessage, InvalidProxyStatus, ProxyError
 
+from atoll import config
 from atoll.errors import ConfigError, HubUnreachable
 from atoll.net.unreachable import at
 
 SCHEMES = ("http", "https", "socks5", "socks5h")
+
+DIRECT = "direct"
+"""In place of a URL: no proxy, whatever the environment says or was given before."""
 
 FORM = "http://[USER:PASSWORD@]HOST:PORT or socks5://[USER:PASSWORD@]HOST:PORT"
 
@@ -22,8 +26,8 @@ def check_proxy(url: str) -> str:
     Raises:
         ConfigError: it is no proxy's URL, or what it needs is not installed.
     """
-    if not url:
-        return ""
+    if not url or url == DIRECT:
+        return url
     wrong = ConfigError("this is not the URL of a proxy", given=shown(url), expected=FORM)
     try:
         parts = urlsplit(url)
@@ -41,6 +45,22 @@ def check_proxy(url: str) -> str:
             remedy="pip install 'atoll[proxy]', or use an HTTP proxy",
         )
     return url
+
+
+def proxy_of(given: str, *, hub: str, kept: str = "") -> str:
+    """Return the proxy to a hub's URL; empty: none.
+
+    Args:
+        given: What a person asked for now: a URL, `direct`, or nothing.
+        hub: The hub's URL.
+        kept: What was asked for when this machine joined; the environment of today wins over it.
+
+    Raises:
+        ConfigError: it is no proxy's URL, or what it needs is not installed.
+    """
+    if given == DIRECT:
+        return ""
+    return check_proxy(given or config.proxy_for(hub) or kept)
 
 
 def shown(url: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
+import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from atoll.errors import ConfigError
@@ -18,6 +21,9 @@ SERVICE = "_atoll._tcp.local."
 
 FIND_S = 3.0
 """How long answers are waited for."""
+
+DIAL_S = 0.5
+"""How long each address of a hub is tried."""
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9_.-]+)*")
@@ -47,7 +53,7 @@ class Found:
 
 
 def find_hubs(*, timeout_s: float = FIND_S) -> list[Found]:
-    """Return the hubs that answer in time, by name.
+    """Return the hubs that answer in time, by name, each by an address that can be dialled.
 
     Raises:
         ConfigError: the package that finds them is not installed, or there is no network.
@@ -97,9 +103,22 @@ def _asked(zeroconf: Zeroconf, names: list[str]) -> list[Found]:
     for name in names:
         info = zeroconf.get_service_info(SERVICE, name, timeout=2000)
         hub = read_service(info) if info is not None else None
-        if hub is not None:
-            found.append(hub)
+        if info is not None and hub is not None:
+            host = first_reachable(info.parsed_addresses(), hub.port) or hub.host
+            found.append(replace(hub, host=host))
     return sorted(found, key=lambda hub: (hub.name, hub.port))
+
+
+def first_reachable(addresses: Sequence[str], port: int) -> str:
+    """Return the first address on which somebody listens; empty: none of them.
+
+    A hub may have addresses that mean something only to itself, e.g. of its containers.
+    """
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            socket.create_connection((address, port), timeout=DIAL_S).close()
+            return address
+    return ""
 
 
 def read_service(info: ServiceInfo) -> Found | None:

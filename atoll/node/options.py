@@ -32,7 +32,7 @@ class NodeOptions:
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the policy that win over its file."""
     proxy: str = ""
-    """URL of the proxy to the hub; empty: as before, or as the environment says."""
+    """URL of the proxy to the hub; empty: as the environment says, or as before; `direct`: none."""
     machine: Path = Path("/")
     """Below which the sensors look for the files of this machine."""
 
@@ -55,3 +55,5 @@ class Status:
     """Why it takes no work now."""
     paused: str = ""
     """Why its owner's policy has it take no work now."""
+    policy: tuple[str, ...] = ()
+    """The policy in words, a line each."""

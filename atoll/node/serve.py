@@ -10,9 +10,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from atoll import config
 from atoll.errors import AuthError, Revoked
-from atoll.net.proxies import check_proxy
+from atoll.net.proxies import DIRECT, proxy_of
 from atoll.node import identity, probe
 from atoll.node.gpus import Gpus
 from atoll.node.identity import Identity
@@ -54,6 +53,8 @@ def run_node(
             )
             me = known(options.ticket, home=options.home)
             trusted = me is not None
+            if me is not None and options.proxy:
+                me = _keep_proxy(options, me)
             me = me or _enter(options, info)
         while True:
             served = _Served(on_ready)
@@ -110,10 +111,16 @@ def _interruptible() -> Iterator[None]:
 
 
 def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
-    """Join with the ticket; a proxy that only the environment names is not kept."""
-    proxy = check_proxy(options.proxy or config.proxy_for(options.ticket.url))
+    """Join with the ticket."""
+    proxy = proxy_of(options.proxy, hub=options.ticket.url)
     me = enter(options.ticket, home=options.home, name=options.name, info=info, proxy=proxy)
-    if proxy and not options.proxy:
-        me = dataclasses.replace(me, proxy="")
+    return _keep_proxy(options, me)
+
+
+def _keep_proxy(options: NodeOptions, me: Identity) -> Identity:
+    """Keep the proxy that a person asked for, but none that only the environment names."""
+    asked = "" if options.proxy == DIRECT else options.proxy
+    if me.proxy != asked:
+        me = dataclasses.replace(me, proxy=asked)
         identity.save_identity(options.home, me)
     return me

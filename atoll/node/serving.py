@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 
-from atoll import config
 from atoll.clock import RealClock
 from atoll.net.api import HubClient
 from atoll.net.link import Link
 from atoll.net.opening import open_link
-from atoll.net.proxies import check_proxy
+from atoll.net.proxies import proxy_of
 from atoll.net.way import Way
 from atoll.node import parent, preempt
 from atoll.node.agent import Agent
@@ -61,8 +60,9 @@ class Serving:
         on_status: Callable[[Status], None],
     ) -> None:
         """Open nothing yet."""
-        proxy = check_proxy(options.proxy or config.proxy_for(me.hub) or me.proxy)
-        me = dataclasses.replace(me, proxy=proxy)
+        me = dataclasses.replace(me, proxy=proxy_of(options.proxy, hub=me.hub, kept=me.proxy))
+        # Its number is of the clock since the machine was started, which may have been since then.
+        (options.home / PACE_FILE).unlink(missing_ok=True)
         self._options = options
         self._me = me
         self._info = info
@@ -205,6 +205,7 @@ class Serving:
                 received_bytes=link.counters.received_bytes,
                 draining=agent.draining,
                 paused=agent.offer.paused,
+                policy=tuple(agent.offer.text),
             )
             self._on_status(status)
             await asyncio.sleep(1.0)

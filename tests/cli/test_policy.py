@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -59,8 +60,12 @@ def test_the_line_of_a_node_shows_its_policy_once_and_why_it_pauses() -> None:
         status = Status(
             node="sofa", connected=True, running=[], sent_bytes=0, received_bytes=0,
             draining="on battery", paused="on battery",
+            policy=("at most 2 cores", "work runs at niceness 3"),
         )  # fmt: skip
         line.show(status)
+        line.show(dataclasses.replace(status, policy=("at most 1 cores",), paused="", draining=""))
     shown = out.getvalue()
     assert shown.count("policy: at most 2 cores; work runs at niceness 3") == 1
     assert "sofa: paused: on battery; idle" in shown
+    assert "policy: at most 1 cores\n" in shown
+    assert "sofa: idle, waiting for a job" in shown

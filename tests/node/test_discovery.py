@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -21,7 +22,7 @@ import pytest
 from atoll.cli.choose_hub import ticket_for
 from atoll.errors import AuthError, ConfigError
 from atoll.net.ticket import parse_ticket
-from atoll.node.discovery import SERVICE, Found, find_hubs, read_service
+from atoll.node.discovery import SERVICE, Found, find_hubs, first_reachable, read_service
 
 needs_zeroconf = pytest.mark.skipif(
     importlib.util.find_spec("zeroconf") is None, reason="zeroconf is not installed"
@@ -204,3 +205,12 @@ def test_names_of_strangers_cannot_write_on_the_terminal() -> None:
     assert hub is not None
     assert hub.name.startswith("den?[2J?x")
     assert len(hub.name) <= 60
+
+
+def test_of_several_addresses_the_one_that_answers_is_taken() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        assert first_reachable(["127.0.0.9", "127.0.0.1"], port) == "127.0.0.1"
+    assert first_reachable(["127.0.0.9", "not an address"], port) == ""

@@ -18,7 +18,7 @@ from atoll.errors import ConfigError, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
-from atoll.net.proxies import check_proxy, shown
+from atoll.net.proxies import check_proxy, proxy_of, shown
 from atoll.net.sync_link import connect
 from atoll.net.way import Way
 from atoll.net.websocket import dial
@@ -234,3 +234,18 @@ def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
             assert client.hub()["version"]
         with connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as link:
             assert isinstance(link.request(Beat(), timeout_s=10.0), Done)
+
+
+def test_what_a_person_names_wins_over_the_environment_and_that_over_the_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = "https://hub.example:7700"
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert proxy_of("", hub=hub, kept="http://kept:1") == "http://kept:1"
+    monkeypatch.setenv("HTTPS_PROXY", "http://env:1")
+    assert proxy_of("", hub=hub, kept="http://kept:1") == "http://env:1"
+    assert proxy_of("http://said:1", hub=hub, kept="http://kept:1") == "http://said:1"
+    assert proxy_of("direct", hub=hub, kept="http://kept:1") == ""
