@@ -70,6 +70,8 @@ class RunningHub:
     url: str
     token: str
     process: psutil.Process
+    ca: str = ""
+    """PEM file of its authority; empty: it speaks plain HTTP."""
 
     def rss_mb(self) -> float:
         """Return its resident memory."""
@@ -82,13 +84,13 @@ class RunningHub:
 
 
 @contextlib.contextmanager
-def hub() -> Iterator[tuple[RunningHub, float]]:
+def hub(*options: str) -> Iterator[tuple[RunningHub, float]]:
     """Run a hub on a free port; give it and the seconds until it was ready."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         popen = subprocess.Popen(
             [
-                *(sys.executable, "-m", "atoll.hub", "--no-reducers"),
+                *(sys.executable, "-m", "atoll.hub", "--no-reducers", *options),
                 *("--data", str(Path(folder) / "data"), "--jobs", str(Path(folder) / "jobs")),
             ],
             stdout=subprocess.PIPE,
@@ -100,7 +102,8 @@ def hub() -> Iterator[tuple[RunningHub, float]]:
                 ready = json.loads(popen.stdout.readline())
                 seconds = time.perf_counter() - started
                 process = psutil.Process(popen.pid)
-                yield RunningHub(ready["url"], ready["operator_token"], process), seconds
+                token = ready["operator_token"]
+                yield RunningHub(ready["url"], token, process, ready["ca"]), seconds
             finally:
                 popen.terminate()
 

@@ -1,4 +1,4 @@
-"""What idle nodes cost a hub: `python -m bench.idle [--nodes 5000] [--quick]`.
+"""What idle nodes cost a hub: `python -m bench.idle [--nodes 5000] [--quick] [--tls]`.
 
     idle_nodes      nodes that were connected, heartbeats every two seconds, at the end
     kb_per_node     resident memory of the hub per node, beyond a hub without any, in kB
@@ -20,6 +20,7 @@ import time
 
 from atoll.net.greeting import greet, make_hello
 from atoll.net.transport import Transport
+from atoll.net.way import Way
 from atoll.net.websocket import dial
 from atoll.wire.limits import HEARTBEAT_S
 from atoll.wire.messages import Beat, NodeInfo, pack
@@ -76,7 +77,7 @@ async def idle(target: RunningHub, *, nodes: int, seconds: float) -> dict[str, f
 
 async def enter(target: RunningHub, number: int) -> Transport:
     """Return the connection of one node after its greeting."""
-    transport = await dial(target.url)
+    transport = await dial(target.url, way=Way(ca=target.ca))
     info = NodeInfo(f"lap{number}", "Linux x86_64", "3.11.7", "0.1.0", cores=8)
     hello = make_hello(session=f"lap{number}", token=target.token, info=info)
     await greet(transport, hello, id=1)
@@ -100,11 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.idle", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5_000)
     parser.add_argument("--quick", action="store_true", help="1000 nodes, 5 seconds")
+    parser.add_argument("--tls", action="store_true", help="sessions over TLS")
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nodes, seconds = (1_000, 5.0) if given.quick else (given.nodes, 20.0)
-    with hub() as (target, _):
+    with hub("--tls", "on" if given.tls else "off") as (target, _):
         found = asyncio.run(idle(target, nodes=nodes, seconds=seconds))
     rounded = {name: round(value, 3) for name, value in found.items()}
     emit(rounded, [{"figure": name, "value": value} for name, value in rounded.items()])
