@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +143,48 @@ def test_files_keep_to_the_cap(hub: HubServer, direction: str) -> None:
         seconds = time.monotonic() - started
     assert seconds > 2.0
     assert 0.85 * CAP_BPS < NBYTES * 8 / seconds < 1.15 * CAP_BPS
+
+
+UPLOADS = """
+import sys, time
+from atoll.net.api import HubClient
+from atoll.net.way import Way
+
+url, token, bps, pace, nbytes = sys.argv[1:]
+with HubClient(url, token, way=Way(upload_bps=float(bps), pace=pace)) as client:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    client.upload_bps(int(nbytes))
+"""
+
+
+def test_two_processes_of_a_machine_keep_one_limit_together(hub: HubServer, tmp_path: Path) -> None:
+    pace = tmp_path / "pace"
+    pace.touch()
+    words = [hub.url, hub.operator_token, str(CAP_BPS), str(pace), str(NBYTES // 2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", UPLOADS, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        started = time.monotonic()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        assert [process.wait(30) for process in processes] == [0, 0]
+        seconds = time.monotonic() - started
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert seconds > 2.0
+    assert 0.8 * CAP_BPS < NBYTES * 8 / seconds < 1.15 * CAP_BPS
