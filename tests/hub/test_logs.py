@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from atoll.clock import VirtualClock
 from atoll.hub.logs import Logs
@@ -66,5 +71,52 @@ def test_a_follower_gets_a_line_as_soon_as_it_is_stored(tmp_path: Path) -> None:
         for lines in await asyncio.gather(*following):
             assert texts(lines) == ["now"]
         assert await stores.logs.read("j", after=1_000, wait_s=0.01) == []
+
+    with_stores(tmp_path, test)
+
+
+def test_output_is_searched_without_regard_to_case_and_without_wildcards(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        lines = ["Loss 1.5", "100% done", "100 done", "a_b", "axb", "back\\slash", "LOSS 1.4"]
+        await stores.logs.add("j", "w0", source="s", seq=1, lines=lines)
+        await stores.logs.add("j", "w1", source="s", seq=1, lines=["loss 9"])
+
+        async def found(search: str, member: str = "") -> list[str]:
+            rows = await stores.logs.tail("j", search=search, member=member, limit=50)
+            return [row["text"] for row in rows]
+
+        assert await found("loss") == ["Loss 1.5", "LOSS 1.4", "loss 9"]
+        assert await found("loss", "w0") == ["Loss 1.5", "LOSS 1.4"]
+        assert await found("0% d") == ["100% done"]
+        assert await found("a_b") == ["a_b"]
+        assert await found("k\\s") == ["back\\slash"]
+        assert await found("nothing") == []
+        later = await stores.logs.read("j", search="loss", after=1)
+        assert [row["text"] for row in later] == ["LOSS 1.4", "loss 9"]
+
+    with_stores(tmp_path, test)
+
+
+def test_who_has_everything_does_not_ask_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stores: Stores) -> None:
+        await stores.logs.add("j", "w0", source="s", seq=1, lines=["one"])
+        (line,) = await stores.logs.read("j")
+        looks = []
+        read = stores.database.read
+
+        async def counted(fn: Callable[[sqlite3.Connection], Any]) -> Any:
+            looks.append(fn)
+            return await read(fn)
+
+        monkeypatch.setattr(stores.database, "read", counted)
+        assert await stores.logs.read("j", after=line["id"]) == []
+        assert looks == []
+        assert await stores.logs.read("other") == await stores.logs.read("other") == []
+        assert len(looks) == 1  # the second time it is known that there is nothing
+        await stores.logs.add("j", "w0", source="s", seq=2, lines=["two"])
+        (line,) = await stores.logs.read("j", after=line["id"])
+        assert line["text"] == "two"
 
     with_stores(tmp_path, test)
