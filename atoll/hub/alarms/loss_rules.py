@@ -28,6 +28,8 @@ DIVERGING_SHARE = 0.15
 BAD_FOR_S = 120.0
 """A loss that was no number is news for so long; that a job failed of it, for a day."""
 FAILED_FOR_S = 86_400.0
+SAME_STORY_S = 600.0
+"""What went bad longer before the newest has nothing to do with it."""
 
 NOT_FINITE = "LossNotFinite"
 
@@ -134,11 +136,13 @@ def loss_not_finite(facts: Facts) -> Iterator[Finding]:
     for job in facts.jobs:
         if not job.bad:
             continue
-        first, last = job.bad[0], max(mark.time for mark in job.bad)
+        last = max(mark.time for mark in job.bad)
+        recent = [mark for mark in job.bad if mark.time >= last - SAME_STORY_S]
+        first = recent[0]
         failed = job.state == "failed" and (job.error or {}).get("kind") == NOT_FINITE
         if facts.now - last > (FAILED_FOR_S if failed else BAD_FOR_S):
             continue
-        others = sorted({mark.member for mark in job.bad} - {first.member})
+        others = sorted({mark.member for mark in recent} - {first.member})
         later = f"; later {', '.join(others)} too" if others else ""
         yield Finding(
             kind="loss-not-finite",

@@ -93,17 +93,18 @@ class AlarmWatch:
         kept = await self._alarms.keep(changes)
         for alarm in kept.opened:
             self._engine.put(alarm)
-            await self._event(alarm, "alarm", f"{alarm.finding.cause}. {alarm.finding.remedy}")
-            await self.told(alarm)
-        for alarm in kept.ended:
-            lasted = duration((alarm.ended or 0.0) - alarm.since)
-            text = f"over after {lasted}: {alarm.finding.cause}"
-            await self._event(alarm, "alarm-ended", text)
+        # Together: a thousand machines that are lost at once are one commit, not a thousand.
+        await asyncio.gather(*(self._event(alarm) for alarm in [*kept.opened, *kept.ended]))
+        for alarm in [*kept.opened, *kept.ended]:
             await self.told(alarm)
         return kept
 
-    async def _event(self, alarm: Alarm, kind: str, text: str) -> None:
+    async def _event(self, alarm: Alarm) -> None:
         found = alarm.finding
+        kind, text = "alarm", f"{found.cause}. {found.remedy}"
+        if alarm.ended is not None:
+            lasted = duration(alarm.ended - alarm.since)
+            kind, text = "alarm-ended", f"over after {lasted}: {found.cause}"
         fields = {"kind": found.kind, "severity": found.severity, "node": found.node}
         await self._events.add(found.job, kind, text, member=found.member, fields=fields)
 

@@ -154,3 +154,10 @@ def test_curve_of_any_length_stays_bounded_and_keeps_its_mean() -> None:
     assert values == sorted(values)
     gaps = {round(b - a, 6) for a, b in pairwise(values)}
     assert len(gaps) == 1
+
+
+def test_what_went_bad_in_an_earlier_life_of_the_job_is_not_blamed_again() -> None:
+    marks = [Mark(START - 5_000, "w0", "loss is nan"), Mark(START, "w2", "loss is inf")]
+    (found,) = rule("loss-not-finite").find(facts(job(bad=marks)))
+    assert found.member == "w2"
+    assert "w0" not in found.cause
