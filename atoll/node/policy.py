@@ -17,13 +17,14 @@ import dataclasses
 import logging
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from atoll import config
 from atoll.errors import AtollError, ConfigError, unknown
 from atoll.node.quiet_hours import parse_quiet_hours
+from atoll.node.signatures import read_public
 from atoll.wire.messages import Offer
 from atoll.wire.session_messages import KINDS
 
@@ -158,7 +159,15 @@ def read_policy(text: str, *, name: str = FILE, options: Mapping[str, Any] | Non
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
     from_options = _policy_of(chosen, text="", name="the options")
     changes = {key: getattr(from_options, key) for key in chosen}
-    return dataclasses.replace(from_file, **changes)
+    policy = dataclasses.replace(from_file, **changes)
+    if policy.kinds == [SIGNED] and not policy.trusted_keys:
+        raise ConfigError(
+            f"{name} lets nothing run",
+            given=f'kinds = ["{SIGNED}"] without trusted_keys',
+            expected="the public keys of those whose images may run",
+            remedy="make one: atoll sign key NAME",
+        )
+    return policy
 
 
 def _policy_of(given: Mapping[str, Any], *, text: str, name: str) -> Policy:
@@ -184,33 +193,36 @@ def _check(policy: Policy, key: str, *, where: str) -> None:
         for kind in value:
             if kind not in (*KINDS, SIGNED):
                 raise unknown(f"kind of job in {where}", kind, (*KINDS, SIGNED))
-    elif key == "quiet_hours":
-        for span in value:
+    elif key in _PARSERS:
+        for text in value:
             try:
-                parse_quiet_hours(span)
+                _PARSERS[key](text)
             except ConfigError as error:
                 raise ConfigError(
-                    f"{key} in {where} cannot be read",
-                    given=error.given,
-                    expected=error.expected,
+                    f"{key} in {where} cannot be read", given=error.given, expected=error.expected
                 ) from error
-    elif key == "nice" and not 0 <= value <= 19:
-        raise ConfigError(f"nice in {where} is out of range", given=value, expected="0 to 19")
-    elif key == "battery_percent" and not 0 < value <= 100:
-        raise ConfigError(f"{key} in {where} is out of range", given=value, expected="1 to 100")
-    elif key in ("upload_mbps", "download_mbps") and 0 < value < LEAST_MBPS:
-        raise ConfigError(
-            f"{key} in {where} is too small",
-            given=value,
-            expected=f"at least {LEAST_MBPS:g}, or 0 for no limit",
-            remedy="pause the machine instead, or let it run only jobs that need no network",
-        )
-    elif isinstance(value, float) and not 0 <= value < float("inf"):
-        raise ConfigError(
-            f"{key} in {where} is out of range",
-            given=value,
-            expected="a number above 0, or 0 for no limit",
-        )
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        low, high, words = _RANGES.get(key, (0.0, float("inf"), "a number above 0, or 0"))
+        if not (low <= value <= high and value != float("inf")) and not (
+            key in _OR_NONE and not value
+        ):
+            raise ConfigError(f"{key} in {where} is out of range", given=value, expected=words)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "quiet_hours": parse_quiet_hours,
+    "trusted_keys": read_public,
+}
+
+_OR_NONE = ("upload_mbps", "download_mbps")
+
+_RANGES = {
+    "nice": (0.0, 19.0, "0 to 19"),
+    "battery_percent": (1.0, 100.0, "1 to 100"),
+    "upload_mbps": (LEAST_MBPS, float("inf"), f"at least {LEAST_MBPS:g}, or 0 for no limit"),
+    "download_mbps": (LEAST_MBPS, float("inf"), f"at least {LEAST_MBPS:g}, or 0 for no limit"),
+}
+"""Least, most, and how that is said."""
 
 
 def _line_of(key: str, text: str) -> int:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.errors import ConfigError
 from atoll.node.policy import Policy, PolicyFile, read_policy
 from atoll.node.quiet_hours import parse_quiet_hours
+from atoll.node.signatures import public_text
 from atoll.wire.session_messages import KINDS
+
+KEY = public_text(Ed25519PrivateKey.generate())
 
 WHOLE = """
 cores = 4
@@ -23,13 +28,13 @@ nice = 10
 kinds = ["trainer", "signed"]
 labels = "home"
 mounts = ["/data"]
-trusted_keys = ["a2V5"]
+trusted_keys = ["KEY"]
 quiet_hours = ["22:00-07:00", "sat,sun 10:00-18:00"]
 pause_on_battery = true
 battery_percent = 40
 pause_on_metered = true
 pause_when_active = 15
-"""
+""".replace("KEY", KEY)
 
 
 def test_nothing_written_means_no_limit() -> None:
@@ -79,6 +84,8 @@ def test_options_win_over_the_file_and_absent_ones_do_not() -> None:
         ("cores = 1\nquiet_hours = '25:00-07:00'", ["quiet_hours", "line 2", "22:00-07:00"]),
         ("battery_percent = 0", ["battery_percent", "line 1"]),
         ("upload_mbps = 0.1", ["upload_mbps", "line 1", "at least 0.5"]),
+        ("trusted_keys = 'mine'", ["trusted_keys", "line 1"]),
+        ("kinds = 'signed'", ["lets nothing run", "trusted_keys"]),
         ("cores =\nnice = 1", ["not valid TOML", "line 1"]),
         ("[limits]\ncores = 2", ["limits", "line 1"]),
     ],
@@ -154,3 +161,15 @@ def test_a_policy_that_is_wrong_from_the_start_or_missing_is_refused(tmp_path: P
     path.write_text("colour = 1")
     with pytest.raises(ConfigError, match=r"own\.toml, line 1"):
         PolicyFile(path, needed=True).read()
+
+
+def test_the_policy_that_the_documentation_shows_is_one() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "policy.md").read_text()
+    policy = read_policy(page.partition("```toml\n")[2].partition("```")[0])
+    unsaid = [
+        field.name
+        for field in dataclasses.fields(Policy)
+        if f"{field.name} = " not in page.partition("```toml")[2]
+    ]
+    assert not unsaid
+    assert policy.cores == 4.0
