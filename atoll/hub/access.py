@@ -120,4 +120,4 @@ class Access:
         self.certificates.check(identity, scope)
         visit: Visit | None = (scope.get("state") or {}).get("visit")
         if visit is not None:
-            visit.known((identity.role, identity.name, identity.member))
+            visit.known(identity)

@@ -11,6 +11,7 @@ import collections
 import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError
@@ -38,8 +39,24 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-Who = tuple[str, str, str]
-"""Role, name and member of an identity."""
+
+class Who(Protocol):
+    """What is known of whose token a connection has shown."""
+
+    @property
+    def role(self) -> str:
+        """Kind of token."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its owner."""
+        ...
+
+    @property
+    def member(self) -> str:
+        """The member of a job that it was made for; empty: any."""
+        ...
 
 
 class Visit:
@@ -62,7 +79,7 @@ class Visit:
 
     def known(self, who: Who) -> None:
         """It has shown a token that is right: it is no stranger any more."""
-        if self.who != who:
+        if self.who is not who:
             self._gate.know(self, who)
             self.welcome()
 
@@ -93,7 +110,7 @@ class Gate:
         self._strangers: dict[Visit, None] = {}
         """Oldest first."""
         self._by_address: collections.Counter[str] = collections.Counter()
-        self._known: dict[Who, set[Visit]] = {}
+        self._known: set[Visit] = set()
         self.refused = 0
         """Connections that were refused or dropped for somebody else."""
 
@@ -125,16 +142,12 @@ class Gate:
         """Count a visit as a stranger's no longer: it is of somebody."""
         self.leave(visit)
         visit.who = who
-        self._known.setdefault(who, set()).add(visit)
+        self._known.add(visit)
 
     def leave(self, visit: Visit) -> None:
         """Forget a visit."""
-        if visit.who is not None:
-            theirs = self._known.get(visit.who, set())
-            theirs.discard(visit)
-            if not theirs:
-                self._known.pop(visit.who, None)
-            visit.who = None
+        self._known.discard(visit)
+        visit.who = None
         if visit in self._strangers:
             del self._strangers[visit]
             self._by_address[visit.address] -= 1
@@ -147,8 +160,9 @@ class Gate:
         Without a member: those of all members of a job.
         """
         found = [
-            visit for who, visits in self._known.items()
-            if who[:2] == (role, name) and member in ("", who[2]) for visit in visits
+            visit for visit in self._known
+            if (who := visit.who) is not None
+            and (who.role, who.name) == (role, name) and member in ("", who.member)
         ]  # fmt: skip
         for visit in found:
             visit.drop()

@@ -20,6 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from atoll.clock import VirtualClock
 from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, RateLimit, is_loopback
+from atoll.hub.auth import Identity
 from atoll.hub.guard import MAX_OPEN_BODY_BYTES
 from atoll.hub.protocols import FIRST_FRAME_BYTES, LINGER_S
 from atoll.hub.server import FILES, HubServer
@@ -239,7 +240,7 @@ def test_bounds_of_the_gate() -> None:
     assert first is not None
     assert gate.enter("1.1.1.1", lambda: None) is not None
     assert gate.enter("1.1.1.1", lambda: None) is None
-    first.known(("node", "a", ""))
+    first.known(Identity("node", "a"))
     assert gate.enter("1.1.1.1", lambda: None) is not None
     assert gate.enter("2.2.2.2", lambda: None) is not None
     assert gate.enter("3.3.3.3", lambda: None) is not None
