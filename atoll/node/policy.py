@@ -202,10 +202,9 @@ def _check(policy: Policy, key: str, *, where: str) -> None:
                     f"{key} in {where} cannot be read", given=error.given, expected=error.expected
                 ) from error
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        low, high, words = _RANGES.get(key, (0.0, float("inf"), "a number above 0, or 0"))
-        if not (low <= value <= high and value != float("inf")) and not (
-            key in _OR_NONE and not value
-        ):
+        low, high, words = _RANGES.get(key, (0.0, _MOST, "a number above 0, or 0 for no limit"))
+        unlimited = value == 0 and key in ("upload_mbps", "download_mbps")
+        if not unlimited and not low <= value <= high:
             raise ConfigError(f"{key} in {where} is out of range", given=value, expected=words)
 
 
@@ -214,13 +213,14 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "trusted_keys": read_public,
 }
 
-_OR_NONE = ("upload_mbps", "download_mbps")
+_MOST = 1e12
+"""More than any machine has of anything; infinity is no number that a person means."""
 
 _RANGES = {
     "nice": (0.0, 19.0, "0 to 19"),
     "battery_percent": (1.0, 100.0, "1 to 100"),
-    "upload_mbps": (LEAST_MBPS, float("inf"), f"at least {LEAST_MBPS:g}, or 0 for no limit"),
-    "download_mbps": (LEAST_MBPS, float("inf"), f"at least {LEAST_MBPS:g}, or 0 for no limit"),
+    "upload_mbps": (LEAST_MBPS, _MOST, f"at least {LEAST_MBPS:g}, or 0 for no limit"),
+    "download_mbps": (LEAST_MBPS, _MOST, f"at least {LEAST_MBPS:g}, or 0 for no limit"),
 }
 """Least, most, and how that is said."""
 

@@ -82,6 +82,7 @@ def test_options_win_over_the_file_and_absent_ones_do_not() -> None:
         ("nice = 20", ["nice in node.toml, line 1", "0 to 19"]),
         ("kinds = ['traner']", ["line 1", "did you mean 'trainer'?"]),
         ("cores = 1\nquiet_hours = '25:00-07:00'", ["quiet_hours", "line 2", "22:00-07:00"]),
+        ("cores = inf", ["cores", "inf"]),
         ("battery_percent = 0", ["battery_percent", "line 1"]),
         ("upload_mbps = 0.1", ["upload_mbps", "line 1", "at least 0.5"]),
         ("trusted_keys = 'mine'", ["trusted_keys", "line 1"]),
