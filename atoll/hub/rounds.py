@@ -234,7 +234,8 @@ class Rounds:
                 num_slots=job.slots,
                 committed_round=machine.committed_round,
                 stopping=machine.stopping,
-                resume_round=job.resume_round,
+                # Who comes late needs no checkpoint, and that one may be pruned by now.
+                resume_round=-1 if machine.recovers else job.resume_round,
                 recover=machine.recovers,
                 lease=None if machine.recovers else own,
             )
