@@ -12,6 +12,7 @@ from atoll import config
 from atoll.errors import AuthError, ConfigError
 from atoll.ids import safe_name
 from atoll.net.api import HubClient
+from atoll.net.proxies import DIRECT, proxy_of
 from atoll.net.ticket import Ticket, parse_ticket
 from atoll.net.way import Way
 from atoll.node import identity, trust
@@ -34,11 +35,11 @@ class KnownHub:
     ca: str = ""
     """PEM file of the hub's certificate authority; empty: none is pinned."""
     proxy: str = ""
-    """URL of the proxy to the hub; empty: none."""
+    """URL of the proxy that was named at the login; empty: what the environment says."""
 
     def client(self, *, timeout_s: float = 30.0) -> HubClient:
         """Return a client of the hub's REST interface."""
-        way = Way(ca=self.ca, proxy=self.proxy)
+        way = Way(ca=self.ca, proxy=proxy_of("", hub=self.url, kept=self.proxy))
         return HubClient(self.url, self.token, way=way, timeout_s=timeout_s)
 
 
@@ -108,18 +109,20 @@ def log_in(
         ticket: For an operator or a viewer.
         home: Where it is remembered; None: :func:`atoll.config.home`.
         name: How the hub's audit log calls the login; empty: user and machine.
-        proxy: URL of the proxy to the hub; empty: none.
+        proxy: URL of the proxy to the hub; empty: what the environment says; `direct`: none.
 
     Raises:
         AuthError: the ticket opens nothing, or is for a machine.
         HubUnreachable: no hub answers.
     """
     folder = home or config.home()
-    ca = trust.pin(ticket, home=folder, proxy=proxy)
-    with HubClient(ticket.url, way=Way(ca=ca, proxy=proxy)) as client:
+    through = proxy_of(proxy, hub=ticket.url, kept="")
+    ca = trust.pin(ticket, home=folder, proxy=through)
+    with HubClient(ticket.url, way=Way(ca=ca, proxy=through)) as client:
         login = client.log_in(ticket.secret, name=safe_name(name or _who_is_here()))
     operator = login.role == "operator"
-    hub = KnownHub(ticket.url, login.token, operator=operator, ca=ca, proxy=proxy)
+    kept = "" if proxy == DIRECT else proxy
+    hub = KnownHub(ticket.url, login.token, operator=operator, ca=ca, proxy=kept)
     remember(hub, home=folder)
     return hub
 
