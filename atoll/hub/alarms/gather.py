@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOOKED_AT_S = 86_400.0
 """Jobs that ended longer ago are not looked at any more."""
+QUEUES_S = 5.0
+"""Queues may be kept by another server, which may be away."""
 _EVENTS_AT_ONCE = 1_000
 
 
@@ -115,8 +117,17 @@ class Gatherer:
             disk = Forecast(
                 free_bytes=usage[0], total_bytes=usage[1], full_in_s=self._disk.full_in_s()
             )
-        rows = await self._stores.queue.rows()
-        return HubFacts(version=self._version, disk=disk, queues=[_queue(row) for row in rows])
+        return HubFacts(version=self._version, disk=disk, queues=await self._queues())
+
+    async def _queues(self) -> list[QueueFacts]:
+        """Return the facts of queues; a server of queues that is away blinds no other rule."""
+        try:
+            async with asyncio.timeout(QUEUES_S):
+                rows = await self._stores.queue.rows()
+        except (AtollError, OSError) as error:
+            log.warning("the queues cannot be looked at: %s", error)
+            return []
+        return [_queue(row) for row in rows]
 
     def nodes(self) -> list[NodeFacts]:
         """Return the facts of all machines."""

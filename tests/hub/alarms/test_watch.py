@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from atoll import __version__
+from atoll.errors import HubError
 from atoll.hub.alarms.facts import Facts
 from atoll.hub.alarms.finding import Finding, Rule
 from atoll.hub.alarms.watch import Looking
@@ -145,3 +146,24 @@ def test_rule_that_fails_blinds_no_other(hub: HubServer) -> None:
     hub.hub.watch._rules.insert(0, wrong)
     with node(hub, "lap1"):
         assert alarm(hub, "version-mismatch")["node"] == "lap1"
+
+
+def test_queues_that_cannot_be_read_blind_no_other_rule(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> Any:
+        raise HubError("the server of the queues is away")
+
+    assert hub.hub is not None
+    monkeypatch.setattr(hub.hub.stores.queue, "rows", away)
+    with node(hub, "lap1"):
+        assert alarm(hub, "version-mismatch")["node"] == "lap1"
+
+
+def test_many_machines_that_are_wrong_at_once_are_all_told(hub: HubServer) -> None:
+    peers = [node(hub, f"old{number}") for number in range(12)]
+    wait_for(lambda: len(ask(hub, "/api/alarms")) == 12)
+    events = ask(hub, "/api/events")["events"]
+    assert len([e for e in events if e["kind"] == "alarm"]) == 12
+    for peer in peers:
+        peer.close()
