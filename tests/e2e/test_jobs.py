@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -279,15 +278,16 @@ def online(client: HubClient, node: str) -> bool:
 def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
     hub = atoll.hub()
     join(atoll, hub, "lap1", "lap2", "lap3")
-    path = atoll.job(steps=100_000, every=5, nodes="{min = 1, max = 2}")
+    path = atoll.job(steps=1_000_000, every=50, nodes="{min = 1, max = 2}")
     assert atoll.run("run", str(path), "--detach").code == 0
     with hub.client() as client:
         job = client.jobs()[0]["job"]
-        until(lambda: rounds_with(client, job, 2))
+        until(lambda: rounds_with(client, job, 2), timeout_s=40)
+        before = epoch(client, job)
         assert atoll.run("scale", job, "1:1").code == 0
-        until(lambda: rounds_with(client, job, 1, after=last(client, job)))
+        until(lambda: rounds_with(client, job, 1, after=before), timeout_s=40)
         assert atoll.run("scale", job, "1:3").code == 0  # more than the data is dealt into
-        until(lambda: rounds_with(client, job, 3, after=last(client, job)), timeout_s=60)
+        until(lambda: rounds_with(client, job, 3, after=before), timeout_s=60)
         view = client.job(job)
         assert view["state"] == "running"
         assert view["resume_round"] > 0  # it went on from what it had saved
@@ -295,15 +295,21 @@ def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
         wait_for(client, job, "stopped")
 
 
-def last(client: HubClient, job: str) -> int:
-    return int(client.job(job)["committed_round"])
+def epoch(client: HubClient, job: str) -> int:
+    """Return the number of the newest decided attempt of a round."""
+    newest = 0
+    while rounds := client.rounds(job, after=newest)["rounds"]:
+        newest = max(int(row["epoch"]) for row in rounds)
+    return newest
 
 
-def rounds_with(client: HubClient, job: str, members: int, *, after: int = -1) -> bool:
-    """Return whether a round was committed lately by so many members."""
-    rounds: list[dict[str, Any]] = client.rounds(job)["rounds"]
-    later = [r for r in rounds[-3:] if r["committed"] and r["round"] >= after - 1]
-    return bool(later) and len(later[-1]["contributors"]) == members
+def rounds_with(client: HubClient, job: str, members: int, *, after: int = 0) -> bool:
+    """Return whether a round after an attempt was committed by exactly so many members."""
+    while rounds := client.rounds(job, after=after)["rounds"]:
+        if any(r["committed"] and len(r["contributors"]) == members for r in rounds):
+            return True
+        after = max(int(row["epoch"]) for row in rounds)
+    return False
 
 
 def test_logs_of_an_embedded_run_are_followed_to_its_end(atoll: Atoll) -> None:

@@ -129,3 +129,17 @@ def test_bounds_that_cannot_be_and_jobs_that_ended_are_refused(hub: HubServer) -
     hub.call(hub.hub.live.stop(job, grace_s=1))
     with pytest.raises(ConfigError, match="atoll resume"):
         scale(hub, job, 1, 2)
+
+
+def test_who_comes_late_to_a_resumed_job_is_not_sent_to_its_checkpoint(hub: HubServer) -> None:
+    assert hub.hub is not None
+    group = Running(hub)
+    hub.call(hub.hub.stores.jobs.update(group.job, resume_round=5))
+    assert registered(group.members[0]).resume_round == 5
+    commit(group)  # from now on newer checkpoints replace that one
+    group.agent.request(ProcessState(group.job, "w1", "exited", exit_code=-9, attempt=1))
+    (again,) = launches(group.agent, 1).values()
+    with member(hub, again, incarnation="second") as peer:
+        answer = registered(peer)
+        assert (answer.recover, answer.resume_round) == (True, -1)
+    group.close()
