@@ -18,12 +18,12 @@ import h11
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from atoll.errors import ConfigError
 from atoll.hub.admission import Gate, PeerCertificate, Visit
 from atoll.hub.certificates import serial_text
+from atoll.hub.quick_frames import QuickFrames
 
 FIRST_FRAME_BYTES = 64 * 1024
 """Largest message before a peer has said who it is; a Hello has some hundred bytes."""
@@ -135,7 +135,7 @@ class Http(H11Protocol):
             self._timer = None
 
 
-class WebSocket(WebSocketsSansIOProtocol):
+class WebSocket(QuickFrames):
     """One WebSocket; before its Hello it takes small messages only."""
 
     def __init__(
