@@ -1,0 +1,152 @@
+"""The common frames of a WebSocket without the detour: whole binary messages, in and out.
+
+uvicorn runs every frame through a general state machine, stops reading after each and starts again.
+A busy hub spends most of its time there. Here a whole, masked, unfragmented binary frame is taken
+directly, and a binary message is written directly. Everything else (the handshake, control frames,
+fragments, text, anything odd or too large) goes the ordinary way, which decides what is wrong with
+it: the machine sees whole frames only, so it always stands between two of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets import frames
+from websockets.protocol import OPEN
+
+_apply_mask: Any = vars(frames)["apply_mask"]
+"""Compiled where the package has it compiled."""
+
+QUEUED_BYTES = 256 * 2**10
+"""Bytes of messages that may wait for the application before nothing more is read."""
+
+_BINARY = 0x82
+_MASKED = 0x80
+_CONTROL = (0x88, 0x89, 0x8A)
+"""First bytes of whole close, ping and pong frames."""
+_WRITE_AT_ONCE = 64 * 2**10
+"""Larger messages are not copied to put their head before them."""
+
+
+class QuickFrames(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket with a short way for what comes most."""
+
+    _rest: bytes | bytearray = b""
+    """Beginning of a frame whose end has not come; a bytearray from its second piece on."""
+    _need = 0
+    """Bytes from which on `_rest` may be a whole frame."""
+    _greeted = False
+    """Whether the request has come; nothing may follow before it is answered."""
+    _ordinary = False
+    """Whether the machine takes everything from now on."""
+    _waiting_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take whole frames; keep the beginning of the next one."""
+        if self._ordinary or not self.handshake_complete:
+            self._ordinary, self._greeted = self._ordinary or self._greeted, True
+            super().data_received(data)
+            return
+        if not self._rest:
+            self._take(bytes(data))
+            return
+        held: Any = self._rest
+        held = held if isinstance(held, bytearray) else bytearray(held)
+        held += data
+        if len(held) < self._need:
+            self._rest = held
+        else:
+            self._take(bytes(held))
+
+    def _take(self, data: bytes) -> None:
+        size, at = len(data), 0
+        self._rest, self._need = b"", 0
+        while at < size:
+            end = _end_of_frame(data, at, size)
+            if end is None:  # not even its head is whole
+                break
+            head, body = end
+            quick = data[at] == _BINARY and data[at + 1] & _MASKED and self._takes(body - head)
+            if quick and body <= size:
+                self._received(_apply_mask(data[head:body], data[head - 4 : head]))
+            elif quick:
+                self._need = body - at
+                break
+            elif data[at] in _CONTROL and body <= size:
+                super().data_received(data[at:body])
+            else:
+                self._ordinary = True
+                super().data_received(data[at:])
+                return
+            at = body
+        self._rest = data[at:]
+
+    def _takes(self, nbytes: int) -> bool:
+        """Return whether a message of this size may come, and the machine is open."""
+        limit = self.conn.max_message_size
+        return (limit is None or nbytes <= limit) and self.conn.state is OPEN
+
+    def _received(self, payload: bytes) -> None:
+        if self.close_sent:
+            return
+        self.queue.put_nowait({"type": "websocket.receive", "bytes": payload})
+        self._waiting_bytes += len(payload)
+        if self._waiting_bytes > QUEUED_BYTES and not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    async def receive(self) -> Any:
+        """Return the next event; read on when nothing waits any more."""
+        message = await super().receive()
+        if self.queue.empty():
+            self._waiting_bytes = 0
+        return message
+
+    async def send(self, message: Any) -> None:
+        """Write a binary message directly."""
+        payload = message.get("bytes") if message["type"] == "websocket.send" else None
+        if (
+            payload is None
+            or not self.handshake_complete
+            or self.close_sent
+            or self.initial_response is not None
+            or self.conn.state is not OPEN
+        ):
+            await super().send(message)
+            return
+        if not self.writable.is_set():
+            await self.writable.wait()
+        if self.disconnected or self.conn.state is not OPEN:
+            await super().send(message)
+            return
+        head = _head(len(payload))
+        if len(payload) < _WRITE_AT_ONCE:
+            self.transport.write(head + payload)
+        else:
+            self.transport.writelines((head, payload))
+
+
+def _end_of_frame(data: bytes, at: int, size: int) -> tuple[int, int] | None:
+    """Return where the payload of a masked frame begins and ends; None while its head is cut."""
+    if size - at < 2:
+        return None
+    length, head = data[at + 1] & 0x7F, 2
+    if length == 126:
+        length, head = int.from_bytes(data[at + 2 : at + 4], "big"), 4
+    elif length == 127:
+        length, head = int.from_bytes(data[at + 2 : at + 10], "big"), 10
+    if data[at + 1] & _MASKED:
+        head += 4
+    if size - at < head:
+        return None
+    return at + head, at + head + length
+
+
+def _head(length: int) -> bytes:
+    """Return the head of a binary frame of a server."""
+    if length < 126:
+        return bytes((_BINARY, length))
+    if length < 65_536:
+        return bytes((_BINARY, 126)) + length.to_bytes(2, "big")
+    return bytes((_BINARY, 127)) + length.to_bytes(8, "big")
