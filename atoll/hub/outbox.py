@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,24 @@ class Parcel:
     raw: Buffer
 
 
+def _written(send: Send, frame: bytes) -> bool:
+    """Write a frame at once if the connection takes it without a wait; else leave it unwritten.
+
+    Most answers go out this way: waking the writer for each would cost more than the writing.
+    """
+    writing = send({"type": "websocket.send", "bytes": frame})
+    if not isinstance(writing, Coroutine):
+        return False
+    try:
+        writing.send(None)
+    except StopIteration:
+        return True
+    except OSError:
+        return False  # the writer and the reader will find out, too
+    writing.close()  # it waits, so nothing is written yet
+    return False
+
+
 class Outbox:
     """Frames for one session; it outlives a connection, so a short blip loses nothing queued.
 
@@ -39,6 +57,8 @@ class Outbox:
         self._control: deque[tuple[bytes, bool]] = deque()
         self._parcels: deque[Parcel] = deque()
         self._wake = asyncio.Event()
+        self._idle: Send | None = None
+        """The connection, while its writer waits for something to write."""
         self.control_bytes = 0
         self.relay_bytes = 0
 
@@ -49,8 +69,11 @@ class Outbox:
             frame: The bytes.
             passing: It means something on this connection only, as credit does.
         """
+        if self._idle is not None and _written(self._idle, frame):
+            return True
         if self.control_bytes + len(frame) > CONTROL_LIMIT_BYTES:
             return False
+        self._idle = None
         self._control.append((frame, passing))
         self.control_bytes += len(frame)
         self._wake.set()
@@ -58,6 +81,7 @@ class Outbox:
 
     def put_parcel(self, parcel: Parcel) -> None:
         """Queue a relayed frame; the caller keeps the books of its window."""
+        self._idle = None  # what comes from now on queues behind it
         self._parcels.append(parcel)
         self.relay_bytes += len(parcel.raw)
         self._wake.set()
@@ -98,4 +122,8 @@ class Outbox:
                     self._settled(parcel)
             else:
                 self._wake.clear()
-                await self._wake.wait()
+                self._idle = send
+                try:
+                    await self._wake.wait()
+                finally:
+                    self._idle = None
