@@ -104,7 +104,9 @@ class View:
             self._console.print(plain_line(job), soft_wrap=True)
 
     def _picture(self, job: Watched) -> RenderableType:
-        parts: list[RenderableType] = [_bar(job), _figures(job), members_table(job.members)]
+        parts: list[RenderableType] = [members_table(job.members)]
+        if job.view.get("kind") != "command":  # which tells of no steps
+            parts = [_bar(job), _figures(job), *parts]
         footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
         if self._note:
             footer.append(f"\n{self._note}")
@@ -123,7 +125,7 @@ def plain_line(job: Watched) -> str:
         parts.append(str(job.view["reason"]))
     if job.steps:
         parts.append(f"step {job.step}/{job.steps}")
-    if job.state == "running":
+    if job.state == "running" and job.steps:
         parts.append(f"left {screen.duration(job.left_s())}")
     if job.loss is not None:
         parts.append(f"loss {job.loss:.3f}")
@@ -133,7 +135,8 @@ def plain_line(job: Watched) -> str:
         parts.append(f"{screen.count(job.tokens_per_s)} tokens/s")
     live = sum(1 for m in job.members if m["state"] == "running")
     parts.append(f"{live}/{job.view.get('nodes_wanted', len(job.members))} nodes")
-    parts.append(f"sent {screen.size(job.sent_bytes)}/node")
+    if job.steps or job.sent_bytes:
+        parts.append(f"sent {screen.size(job.sent_bytes)}/node")
     return escape(" | ".join(parts))
 
 

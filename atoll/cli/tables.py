@@ -63,7 +63,8 @@ def jobs_table(jobs: Sequence[dict[str, Any]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     extra = [name for name in ("priority", "batch") if any(view.get(name) for view in jobs)]
     table.add_column("job", no_wrap=True)  # it is what other verbs are given
-    for heading in ("state", *extra, "where", "nodes", "step", "rounds", "loss", "took"):
+    table.add_column("state", no_wrap=True)
+    for heading in (*extra, "where", "nodes", "step", "rounds", "loss", "took"):
         table.add_column(heading)
     for view in jobs:
         table.add_row(*_job_row(view, extra))
@@ -76,7 +77,7 @@ def _job_row(view: dict[str, Any], extra: Sequence[str]) -> list[str]:
     ended = view.get("ended") or time.time()
     return [
         escape(view["job"]),
-        escape(shown_job_state(view)) + _exit(view),
+        escape(shown_job_state(view)),
         *(escape(str(view.get(name) or "-")) for name in extra),
         escape(_where(view)),
         str(view["nodes_wanted"]),
