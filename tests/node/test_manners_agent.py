@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from atoll.hub.app import HubOptions
@@ -180,4 +181,8 @@ def test_a_laptop_that_is_about_to_sleep_leaves_in_order_and_comes_back(
         until(lambda: not told("false"))
         until(lambda: lines() == 2)
         client.stop(job, grace_s=1.0)
-    laptop.end()
+    listeners = psutil.Process(laptop.popen.pid).children()
+    assert any(child.name() == "dbus-monitor" for child in listeners)
+    laptop.popen.kill()  # nothing of it stays, however it ends
+    _, left = psutil.wait_procs(listeners, timeout=10)
+    assert not left

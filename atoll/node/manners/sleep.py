@@ -15,6 +15,7 @@ import re
 import signal
 from collections.abc import Callable
 
+from atoll.node import parent
 from atoll.node.manners.commands import Commands
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class SleepWatch:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            preexec_fn=parent.die_with_parent(),
         )
         assert listener.stdout is not None
         announced = False
