@@ -152,9 +152,9 @@ def test_zeros_a_slow_machine_and_a_wrong_clock_are_named_and_worth_is_foretold(
 def test_runs_that_are_well_raise_no_alarm(atoll: Atoll, hub: KnownHub) -> None:
     """The built-in trainer and a script, with losses as noisy as batches of four and eight."""
     with hub.client() as client:
-        tiny = client.submit(atoll.job(steps=200, nodes="3").read_text())
+        tiny = client.submit(atoll.job(steps=100, nodes="3").read_text())
         until(lambda: client.job(tiny)["state"] == "done", timeout_s=60.0)
-        job = submit(client, faults={}, steps=150)
+        job = submit(client, faults={}, steps=100)
         until(lambda: client.job(job)["state"] == "done", timeout_s=60.0)
         assert (atoll.runs / job / "rounds.json").exists()
         rows = client.alarms(all_=True)
