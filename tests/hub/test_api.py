@@ -274,13 +274,16 @@ def test_the_stream_tells_what_is_new_and_goes_on_where_it_was_cut(
     hub.call(stores.metrics.add(job, "w0", incarnation="i", seq=1, points=points))
 
     def first_tick(last_id: str = "") -> tuple[str, dict[str, Any]]:
+        """Return the first tick with points: all pages share one picture, which may be older."""
         headers = {"last-event-id": last_id} if last_id else {}
         with client.stream("GET", "/api/stream", params={"job": job}, headers=headers) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             lines = stream.iter_lines()
-            id_ = next(line for line in lines if line.startswith("id: "))[4:]
-            data = next(line for line in lines if line.startswith("data: "))[6:]
-            return id_, json.loads(data)
+            while True:
+                id_ = next(line for line in lines if line.startswith("id: "))[4:]
+                data = next(line for line in lines if line.startswith("data: "))[6:]
+                if json.loads(data)["points"]:
+                    return id_, json.loads(data)
 
     id_, tick = first_tick()
     assert [point["step"] for point in tick["points"]] == [1, 2, 3]
