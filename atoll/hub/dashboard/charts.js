@@ -79,7 +79,8 @@ export class Chart {
     // Hidden, it has no width: plotly would take one of its own, too wide for a column.
     if (!window.Plotly || !this.target.offsetParent) return;
     const shown = traces.flatMap((trace) => [...band(trace), line(trace)]);
-    window.Plotly.react(this.target, [...shown, ...this.#marks()], this.#layout(traces.length), {
+    const empty = !traces.some(({ y }) => y.length);
+    window.Plotly.react(this.target, empty ? [] : [...shown, ...this.#marks()], this.#layout(traces.length, empty), {
       displayModeBar: false, responsive: false, showLink: false, doubleClick: "reset",
     });
     this.drawn = true;
@@ -121,8 +122,9 @@ export class Chart {
     }];
   }
 
-  #layout(curves) {
+  #layout(curves, empty) {
     const axis = {
+      visible: !empty,
       gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line"),
       tickfont: { color: colour("--quiet"), size: 11 }, automargin: true,
     };
@@ -134,6 +136,10 @@ export class Chart {
       xaxis: time ? { ...axis, type: "date", ...(this.range ? { range: this.range } : {}) } : { ...axis, type: "linear", rangemode: "tozero", tickformat: "~s" },
       yaxis: { ...axis, rangemode: this.zero ? "tozero" : "normal", tickformat: this.format, nticks: 6 },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+      annotations: empty ? [{
+        text: "no values yet", showarrow: false, x: 0.5, y: 0.5, xref: "paper", yref: "paper",
+        font: { color: colour("--quiet") },
+      }] : [],
       showlegend: this.legend && curves > 1, uirevision: `kept-${this.axis}`, hovermode: "closest",
       hoverlabel: { font: { family: "system-ui, sans-serif", size: 12 } },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },

@@ -22,9 +22,9 @@ export class CompareView {
     this.chosen = (query.get("jobs") ?? "").split(",").filter(Boolean);
     this.data = new Map();
     this.charts = [
-      [new Chart({ id: "compare-loss", title: "Train loss", note: "mean of the members", format: "" }), "loss"],
-      [new Chart({ id: "compare-held-out", title: "Held-out loss", note: "nats per token", format: "" }), "held_out"],
-      [new Chart({ id: "compare-speed", title: "Speed", note: "tokens per second, all members", zero: true }), "tokens_per_s"],
+      [new Chart({ id: "compare-loss", title: "Train loss", note: "mean of the members", format: "", legend: false }), "loss"],
+      [new Chart({ id: "compare-held-out", title: "Held-out loss", note: "nats per token", format: "", legend: false }), "held_out"],
+      [new Chart({ id: "compare-speed", title: "Speed", note: "tokens per second, all members", zero: true, legend: false }), "tokens_per_s"],
     ];
     this.list = element("ul", { class: "choices", "aria-label": "Jobs to compare" });
     this.table = new Table({ label: "Figures", columns: this.#columns(), key: (row) => row.job, cards: true });

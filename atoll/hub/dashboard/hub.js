@@ -7,7 +7,7 @@ const HIDDEN_MS = 60000;
 
 export const path = (...parts) => ["api", ...parts.map(encodeURIComponent)].join("/");
 
-// GET; resolves to null where the hub has no answer (and says why in the console of nobody).
+// GET; resolves to null where the hub has no answer: the view shows what it has.
 export async function get(address, query = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== ""));
   const text = asked.toString();

@@ -65,9 +65,10 @@ export class FleetMap {
     const state = kind(node);
     const { latency_ms: latency, up_bps: up, down_bps: down } = node.stats;
     const speed = Math.max(up ?? 0, down ?? 0);
+    const thin = count > 60 ? 0.35 : count > LABELLED ? 0.6 : 1;
     set(parts.line, {
       x1: place.hubX, y1: place.hubY, x2: place.x, y2: place.y, class: `link ${state}`,
-      "stroke-width": speed ? Math.min(8, 1 + 1.5 * Math.log10(1 + speed / 1e6)).toFixed(1) : 1,
+      "stroke-width": speed ? (thin * Math.min(8, 1 + 1.5 * Math.log10(1 + speed / 1e6))).toFixed(1) : thin,
     });
     const labelled = count <= LABELLED;
     setText(parts.label, labelled && latency != null && state !== "lost" ? milliseconds(latency) : "");
@@ -79,6 +80,7 @@ export class FleetMap {
       "aria-label": describe(node, speed), "aria-current": own ? "true" : null,
     });
     set(parts.shape, { d: SHAPES[state], transform: count > 60 ? "scale(0.8)" : null });
+    set(parts.halo, { r: count > 60 ? 9 : 13 });
     setText(parts.title, describe(node, speed));
     const told = labelled || own || state === "lost" && count <= 60;
     setText(parts.name, told ? shortened(node.node) : "");
@@ -91,12 +93,13 @@ export class FleetMap {
     const title = drawn("title", {});
     const shape = drawn("path", {});
     const text = drawn("text", { class: "name", "text-anchor": "middle" });
+    const halo = drawn("circle", { class: "halo" });
     const mark = drawn("a", { href: `#/fleet/${encodeURIComponent(name)}`, "data-node": name },
-      title, drawn("circle", { class: "halo", r: 13 }), shape, text);
+      title, halo, shape, text);
     mark.addEventListener("focus", () => { this.focused = name; });
     this.links.append(line, label);
     this.marks.append(mark);
-    const parts = { line, label, title, shape, name: text, mark };
+    const parts = { line, label, title, shape, halo, name: text, mark };
     this.known.set(name, parts);
     return parts;
   }

@@ -103,7 +103,6 @@ function payload(base64) {
   try {
     const raw = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
     const text = new TextDecoder("utf-8", { fatal: true }).decode(raw);
-    // eslint-disable-next-line no-control-regex
     if (!/[\0-\x08]/.test(text)) return element("code", null, text.length > SHOWN_PAYLOAD ? `${text.slice(0, SHOWN_PAYLOAD)}…` : text);
     return bytes(raw.length);
   } catch {

@@ -61,7 +61,9 @@ export class Table {
   }
 
   #cell(cell, content) {
-    cell.classList.toggle("none", (content?.textContent ?? content) === NONE);
+    const text = content?.textContent ?? content ?? "";
+    const field = content instanceof Element && content.matches("input");
+    cell.classList.toggle("none", !field && (text === NONE || text === ""));
     if (!(content instanceof Node)) { setText(cell, content ?? ""); return; }
     const shown = cell.firstElementChild;
     if (shown && cell.childNodes.length === 1 && shown.outerHTML === content.outerHTML) return;
