@@ -64,7 +64,7 @@ class Meeting:
         return agreed
 
     def applied(self, seconds: float) -> None:
-        """Note how long the result of the last round took to take over; part of the next account."""
+        """Note how long the last round's result took to take over; part of the next account."""
         self._phases["apply"] = seconds
 
     def restart(self) -> None:

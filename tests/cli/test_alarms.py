@@ -37,8 +37,8 @@ def test_what_is_over_needs_no_remedy_and_what_is_silenced_says_so() -> None:
 
 
 def test_worth_is_said_in_sentences_once_there_is_something_to_say() -> None:
-    early: dict[str, Any] = {"text": "too early to say: 2 of 5 rounds", "tokens_per_s": None, "nodes": [],
-             "next": {"text": "too early to say: 2 of 5 rounds"}}  # fmt: skip
+    text = "too early to say: 2 of 5 rounds"
+    early: dict[str, Any] = {"text": text, "tokens_per_s": None, "nodes": [], "next": {}}
     assert worth_lines(early) == ["too early to say: 2 of 5 rounds"]
     said: dict[str, Any] = {
         "text": "2 machines: 100 tokens/s; remove lap2: ...", "tokens_per_s": 100.0,
