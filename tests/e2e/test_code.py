@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -110,8 +111,13 @@ def test_job_that_is_stopped_while_it_is_prepared_leaves_nothing(atoll: Atoll) -
     (slow / "slow.py").write_text("import time\nprint('building')\ntime.sleep(600)\n")
     running = atoll.start("run", write(atoll, "slow", 'command = ["python", "main.py"]'))
 
-    def builders() -> list[psutil.Process]:
-        return [process for process in atoll.processes() if "pip" in process.cmdline()]
+    def builders() -> list[int]:
+        found = []
+        for process in atoll.processes():
+            with contextlib.suppress(psutil.Error):  # it may end meanwhile
+                if "pip" in process.cmdline():
+                    found.append(process.pid)
+        return found
 
     until(builders)
     with hub.client() as client:
