@@ -20,6 +20,7 @@ from atoll.net.proxies import proxy_of
 from atoll.net.way import Way
 from atoll.node import parent, preempt
 from atoll.node.agent import Agent
+from atoll.node.aside import aside
 from atoll.node.figures import Figures
 from atoll.node.gpus import Gpus
 from atoll.node.identity import Identity
@@ -241,7 +242,7 @@ async def _heed(agent: Agent, notices: Notices) -> None:
     if not notices:
         await asyncio.Event().wait()
     while True:
-        reason = await asyncio.to_thread(notices.read)
+        reason = await aside(notices.read)
         if reason:
             await agent.drain(reason, source="notice")
         elif reason is not None:

@@ -13,6 +13,7 @@ from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
 from atoll.net.api import HubClient
 from atoll.net.unreachable import place_of
+from atoll.node.aside import aside
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class SpeedWatch:
         """Watch until cancelled."""
         measured_at, measured_from = -EVERY_S, ""
         while True:
-            address = await asyncio.to_thread(own_address, self._url)
+            address = await aside(lambda: own_address(self._url))
             now = self._clock.monotonic()
             due = now - measured_at >= EVERY_S or address != measured_from
             if due and address and self._is_free() and await self._measure():
@@ -124,7 +125,7 @@ class SpeedWatch:
     async def _measure(self) -> bool:
         """Return whether that is done for now."""
         try:
-            speed = await asyncio.to_thread(self._measured)
+            speed = await aside(self._measured)
         except AtollError as error:
             log.info("the speed of the way to the hub was not measured: %s", error)
             return False

@@ -9,6 +9,7 @@ import datetime
 from collections.abc import Awaitable, Callable
 
 from atoll.clock import Clock, RealClock
+from atoll.node.aside import aside
 from atoll.node.manners.decide import Mind, Pause
 from atoll.node.manners.senses import Senses
 from atoll.node.manners.sleep import SleepWatch
@@ -52,7 +53,7 @@ class Manners:
             ConfigError: the policy is wrong and there was no right one before.
         """
         policy = self._file.read()
-        reading = await asyncio.to_thread(self._senses.read, policy)
+        reading = await aside(lambda: self._senses.read(policy))
         if self._sleep.sleeping:
             reading = dataclasses.replace(reading, sleeping=True)
         pause = self._mind.follow(
