@@ -15,6 +15,7 @@ from atoll.clock import VirtualClock
 from atoll.errors import HubError
 from atoll.hub.queue import Depth, Queues
 from atoll.hub.queue_backend import MAX_CLAIM_BYTES
+from atoll.wire.messages import QueueEntry
 from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, OPTIONS, QueueBase
 
 
@@ -237,20 +238,20 @@ class QueueContract(QueueBase):
         self.with_queue(test)
 
     def test_no_order_of_calls_loses_doubles_or_revives_an_item(self) -> None:
-        suite = self
+        suite, folder = self, self.folder
         number = iter(range(1_000_000))
 
         class Machine(_QueueMachine):
             def __init__(self) -> None:
-                suite.folder = suite.folder / f"m{next(number)}"
+                suite.folder = folder / f"m{next(number)}"
                 suite.clock = VirtualClock()
                 super().__init__(suite)
 
         run_state_machine_as_test(
             Machine,
             settings=settings(
-                max_examples=12,
-                stateful_step_count=25,
+                max_examples=20,
+                stateful_step_count=30,
                 deadline=None,
                 derandomize=True,
                 suppress_health_check=list(HealthCheck),
@@ -308,6 +309,40 @@ class _QueueMachine(RuleBasedStateMachine):
             lease, _, attempt = self.held[key]
             self.runner.run(self.queue.release("q", lease=lease))
             self.held[key] = (lease, 0.0, attempt)
+
+    @rule(keys=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4))
+    def puts_many(self, keys: list[str]) -> None:
+        entries = [QueueEntry(key, key.encode()) for key in keys]
+        answer = self.runner.run(self.queue.put_many("q", entries))
+        known = [place for place, key in enumerate(keys) if key in self.put or key in keys[:place]]
+        assert answer.duplicates == known
+        for key, seq in zip(keys, answer.seqs, strict=True):
+            assert self.put.setdefault(key, seq) == seq
+
+    def dead(self) -> set[str]:
+        """Return the keys of dead letters; what is overdue is taken back by this."""
+        self.runner.run(self.queue.expire())
+        now = self.suite.clock.wall()
+        return {
+            key
+            for key, (_, until, attempt) in self.held.items()
+            if attempt == MAX_ATTEMPTS and until <= now and key not in self.done
+        }
+
+    @rule()
+    def dead_letters_are_put_back(self) -> None:
+        dead = self.dead()
+        assert self.runner.run(self.queue.requeue("q")) == len(dead)
+        for key in dead:
+            self.held[key] = (self.held[key][0], 0.0, 0)
+
+    @rule()
+    def dead_letters_are_discarded(self) -> None:
+        dead = self.dead()
+        letters = self.runner.run(self.queue.dead_letters("q"))
+        assert {letter.key for letter in letters} == dead
+        assert self.runner.run(self.queue.discard("q")) == len(dead)
+        self.done |= dead
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S]))
     def time_passes(self, seconds: float) -> None:
