@@ -68,6 +68,8 @@ def strategy_for(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     if hint in values:
         return values[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin is list:
         return st.lists(strategy_for(arguments[0]), max_size=3)
     if origin is dict:
