@@ -56,6 +56,8 @@ class Rights:
         Raises:
             AuthError: names what it may use.
         """
+        if may_use_queue(identity, queue):
+            return
         if may_use_queue(identity, queue, shared=self._listed(identity)):
             return
         raise AuthError(
