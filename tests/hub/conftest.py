@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.hub.server import HubServer
+from tests.hub.hook_targets import web as web
 from tests.hub.test_membership import (
     Running,
     options,
