@@ -44,13 +44,25 @@ def routes(context: Context) -> list[BaseRoute]:
     viewer: Role = "viewer"
 
     def at(
-        path: str, roles: Roles, *reads: Role, writes: Roles = (), audited: bool = True,
+        path: str,
+        roles: Roles,
+        *reads: Role,
+        writes: Roles = (),
+        audited: bool = True,
         **handlers: Handler,
     ) -> Route:
         """Return a route for `roles`; `reads` may GET besides, `writes` do the rest besides."""
-        return Route(path, Endpoint(
-            context, handlers, roles=roles, read_roles=reads, write_roles=writes, audited=audited
-        ))
+        return Route(
+            path,
+            Endpoint(
+                context,
+                handlers,
+                roles=roles,
+                read_roles=reads,
+                write_roles=writes,
+                audited=audited,
+            ),
+        )
 
     def open_at(path: str, **handlers: Handler) -> Route:
         return Route(path, Endpoint(context, handlers, roles=()))
