@@ -14,6 +14,9 @@ from atoll.wire.messages import QueueItem, QueueOptions, TopicItem
 AMONG = "seq IN (SELECT value FROM json_each(?))"
 """Condition on many numbers with one parameter: their JSON list."""
 
+# The plus keeps SQLite from looking through all of the queue for a few numbers.
+OF_LEASES = f"SELECT lease, seq, state, nbytes, blob FROM queue_items WHERE +queue = ? AND {AMONG}"
+
 
 def load(connection: sqlite3.Connection) -> tuple[Loaded, int]:
     """Return what is stored, from the indices alone, and how many items are done."""
@@ -62,7 +65,7 @@ def of_leases(
     """Return number, state, size and blob of the items whose last lease is one of these."""
     wanted = set(leases)
     rows = connection.execute(
-        f"SELECT lease, seq, state, nbytes, blob FROM queue_items WHERE queue = ? AND {AMONG}",
+        OF_LEASES,
         (queue, json.dumps([lease_seq(lease) for lease in wanted])),
     )
     return {row[0]: row[1:] for row in rows if row[0] in wanted}

@@ -20,6 +20,7 @@ from atoll.hub.database import Database
 from atoll.hub.queue import Depth, Queues
 from atoll.hub.queue_backend import DONE_KEPT_S
 from atoll.hub.queue_memory import MemoryBackend
+from atoll.hub.queue_rows import OF_LEASES
 from atoll.hub.queue_sqlite import SqliteBackend
 from tests.contracts.queue_base import LEASE_S, run
 from tests.contracts.queue_limits_suite import LimitsContract
@@ -194,3 +195,15 @@ def test_tables_of_an_earlier_version_become_the_present_ones(tmp_path: Path) ->
             database.close()
 
     run(work())
+
+
+def test_acknowledgements_look_at_their_own_items_only(tmp_path: Path) -> None:
+    database = Database(tmp_path / "hub.sqlite", schemas=[queue_sqlite.SCHEMA])
+    try:
+        SqliteBackend(database, clock=VirtualClock())
+        plan = database.read_now(
+            lambda c: c.execute(f"EXPLAIN QUERY PLAN {OF_LEASES}", ("q", "[1]")).fetchall()
+        )
+    finally:
+        database.close()
+    assert "PRIMARY KEY" in plan[0][3]
