@@ -147,7 +147,7 @@ def test_code_goes_into_a_container_and_artifacts_come_out(
     table = LaunchTable(launcher="container", image=SMALL)
     made = client.submit(dump_spec(JobSpec(job=job, launch=table)), files={})
     wait_for(client, made, "done")
-    assert f"{tmp_path}/home/jobs/{made}/w0/code" in lines_of(client, made)
+    assert str(tmp_path / "home" / "jobs" / made / "w0" / "code") in lines_of(client, made)
     client.get_file(made, "artifacts/w0/result", tmp_path / "back")
     assert (tmp_path / "back").read_text() == "from the folder"
 
