@@ -35,8 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no Chromium is installed"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Give a browser to one file: while it is open, this thread has an event loop that runs."""
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(

@@ -74,6 +74,11 @@ class Running:
         return Done(self.popen.returncode, out, err)
 
 
+def _hear_interrupts() -> None:
+    """Let Ctrl+C be heard, as at a terminal, also where the tests themselves run in background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Atoll:
     """The `atoll` command in a folder of its own, with everything that it starts."""
 
@@ -96,6 +101,7 @@ class Atoll:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_hear_interrupts,
         )
         self.started.append(popen)
         return Running(popen)

