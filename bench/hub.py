@@ -2,6 +2,7 @@
 
     ready_s             from the start of the process to its first answer, median
     rss_mb ...          resident memory with no, 4, 100 and 1000 idle nodes, heartbeats included
+    idle_nodes ...      what 5000 idle nodes (quick: 1000) cost: see `bench.idle`
     messages_per_s      requests answered, 100 sessions with 8 open requests each
     p99_ms              99th percentile of a request's round trip at 500 requests a second
     puts_per_s          items stored durably in a queue, 100 sessions with one open request each
@@ -17,19 +18,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
 import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from atoll.net.greeting import greet, make_hello
 from atoll.net.link import Link
@@ -39,13 +34,13 @@ from atoll.net.transport import Transport
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, NodeInfo, QueuePut, pack
+from bench.hub_process import MEGABYTE, WAIT_S, RunningHub, hub
+from bench.idle import idle
 from bench.report import emit
 
-WAIT_S = 60.0
 SESSIONS = 100
 OPEN_REQUESTS = 8
 PACE_PER_S = 500
-MEGABYTE = 1e6
 INFO = NodeInfo("bench", "Linux", "3", "0")
 
 
@@ -57,55 +52,26 @@ class Effort:
     node_counts: tuple[int, ...]
     seconds: float
     relay_bytes: int
+    idle_nodes: int
+    idle_s: float
 
 
-QUICK = Effort(starts=2, node_counts=(4, 100, 1000), seconds=2.0, relay_bytes=200_000_000)
-FULL = Effort(starts=5, node_counts=(4, 100, 1000), seconds=10.0, relay_bytes=2_000_000_000)
-
-
-@dataclass(frozen=True)
-class RunningHub:
-    """A hub process and how to enter."""
-
-    url: str
-    token: str
-    process: psutil.Process
-    ca: str = ""
-    """PEM file of its authority; empty: it speaks plain HTTP."""
-
-    def rss_mb(self) -> float:
-        """Return its resident memory."""
-        return float(self.process.memory_info().rss / MEGABYTE)
-
-    def cpu_s(self) -> float:
-        """Return the processor time that it has used."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-
-@contextlib.contextmanager
-def hub(*options: str) -> Iterator[tuple[RunningHub, float]]:
-    """Run a hub on a free port; give it and the seconds until it was ready."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        popen = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "atoll.hub", "--no-reducers", *options),
-                *("--data", str(Path(folder) / "data"), "--jobs", str(Path(folder) / "jobs")),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with popen:
-            assert popen.stdout is not None
-            try:
-                ready = json.loads(popen.stdout.readline())
-                seconds = time.perf_counter() - started
-                process = psutil.Process(popen.pid)
-                token = ready["operator_token"]
-                yield RunningHub(ready["url"], token, process, ready["ca"]), seconds
-            finally:
-                popen.terminate()
+QUICK = Effort(
+    starts=2,
+    node_counts=(4, 100, 1000),
+    seconds=2.0,
+    relay_bytes=200_000_000,
+    idle_nodes=1_000,
+    idle_s=5.0,
+)
+FULL = Effort(
+    starts=5,
+    node_counts=(4, 100, 1000),
+    seconds=10.0,
+    relay_bytes=2_000_000_000,
+    idle_nodes=5_000,
+    idle_s=20.0,
+)
 
 
 # ---------------------------------------------------------------------------------- memory
@@ -264,6 +230,8 @@ def measure(effort: Effort) -> dict[str, float]:
         found["rss_mb"] = target.rss_mb()
         memory = asyncio.run(memory_with_nodes(target, effort.node_counts))
         found |= {f"rss_mb_{count}_nodes": memory[count] for count in effort.node_counts}
+    with hub() as (target, _):
+        found |= asyncio.run(idle(target, nodes=effort.idle_nodes, seconds=effort.idle_s))
     with hub() as (target, _):
         found["messages_per_s"] = asyncio.run(throughput(target, seconds=effort.seconds))
         found["p99_ms"] = asyncio.run(latency(target, seconds=effort.seconds))

@@ -24,7 +24,7 @@ from atoll.net.way import Way
 from atoll.net.websocket import dial
 from atoll.wire.limits import HEARTBEAT_S
 from atoll.wire.messages import Beat, NodeInfo, pack
-from bench.hub import MEGABYTE, RunningHub, hub
+from bench.hub_process import MEGABYTE, RunningHub, hub
 from bench.report import emit
 
 AT_ONCE = 50

@@ -38,7 +38,7 @@ from atoll.net.transport import Transport
 from atoll.net.websocket import dial
 from atoll.wire.limits import HEARTBEAT_S
 from atoll.wire.messages import Beat, Metrics, NodeInfo, Point, Register, pack
-from bench.hub import RunningHub, hub
+from bench.hub_process import RunningHub, hub
 from bench.report import emit
 
 NODES, JOBS, MEMBERS = 100, 20, 5

@@ -41,7 +41,7 @@ import psutil
 
 from atoll.net.opening import open_link
 from atoll.wire.messages import QueueAckMany, QueueClaim, QueueItems, QueueOpen, QueueOptions
-from bench.hub import WAIT_S, RunningHub
+from bench.hub_process import WAIT_S, RunningHub
 from bench.lean_clients import QUEUE, STREAM_SUBJECT
 from bench.report import emit
 

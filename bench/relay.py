@@ -26,7 +26,7 @@ from atoll.net.greeting import greet, make_hello
 from atoll.net.opening import open_link
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
-from bench.hub import MEGABYTE, WAIT_S, RunningHub, hub
+from bench.hub_process import MEGABYTE, WAIT_S, RunningHub, hub
 from bench.report import emit
 
 READERS = 50

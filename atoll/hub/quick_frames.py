@@ -65,6 +65,10 @@ class QuickFrames(WebSocketsSansIOProtocol):
         while at < size:
             end = _end_of_frame(data, at, size)
             if end is None:  # not even its head is whole
+                if not _may_become_right(data[at : at + 2]):
+                    self._ordinary = True
+                    super().data_received(data[at:])
+                    return
                 break
             head, body = end
             quick = data[at] == _BINARY and data[at + 1] & _MASKED and self._takes(body - head)
@@ -125,6 +129,12 @@ class QuickFrames(WebSocketsSansIOProtocol):
             self.transport.write(head + payload)
         else:
             self.transport.writelines((head, payload))
+
+
+def _may_become_right(start: bytes) -> bool:
+    """Return whether a frame that begins so can be one that this class understands."""
+    known = start[0] == _BINARY or start[0] in _CONTROL
+    return known and (len(start) < 2 or bool(start[1] & _MASKED))
 
 
 def _end_of_frame(data: bytes, at: int, size: int) -> tuple[int, int] | None:

@@ -93,14 +93,19 @@ def machines(tmp_path: Path) -> Iterator[TwoMachines]:
             made.end()
 
 
-def check(machines: TwoMachines, done: Done, *, route: str) -> None:
-    """Assert that a job went well, on the route that was asked for, with both machines."""
+def check(machines: TwoMachines, done: Done, *, route: str, alone: bool = False) -> None:
+    """Assert that a job went well, on the route that was asked for, with both machines.
+
+    `alone` allows rounds of one machine while the other could not be reached.
+    """
     assert done.code == 0, done.both
     told = machines.ask()
     assert {member["node"] for member in told["job"]["members"]} == {"near", "far"}
     committed = [attempt for attempt in told["rounds"] if attempt["committed"]]
-    assert {attempt["route"] for attempt in committed} == {route}
-    assert all(attempt["contributors"] == ["w0", "w1"] for attempt in committed)
+    routes = {attempt["route"] for attempt in committed}
+    assert routes - ({"alone"} if alone else set()) == {route}
+    together = [attempt for attempt in committed if attempt["route"] != "alone"]
+    assert all(attempt["contributors"] == ["w0", "w1"] for attempt in together)
     summary = machines.summary()
     assert summary["replicas_identical"] is True
     assert summary["rounds_committed"] == len(committed) >= 4
@@ -124,4 +129,4 @@ def test_a_line_cut_for_some_seconds_costs_time_and_not_the_job(machines: TwoMac
     machines.lab.cut(FAR)
     time.sleep(3.0)  # the length of the break is what is tested
     machines.lab.heal(FAR)
-    check(machines, running.wait(timeout_s=120), route="relay")
+    check(machines, running.wait(timeout_s=120), route="relay", alone=True)

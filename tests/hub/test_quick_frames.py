@@ -7,7 +7,7 @@ import os
 import struct
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -123,6 +123,8 @@ def heard(kind: type[WebSocketsSansIOProtocol], pieces: list[bytes]) -> tuple[An
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 300), max_size=12))
+@example([b"\x03", b"\x82\x00"], [])  # wrong from its first byte on, and its head is not whole
+@example([b"\x82\x7e\x00"], [])  # not masked, and its head is not whole
 def test_it_hears_and_answers_what_the_ordinary_way_does(
     frames: list[bytes], cuts: list[int]
 ) -> None:

@@ -339,7 +339,8 @@ def test_fragments_before_a_hello_do_not_add_up(plain: HubServer) -> None:
     with connect(f"ws://127.0.0.1:{plain.port}/ws", compression=None) as opened:
         with contextlib.suppress(ConnectionClosed):
             opened.send(bytes(4096) for _ in range(1_000))
-        assert close_code(opened) == 1009
+        # Bytes still under way may meet a closed socket: its reset can overtake the close frame.
+        assert close_code(opened) in (1009, 1006)
 
 
 # ------------------------------------------------------------------------------------- rate
