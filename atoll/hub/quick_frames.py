@@ -107,6 +107,11 @@ class QuickFrames(WebSocketsSansIOProtocol):
             self._waiting_bytes = 0
         return message
 
+    def _forget_greeting(self) -> None:
+        """Let go of request and response: 3 kB that nobody asks for on an open connection."""
+        for name in ("request", "response"):
+            vars(self).pop(name, None)
+
     async def send(self, message: Any) -> None:
         """Write a binary message directly."""
         payload = message.get("bytes") if message["type"] == "websocket.send" else None
@@ -118,6 +123,8 @@ class QuickFrames(WebSocketsSansIOProtocol):
             or self.conn.state is not OPEN
         ):
             await super().send(message)
+            if self.handshake_complete:
+                self._forget_greeting()
             return
         if not self.writable.is_set():
             await self.writable.wait()
