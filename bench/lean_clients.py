@@ -13,6 +13,7 @@ acknowledged; PACE > 0 makes it wait so many seconds from one to the next.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import base64
 import contextlib
@@ -46,7 +47,7 @@ OPENED_AT_ONCE = 100
 SAMPLE = 3_000
 
 
-class Producer(asyncio.Protocol):
+class Producer(asyncio.Protocol, abc.ABC):
     """One session: sends, waits for the acknowledgement, sends again."""
 
     def __init__(self, number: int, batch: int, pace_s: float) -> None:
@@ -112,17 +113,17 @@ class Producer(asyncio.Protocol):
         else:
             self.next()
 
+    @abc.abstractmethod
     def greet(self) -> None:
         """Say what comes first."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def take(self) -> bool:
         """Take one message from the buffer; False when none is whole."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def frame(self) -> bytes:
         """Return what is sent next."""
-        raise NotImplementedError
 
 
 class HubProducer(Producer):

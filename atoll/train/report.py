@@ -6,14 +6,13 @@ styles are in the page itself.
 
 from __future__ import annotations
 
-import html
 import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from atoll.train.report_tables import event_table, member_table, text, tiles, worth
 from atoll.train.summary import (
     SUMMARY_NAME,
     ddp_bytes,
@@ -89,7 +88,7 @@ def render(
         *timeline_charts(rounds.get("rounds", ())),
     ]
     boxes = "".join(
-        f"<section><h2>{_text(title)}</h2><p>{_text(about)}</p>"
+        f"<section><h2>{text(title)}</h2><p>{text(about)}</p>"
         f'<div class="chart" id="chart{index}"></div></section>'
         for index, (title, about, _, _) in enumerate(charts)
     )
@@ -99,12 +98,12 @@ def render(
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{_text(title)}</h1>{_tiles(summary)}{boxes}"
-        f"{_worth(rounds.get('worth') or {})}{_member_table(summary)}{_event_table(events)}"
-        + (f"<section><h2>What the model wrote</h2><pre>{_text(sample)}</pre></section>")
+        f"<title>{text(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{text(title)}</h1>{tiles(summary)}{boxes}"
+        f"{worth(rounds.get('worth') or {})}{member_table(summary)}{event_table(events)}"
+        + (f"<section><h2>What the model wrote</h2><pre>{text(sample)}</pre></section>")
         * bool(sample)
-        + f"<section><h2>Job</h2><pre>{_text(job_text)}</pre></section>"
+        + f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
         + f"<script>{plotly_js()}</script>"
         # "<" never appears in the data, so nothing in it can end the script.
         + f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
@@ -288,15 +287,6 @@ def _round_s(row: Mapping[str, Any]) -> float:
     return sum(float(row[name] or 0.0) for name in PHASES)
 
 
-def _worth(worth: Mapping[str, Any]) -> str:
-    """Return what machines are worth, in sentences."""
-    if not worth:
-        return ""
-    said = [worth["text"], *(node["text"] for node in worth["nodes"]), worth["next"]["text"]]
-    lines = "".join(f"<li>{_text(text)}</li>" for text in dict.fromkeys(said))
-    return f"<section><h2>What each machine is worth</h2><ul>{lines}</ul></section>"
-
-
 def _line(xs: list[Any], ys: list[Any], name: str, index: int) -> Trace:
     colour = COLOURS[index % len(COLOURS)]
     line = {"color": colour, "width": 1.5}
@@ -311,81 +301,6 @@ def _layout(x: str, y: str) -> dict[str, Any]:
         "yaxis": {"title": {"text": y}},
         "legend": {"orientation": "h", "y": 1.12},
     }
-
-
-def _tiles(summary: Mapping[str, Any]) -> str:
-    strategy = summary.get("strategy") or {}
-    shown = {
-        "held-out loss": _number(summary.get("loss_final"), "{:.4f}"),
-        "before": _number(summary.get("loss_first"), "{:.4f}"),
-        "nodes": summary.get("nodes"),
-        "steps": summary.get("steps"),
-        "tokens": _number(summary.get("tokens"), "{:,}"),
-        "tokens/s": _number(summary.get("tokens_per_s"), "{:,.0f}"),
-        "seconds": _number(summary.get("wall_s"), "{:.1f}"),
-        "utilisation": _number(summary.get("utilisation"), "{:.1%}"),
-        "bytes per node": _number(summary.get("bytes_sent_per_node"), "{:,}"),
-        "fewer than data parallel": _number(summary.get("reduction"), "{:.0f}×"),
-        "rounds": summary.get("rounds_committed"),
-        "aborted": summary.get("rounds_aborted"),
-        "replicas identical": {True: "yes", False: "NO"}.get(
-            summary.get("replicas_identical")  # type: ignore[arg-type]
-        ),
-        "strategy": " × ".join(str(part) for part in strategy.values()) or None,
-    }
-    cells = "".join(
-        f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>"
-        for name, value in shown.items()
-        if value is not None
-    )
-    return f"<div class='tiles'>{cells}</div>"
-
-
-def _number(value: Any, form: str) -> str | None:
-    return None if value is None else form.format(value)
-
-
-def _member_table(summary: Mapping[str, Any]) -> str:
-    rows = summary.get("members") or []
-    columns = {
-        "member": "{}", "finished": "{}", "steps": "{}", "rounds": "{}", "tokens": "{:,}",
-        "tokens_per_s": "{:,.0f}", "utilisation": "{:.1%}", "sent_bytes": "{:,.0f}",
-        "received_bytes": "{:,.0f}",
-    }  # fmt: skip
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td>{_text(_number(row.get(name), form) or '')}</td>"
-            for name, form in columns.items()
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return _table("Members", [name.replace("_", " ") for name in columns], body)
-
-
-def _event_table(events: Points) -> str:
-    body = "".join(
-        f"<tr><td>{datetime.fromtimestamp(float(e.get('time', 0)), UTC):%H:%M:%S}</td>"
-        f"<td>{_text(e.get('member', ''))}</td><td>{_text(e.get('kind', ''))}</td>"
-        f"<td>{_text(e.get('text', ''))}</td></tr>"
-        for e in events[-500:]
-    )
-    return _table("Events", ["UTC", "member", "kind", "what"], body)
-
-
-def _table(title: str, heads: Sequence[str], body: str) -> str:
-    if not body:
-        return ""
-    head = "".join(f"<th>{_text(name)}</th>" for name in heads)
-    return (
-        f"<section><h2>{_text(title)}</h2><div class='wide'><table>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
-    )
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
 
 
 _STYLE = """

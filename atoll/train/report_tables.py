@@ -1,0 +1,97 @@
+"""The tiles and tables of a report, as HTML; every text from outside is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+Points = Sequence[Mapping[str, Any]]
+
+
+def worth(found: Mapping[str, Any]) -> str:
+    """Return what machines are worth, in sentences."""
+    if not found:
+        return ""
+    said = [found["text"], *(node["text"] for node in found["nodes"]), found["next"]["text"]]
+    lines = "".join(f"<li>{text(sentence)}</li>" for sentence in dict.fromkeys(said))
+    return f"<section><h2>What each machine is worth</h2><ul>{lines}</ul></section>"
+
+
+def tiles(summary: Mapping[str, Any]) -> str:
+    """Return the figures of the summary, one box each."""
+    strategy = summary.get("strategy") or {}
+    shown = {
+        "held-out loss": _number(summary.get("loss_final"), "{:.4f}"),
+        "before": _number(summary.get("loss_first"), "{:.4f}"),
+        "nodes": summary.get("nodes"),
+        "steps": summary.get("steps"),
+        "tokens": _number(summary.get("tokens"), "{:,}"),
+        "tokens/s": _number(summary.get("tokens_per_s"), "{:,.0f}"),
+        "seconds": _number(summary.get("wall_s"), "{:.1f}"),
+        "utilisation": _number(summary.get("utilisation"), "{:.1%}"),
+        "bytes per node": _number(summary.get("bytes_sent_per_node"), "{:,}"),
+        "fewer than data parallel": _number(summary.get("reduction"), "{:.0f}×"),
+        "rounds": summary.get("rounds_committed"),
+        "aborted": summary.get("rounds_aborted"),
+        "replicas identical": {True: "yes", False: "NO"}.get(
+            summary.get("replicas_identical")  # type: ignore[arg-type]
+        ),
+        "strategy": " × ".join(str(part) for part in strategy.values()) or None,
+    }
+    cells = "".join(
+        f"<div><b>{text(value)}</b><span>{text(name)}</span></div>"
+        for name, value in shown.items()
+        if value is not None
+    )
+    return f"<div class='tiles'>{cells}</div>"
+
+
+def _number(value: Any, form: str) -> str | None:
+    return None if value is None else form.format(value)
+
+
+def member_table(summary: Mapping[str, Any]) -> str:
+    """Return what each member did."""
+    rows = summary.get("members") or []
+    columns = {
+        "member": "{}", "finished": "{}", "steps": "{}", "rounds": "{}", "tokens": "{:,}",
+        "tokens_per_s": "{:,.0f}", "utilisation": "{:.1%}", "sent_bytes": "{:,.0f}",
+        "received_bytes": "{:,.0f}",
+    }  # fmt: skip
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{text(_number(row.get(name), form) or '')}</td>" for name, form in columns.items()
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return _table("Members", [name.replace("_", " ") for name in columns], body)
+
+
+def event_table(events: Points) -> str:
+    """Return what happened, with times in UTC."""
+    body = "".join(
+        f"<tr><td>{datetime.fromtimestamp(float(e.get('time', 0)), UTC):%H:%M:%S}</td>"
+        f"<td>{text(e.get('member', ''))}</td><td>{text(e.get('kind', ''))}</td>"
+        f"<td>{text(e.get('text', ''))}</td></tr>"
+        for e in events[-500:]
+    )
+    return _table("Events", ["UTC", "member", "kind", "what"], body)
+
+
+def _table(title: str, heads: Sequence[str], body: str) -> str:
+    if not body:
+        return ""
+    head = "".join(f"<th>{text(name)}</th>" for name in heads)
+    return (
+        f"<section><h2>{text(title)}</h2><div class='wide'><table>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def text(value: object) -> str:
+    """Return anything as text that cannot become markup."""
+    return html.escape(str(value))
