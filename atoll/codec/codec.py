@@ -9,7 +9,7 @@ Legend: n elements of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,22 @@ class Codec(Protocol):
     @property
     def base(self) -> Codec:
         """The codec that decodes the packets: itself, or what a wrapper wraps."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a mean of several vectors does not fit one packet, as with sparse ones.
+
+        Then members get each other's packets and add them up themselves.
+        """
+
+    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Learn the shapes of the tensors that make up a vector, for codecs that look at matrices.
+
+        Called once, before the first vector; a vector of another length has no known shapes.
+        """
+
+    def begin(self, round_: int) -> None:
+        """Learn which round the next packets are for; the same number on every member."""
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the packet of `x`, shape (n,); the packet owns its memory.
@@ -101,7 +117,15 @@ class Codec(Protocol):
 
 
 class Stateless:
-    """The three verbs of a codec that remembers nothing."""
+    """The verbs of a codec that remembers nothing and treats all vectors alike."""
+
+    gathers = False
+
+    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Do nothing: every number is treated alike."""
+
+    def begin(self, round_: int) -> None:
+        """Do nothing: every round is treated alike."""
 
     def settle(self, *, committed: bool) -> None:
         """Do nothing: no packet leaves a trace."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from atoll.errors import (
     PeerLost,
     PeerRefused,
 )
-from atoll.group.group import Group, Reduced, Resting, Work
+from atoll.group.group import Decidable, Group, Reduced, Resting, Work
 from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,15 @@ _AGAIN = (PeerLost, PeerRefused, EpochChanged, DeadlineExceeded)
 """Errors after which the same values are worth another attempt."""
 
 
+T = TypeVar("T", bound=Decidable)
+
+
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class Transacted(Generic[T]):
     """A committed round."""
 
-    reduced: Reduced
+    reduced: T
+    """What its exchanges came to."""
     plan: RoundPlan
     verdict: Verdict
     seconds: dict[str, float]
@@ -53,6 +58,10 @@ class Agreed:
     """What this member trains on until the next round; None: as before."""
     pace: float = 1.0
     """Share of a period's steps that this member does until the next round."""
+
+
+Agreed = Transacted[Reduced]
+"""A committed round of one mean."""
 
 
 def agree(
@@ -101,6 +110,55 @@ def agree(
         GroupLeft: this member leaves.
         GroupError: no attempt was committed, or this member does not fit the others.
     """
+
+    def mean(_: RoundPlan) -> Reduced:
+        work = group.reduce(xs, codec=codec, weight=weight, key=key)
+        with resting():
+            return work.wait()
+
+    return transact(
+        group, mean, base=base, round_=round_, tokens=tokens, steps=steps, busy_s=busy_s,
+        lease=lease, account=account, resting=resting, stalled_s=stalled_s, clock=clock,
+    )  # fmt: skip
+
+
+def transact(
+    group: Group,
+    exchange: Callable[[RoundPlan], T],
+    *,
+    base: str,
+    round_: int,
+    tokens: int = 0,
+    steps: int = 0,
+    busy_s: float = 0.0,
+    lease: Lease | None = None,
+    account: Account | None = None,
+    resting: Resting = nullcontext,
+    stalled_s: float = STALLED_S,
+    clock: Clock | None = None,
+) -> Transacted[T]:
+    """Return what all members committed in this round, whatever they exchange in it.
+
+    Args:
+        group: The members.
+        exchange: Reduces and swaps with the members of a plan; waits inside `resting`. It is called
+            anew, with another plan, when an attempt was not committed, and MUST NOT change state.
+        base: Digest of the committed state this member stands on.
+        round_: The round; must be `group.committed_round`.
+        tokens: As in :func:`agree`.
+        steps: As in :func:`agree`.
+        busy_s: As in :func:`agree`.
+        lease: As in :func:`agree`.
+        account: As in :func:`agree`.
+        resting: As in :func:`agree`.
+        stalled_s: As in :func:`agree`.
+        clock: As in :func:`agree`.
+
+    Raises:
+        LeftBehind: the others committed without this member; it has to recover.
+        GroupLeft: this member leaves.
+        GroupError: no attempt was committed, or this member does not fit the others.
+    """
     attempts = _Attempts(clock if clock is not None else RealClock(), stalled_s)
     sent, received = group.sent_bytes, group.received_bytes
     while True:
@@ -111,7 +169,7 @@ def agree(
                 account=account,
             )  # fmt: skip
         attempts.begin("reduce")
-        reduced, trouble = _reduce(group, xs, codec, weight=weight, key=key, resting=resting)
+        reduced, trouble = _exchanged(exchange, plan)
         attempts.begin("commit")
         reason = str(trouble) if trouble is not None else ""
         try:
@@ -124,7 +182,7 @@ def agree(
         if trouble is not None and not isinstance(trouble, _AGAIN):
             raise trouble
         if verdict.committed and reduced is not None:
-            return Agreed(
+            return Transacted(
                 reduced, plan, verdict, attempts.seconds, attempts.number,
                 group.sent_bytes - sent, group.received_bytes - received,
                 verdict.leases.get(group.me), verdict.pace.get(group.me, 1.0),
@@ -180,20 +238,12 @@ class _Attempts:
         return 0.0 if self._same == 1 else min(LONGEST_PAUSE_S, 0.05 * 2.0**self._same)
 
 
-def _reduce(
-    group: Group,
-    xs: Sequence[Tensor],
-    codec: Codec,
-    *,
-    weight: float,
-    key: str,
-    resting: Resting,
-) -> tuple[Reduced | None, AtollError | None]:
+def _exchanged(
+    exchange: Callable[[RoundPlan], T], plan: RoundPlan
+) -> tuple[T | None, AtollError | None]:
     """Return the result, or what went wrong."""
     try:
-        work = group.reduce(xs, codec=codec, weight=weight, key=key)
-        with resting():
-            return work.wait(), None
+        return exchange(plan), None
     except AtollError as error:
         return None, error
 
@@ -201,7 +251,7 @@ def _reduce(
 def _commit(
     group: Group,
     plan: RoundPlan,
-    reduced: Reduced | None,
+    reduced: Decidable | None,
     *,
     reason: str,
     lease: Lease | None,

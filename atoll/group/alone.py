@@ -9,7 +9,8 @@ from torch import Tensor
 
 from atoll.codec.codec import Codec
 from atoll.errors import GroupLeft, LeftBehind
-from atoll.group.group import Reduced, Resting, Work
+from atoll.group.group import Decidable, Parcel, Reduced, Resting, Swapped, Work
+from atoll.group.policy import GroupPolicy
 from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
 
 ALONE_DIGEST = "alone"
@@ -30,6 +31,7 @@ class Alone:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.upload_s: float | None = None
+        self.policy = GroupPolicy()
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return that nobody else has the state; see :meth:`Group.recover`."""
@@ -83,9 +85,13 @@ class Alone:
         """Return copies of the values as they are: no wire, hence no codec."""
         return Work.of(own_values(xs, me=self.me, weight=weight))
 
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Return the own packets, as far as they are for this member."""
+        return Work.of(own_packets(parcels, me=self.me, weight=weight))
+
     def commit(
         self,
-        reduced: Reduced | None,
+        reduced: Decidable | None,
         *,
         ok: bool = True,
         reason: str = "",
@@ -112,4 +118,13 @@ def own_values(xs: Sequence[Tensor], *, me: str, weight: float) -> Reduced:
     return Reduced(
         tensors=tensors, contributors=(me,), weight=weight, sent_bytes=0, received_bytes=0,
         digest=ALONE_DIGEST,
+    )  # fmt: skip
+
+
+def own_packets(parcels: Sequence[Parcel], *, me: str, weight: float) -> Swapped:
+    """Return what one member alone gives itself."""
+    packets = [parcel.packet for parcel in parcels if me in parcel.to]
+    return Swapped(
+        packets={me: packets} if packets else {}, weights={me: weight}, sent_bytes=0,
+        received_bytes=0, digest=ALONE_DIGEST,
     )  # fmt: skip

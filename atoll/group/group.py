@@ -7,7 +7,7 @@ A round is a transaction. `join` says who takes part, `reduce` gives every membe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from atoll.clock import RealClock
-from atoll.codec.codec import Codec
+from atoll.codec.codec import Codec, Packet
 from atoll.errors import DeadlineExceeded
+from atoll.group.policy import GroupPolicy
 from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
 
 T = TypeVar("T")
@@ -122,8 +123,58 @@ class Reduced:
     """BLAKE2b of the encoded result and the contributors; members compare it to commit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One packet on its way to some members."""
+
+    to: tuple[str, ...]
+    """Who gets it, this member itself perhaps; names that are not in the plan are ignored."""
+    packet: Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What a swap brought this member."""
+
+    packets: Mapping[str, list[Packet]]
+    """Sender -> its packets for this member, in the order in which it gave them; senders are in
+    slot order. Who sent this member nothing is left out."""
+    weights: Mapping[str, float]
+    """Weight of every contributor, in slot order; the same on every member."""
+    sent_bytes: int
+    received_bytes: int
+    digest: str
+    """BLAKE2b over what everybody gave: the same on every member."""
+
+    @property
+    def contributors(self) -> tuple[str, ...]:
+        """Whose parcels were in it, in slot order."""
+        return tuple(self.weights)
+
+
+class Decidable(Protocol):
+    """What a round came to, as far as the verdict has to know."""
+
+    @property
+    def contributors(self) -> tuple[str, ...]:
+        """Whose values count."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """The same on every member that has the same result."""
+        ...
+
+
 class Group(Protocol):
-    """The members of a job, as one of them sees them. One reduce per join."""
+    """The members of a job, as one of them sees them.
+
+    After a join there may be several exchanges, reduces and swaps, in the same order on every
+    member; then one commit decides on all of them.
+    """
+
+    policy: GroupPolicy
+    """Set before the first join, to the same on every member."""
 
     @property
     def me(self) -> str:
@@ -263,19 +314,31 @@ class Group(Protocol):
         """
         ...
 
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Begin to give packets to named members and to get what others have for this one.
+
+        The packets are not looked at on the way; values that are not finite are the receiver's
+        business. A member that is lost meanwhile is left out by everybody.
+
+        Args:
+            parcels: What to give to whom; called on every member, even with nothing to give.
+            weight: Told to all, >= 0.
+        """
+        ...
+
     def commit(
         self,
-        reduced: Reduced | None,
+        reduced: Decidable | None,
         *,
         ok: bool = True,
         reason: str = "",
         lease: Lease | None = None,
         resting: Resting = nullcontext,
     ) -> Verdict:
-        """Vote, and return the one verdict of all; settles the codec of the last reduce.
+        """Vote, and return the one verdict of all; settles the codecs of the reduces.
 
         Args:
-            reduced: What the reduce gave; None votes against.
+            reduced: What the exchanges gave; None votes against.
             ok: Whether this member can apply it.
             reason: Why not, for people.
             lease: As in `join`.

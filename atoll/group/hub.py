@@ -21,7 +21,17 @@ from atoll.errors import (
     PeerRefused,
 )
 from atoll.group.alone import own_values
-from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
+from atoll.group.group import (
+    Decidable,
+    Parcel,
+    Reduced,
+    Resting,
+    Swapped,
+    Work,
+    flatten,
+    unflatten,
+)
+from atoll.group.policy import GroupPolicy
 from atoll.group.reach import own_address, probe
 from atoll.group.routes import Errand, Routes
 from atoll.group.talk import Talk
@@ -89,6 +99,7 @@ class HubGroup:
         self.committed_round = 0
         self.stopping = False
         self.leaving = False
+        self.policy = GroupPolicy()
         self.sent_bytes = 0
         self.received_bytes = 0
         self.registered: Registered | None = None
@@ -268,9 +279,13 @@ class HubGroup:
             with suppress(AtollError):
                 self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
 
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Begin to give packets to members; see :meth:`Group.swap`."""
+        raise NotImplementedError
+
     def commit(
         self,
-        reduced: Reduced | None,
+        reduced: Decidable | None,
         *,
         ok: bool = True,
         reason: str = "",

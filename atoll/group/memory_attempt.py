@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.codec.table import make_codec
 from atoll.errors import AtollError
+from atoll.group.group import Parcel
 from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
 from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
@@ -30,6 +31,47 @@ class Vote:
     ok: bool
     digest: str
     reason: str
+    contributors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gift:
+    """What one member gives in a swap."""
+
+    member: str
+    parcels: tuple[Parcel, ...]
+    weight: float
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One reduce or one swap of an attempt: what came in, and what came of it."""
+
+    shares: dict[str, Share] = field(default_factory=dict)
+    gifts: dict[str, Gift] = field(default_factory=dict)
+    refused: dict[str, AtollError] = field(default_factory=dict)
+    mean: Mean | None = None
+    given: list[Gift] | None = None
+    """All gifts, in member order, once the last one is in."""
+    error: AtollError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is a result."""
+        return self.mean is not None or self.given is not None or self.error is not None
+
+    def compute(self, order: list[str]) -> None:
+        """Average, or hand out, what is there."""
+        if self.gifts:
+            self.given = [self.gifts[name] for name in order if name in self.gifts]
+            return
+        shares = [self.shares[name] for name in order if name in self.shares]
+        self.refused = odd_ones(shares)
+        shares = [share for share in shares if share.member not in self.refused]
+        try:
+            self.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+        except AtollError as error:
+            self.error = error
 
 
 @dataclass(slots=True)
@@ -41,10 +83,8 @@ class Attempt:
     """What its members told when they joined."""
     left: set[str] = field(default_factory=set)
     """Members of the plan that are not waited for any more."""
-    shares: dict[str, Share] = field(default_factory=dict)
-    refused: dict[str, AtollError] = field(default_factory=dict)
-    mean: Mean | None = None
-    error: AtollError | None = None
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    """Number from 0 -> a reduce or a swap; members do the same ones in the same order."""
     votes: dict[str, Vote] = field(default_factory=dict)
     verdict: Verdict | None = None
 
@@ -59,19 +99,12 @@ class Attempt:
         return {m: join.account for m, join in self.joins.items() if join.account is not None}
 
     def compute_if_complete(self) -> None:
-        """Average once no contribution is missing of those that are waited for."""
-        if self.mean is not None or self.error is not None or not self.shares:
-            return
+        """End every exchange for which no member is missing of those that are waited for."""
         members = self.plan.members
-        if any(name not in self.shares and name not in self.left for name in members):
-            return
-        shares = [self.shares[name] for name in members if name in self.shares]
-        self.refused = odd_ones(shares)
-        shares = [share for share in shares if share.member not in self.refused]
-        try:
-            self.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
-        except AtollError as error:
-            self.error = error
+        for exchange in self.exchanges.values():
+            here = exchange.shares.keys() | exchange.gifts.keys()
+            if here and not exchange.over and not set(members) - here - self.left:
+                exchange.compute(members)
 
 
 def why_aborted(votes: Mapping[str, Vote]) -> str:

@@ -11,9 +11,19 @@ from atoll.clock import RealClock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import GroupError, GroupLeft, LeftBehind
-from atoll.group.group import Reduced, Resting, Work, flatten, unflatten
-from atoll.group.memory_attempt import Attempt, Vote
+from atoll.group.group import (
+    Decidable,
+    Parcel,
+    Reduced,
+    Resting,
+    Swapped,
+    Work,
+    flatten,
+    unflatten,
+)
+from atoll.group.memory_attempt import Attempt, Gift, Vote
 from atoll.group.memory_table import MemoryTable
+from atoll.group.policy import GroupPolicy
 from atoll.reducer.mean import Share, result_digest
 from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Sources, Verdict
 
@@ -35,9 +45,12 @@ class MemoryGroup:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.upload_s: float | None = None
+        self.policy = GroupPolicy()
         self._table = table
         self._attempt: Attempt | None = None
-        self._codec: Codec | None = None
+        self._exchanges = 0
+        """Exchanges begun since the join."""
+        self._codecs: list[Codec] = []
 
     def register(self, *, state: Sequence[str] = ()) -> Registered:
         """Tell where the own state is served, and learn where the group stands."""
@@ -88,7 +101,7 @@ class MemoryGroup:
         if deadline is not None:
             timeout_s = max(0.0, deadline - RealClock().monotonic())
         self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s, lease, account)
-        plan = attempt.plan
+        plan, self._exchanges = attempt.plan, 0
         self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
         return plan
 
@@ -96,30 +109,36 @@ class MemoryGroup:
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
         """Begin the mean; see :meth:`Group.reduce`."""
-        attempt = self._joined()
+        attempt, number = self._begin()
         shapes = [x.detach() for x in xs]
         if attempt.plan.route == "alone":
             from_me = flatten(xs)
             return Work.start(
-                lambda: self._alone(attempt, from_me, shapes, weight), name=f"reduce-{self.me}"
+                lambda: self._alone(attempt, number, from_me, shapes, weight),
+                name=f"reduce-{self.me}",
             )
-        self._codec = codec
+        self._codecs.append(codec)
+        codec.begin(attempt.plan.round)
         packet = codec.encode(flatten(xs), key=key)
         share = Share(self.me, packet, weight)
-        return Work.start(lambda: self._exchange(attempt, share, shapes), name=f"reduce-{self.me}")
+        return Work.start(
+            lambda: self._exchange(attempt, number, share, shapes), name=f"reduce-{self.me}"
+        )
 
     def _alone(
-        self, attempt: Attempt, vector: Tensor, like: Sequence[Tensor], weight: float
+        self, attempt: Attempt, number: int, vector: Tensor, like: Sequence[Tensor], weight: float
     ) -> Reduced:
         share = Share(self.me, make_codec("fp32").encode(vector, key="alone"), weight or 1.0)
-        self._table.contribute(attempt, share)
+        self._table.contribute(attempt, number, share)
         return Reduced(
             tensors=unflatten(vector, like), contributors=(self.me,), weight=weight,
             sent_bytes=0, received_bytes=0, digest="alone",
         )  # fmt: skip
 
-    def _exchange(self, attempt: Attempt, share: Share, like: Sequence[Tensor]) -> Reduced:
-        mean = self._table.contribute(attempt, share)
+    def _exchange(
+        self, attempt: Attempt, number: int, share: Share, like: Sequence[Tensor]
+    ) -> Reduced:
+        mean = self._table.contribute(attempt, number, share)
         vector = make_codec(mean.packet.codec).decode(mean.packet)
         sent, received = len(share.packet.data), len(mean.packet.data)
         self.sent_bytes += sent
@@ -130,9 +149,27 @@ class MemoryGroup:
             digest=result_digest(mean.packet.data, mean.contributors),
         )  # fmt: skip
 
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Begin to give packets to members; see :meth:`Group.swap`."""
+        attempt, number = self._begin()
+        gift = Gift(self.me, tuple(parcels), weight)
+        return Work.start(lambda: self._swapped(attempt, number, gift), name=f"swap-{self.me}")
+
+    def _swapped(self, attempt: Attempt, number: int, gift: Gift) -> Swapped:
+        given = self._table.give(attempt, number, gift)
+        mine = {g.member: [p.packet for p in g.parcels if self.me in p.to] for g in given}
+        mine = {member: packets for member, packets in mine.items() if packets}
+        sent = sum(len(parcel.packet.data) for parcel in gift.parcels)
+        received = sum(len(p.data) for member in mine for p in mine[member] if member != self.me)
+        self.sent_bytes += sent
+        self.received_bytes += received
+        parts = [p.packet.data for g in given for p in g.parcels]
+        weights = {g.member: g.weight for g in given}
+        return Swapped(mine, weights, sent, received, result_digest(parts, tuple(weights)))
+
     def commit(
         self,
-        reduced: Reduced | None,
+        reduced: Decidable | None,
         *,
         ok: bool = True,
         reason: str = "",
@@ -146,13 +183,14 @@ class MemoryGroup:
         committed = counted = False
         try:
             with resting():
-                vote = Vote(ok, digest, reason or "no result")
+                contributors = reduced.contributors if reduced is not None else ()
+                vote = Vote(ok, digest, reason or "no result", contributors)
                 verdict = self._table.vote(attempt, self.me, vote)
             committed = verdict.committed and ok and verdict.digest == digest
             counted = committed and self.me in verdict.contributors
         finally:
-            codec, self._codec = self._codec, None
-            if codec is not None:
+            codecs, self._codecs = self._codecs, []
+            for codec in codecs:
                 codec.settle(committed=counted)
         if verdict.committed and not committed:
             raise LeftBehind(
@@ -166,6 +204,12 @@ class MemoryGroup:
     def close(self) -> None:
         """Go away: the others wait for this member no more."""
         self._table.leave(self.me, "it has closed its group")
+
+    def _begin(self) -> tuple[Attempt, int]:
+        """Return the attempt and the number of a new exchange in it."""
+        attempt, number = self._joined(), self._exchanges
+        self._exchanges += 1
+        return attempt, number
 
     def _joined(self) -> Attempt:
         if self._attempt is None:

@@ -22,7 +22,7 @@ from atoll.errors import (
     LeftBehind,
     PeerLost,
 )
-from atoll.group.memory_attempt import Attempt, Join, Vote, why_aborted
+from atoll.group.memory_attempt import Attempt, Exchange, Gift, Join, Vote, why_aborted
 from atoll.group.memory_leases import Leases
 from atoll.reducer.mean import Mean, Share
 from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Source, Sources, Verdict
@@ -314,26 +314,40 @@ class MemoryTable:
 
     # -------------------------------------------------------------------- contributions
 
-    def contribute(self, attempt: Attempt, share: Share) -> Mean:
+    def contribute(self, attempt: Attempt, number: int, share: Share) -> Mean:
         """Hand in a contribution and return the mean when all that are left are in."""
-        member = share.member
+        exchange = self._enter_exchange(attempt, number, share.member, share)
+        if exchange.mean is None:
+            raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
+        return exchange.mean
+
+    def give(self, attempt: Attempt, number: int, gift: Gift) -> list[Gift]:
+        """Hand in parcels and return everybody's when all that are left are in."""
+        exchange = self._enter_exchange(attempt, number, gift.member, gift)
+        if exchange.given is None:
+            raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
+        return exchange.given
+
+    def _enter_exchange(
+        self, attempt: Attempt, number: int, member: str, item: Share | Gift
+    ) -> Exchange:
+        """Hand something in and wait until the exchange is over."""
         with self._changed:
             self._enter(member, "send")
-            attempt.shares.setdefault(member, share)
+            exchange = attempt.exchanges.setdefault(number, Exchange())
+            if isinstance(item, Share):
+                exchange.shares.setdefault(member, item)
+            else:
+                exchange.gifts.setdefault(member, item)
             attempt.compute_if_complete()
+            self._changed.notify_all()
             self._enter(member, "sent")
-            self._wait(
-                member,
-                lambda: bool(attempt.mean or attempt.error or attempt.verdict),
-                "the reduce",
-            )
-            if attempt.error is not None:
-                raise attempt.error
-            if member in attempt.refused:
-                raise attempt.refused[member]
-            if attempt.mean is None:
-                raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
-            return attempt.mean
+            self._wait(member, lambda: exchange.over or attempt.verdict is not None, "the exchange")
+            if exchange.error is not None:
+                raise exchange.error
+            if member in exchange.refused:
+                raise exchange.refused[member]
+            return exchange
 
     # -------------------------------------------------------------------------- verdicts
 
@@ -383,7 +397,7 @@ class MemoryTable:
             return
         self._committed, self._unwell = plan.round + 1, set()
         self._stands = {name for name in votes if self._standing[name] == "live"}
-        contributors = list(attempt.mean.contributors) if attempt.mean is not None else []
+        contributors = list(next(iter(votes.values())).contributors)
         moved = {m: lease for m, lease in attempt.leases.items() if m in contributors}
         leases = self._leases.commit(moved, self._present())
         pace = {name: pace for name, pace in self.paces.items() if self._standing[name] != "gone"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -89,6 +90,11 @@ class Outer(Protocol):
         """Whether all members carry the same parameters after a round."""
         ...
 
+    @property
+    def inherits(self) -> bool:
+        """Whether who comes late starts from another member's state, be it equal or not."""
+        ...
+
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready; nothing crosses the network yet."""
         ...
@@ -111,6 +117,14 @@ class Outer(Protocol):
 
     def digest(self, task: Task) -> str:
         """Return the digest of the parameters that this member carries."""
+        ...
+
+    def evaluating(self, task: Task) -> AbstractContextManager[None]:
+        """Put the parameters that count into the model inside: what to evaluate and to keep.
+
+        Most methods leave the model as it is; where members are ahead of what they agreed on, it
+        is the agreed state. Nothing is trained inside, and the model is as before afterwards.
+        """
         ...
 
     def committed(self, task: Task) -> Committed:

@@ -187,7 +187,7 @@ class Trainer:
             report=report, announce=announce,
         )  # fmt: skip
         self._publish = publish
-        if self.lifeline is not None and self.outer.one_model:
+        if self.lifeline is not None and self.outer.inherits:
             state = CommittedState(self.task, self.outer, chain=lambda: self.chain)
             self.lifeline.offer(self.task, state)
 
@@ -214,7 +214,7 @@ class Trainer:
         self.start_s = self.clock.monotonic() - self.began
         self.recorder.point({"parameters": self.task.num_parameters, "start_s": self.start_s})
         try:
-            if late and self.outer.one_model:
+            if late and self.outer.inherits:
                 self._recover(None)
             elif not self.resumed:
                 self._begin()
@@ -247,7 +247,7 @@ class Trainer:
         """
         if self.lifeline is None:
             raise error or LeftBehind("the run is under way", expected="a connection to the others")
-        if not self.outer.one_model:
+        if not self.outer.inherits:
             self.task.round = self.lifeline.catch_up()
             self.outer.rejoin(self.task)
             return

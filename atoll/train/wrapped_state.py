@@ -66,7 +66,7 @@ class WrappedState:
                 result = self._note(self._outer.begin(self._task))
         except LeftBehind as error:
             self.recover(error)
-        if self._outer.one_model:
+        if self._outer.inherits:
             state = CommittedState(self._task, self._outer, chain=lambda: self.chain)
             enrolled.lifeline.offer(self._task, state)
         return result
@@ -80,7 +80,7 @@ class WrappedState:
         enrolled = self._enrolled
         if enrolled is None:
             raise error or LeftBehind("the run is under way", expected="a connection to the others")
-        if not self._outer.one_model:
+        if not self._outer.inherits:
             self._task.round = enrolled.lifeline.catch_up()
             self._outer.rejoin(self._task)
             return

@@ -153,7 +153,14 @@ class Atoll:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        return [p for p in self.processes() if "atoll.node.worker" in p.cmdline()]
+        found = []
+        for process in self.processes():
+            try:
+                if "atoll.node.worker" in process.cmdline():
+                    found.append(process)
+            except psutil.NoSuchProcess:  # it ended in between; a zombie is one too
+                continue
+        return found
 
     def end(self) -> None:
         for process in self.processes():

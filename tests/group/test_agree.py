@@ -14,7 +14,7 @@ from atoll.errors import GroupError, GroupLeft, LeftBehind, PeerLost, PeerRefuse
 from atoll.gate import Gate
 from atoll.group.agree import Agreed, agree
 from atoll.group.alone import Alone
-from atoll.group.group import Group, Reduced, Work
+from atoll.group.group import Decidable, Group, Reduced, Work
 from atoll.group.memory import MemoryGroups
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 
@@ -85,7 +85,7 @@ def test_every_wait_rests_and_nothing_else() -> None:
             self._note("reduce")
             return super().reduce(*arguments, **options)
 
-        def commit(self, reduced: Reduced | None, **options: Any) -> Verdict:
+        def commit(self, reduced: Decidable | None, **options: Any) -> Verdict:
             self._note("commit")
             assert options["resting"] is resting
             return super().commit(reduced, **options)
@@ -155,7 +155,7 @@ def test_reason_that_will_not_go_away_is_told_and_others_heal(
             work.fail(trouble)
             return work
 
-        def commit(self, reduced: Reduced | None, **options: Any) -> Verdict:
+        def commit(self, reduced: Decidable | None, **options: Any) -> Verdict:
             raise LeftBehind("the others went on")
 
     with pytest.raises(GroupError, match=expected):

@@ -11,7 +11,7 @@ import torch
 
 from atoll.codec.table import make_codec
 from atoll.errors import DeadlineExceeded, GroupLeft, LeftBehind, PeerLost
-from atoll.group.agree import Agreed, agree
+from atoll.group.agree import Agreed, Transacted, agree
 from atoll.group.group import Group, Work
 from atoll.group.memory import MemoryGroups
 from atoll.wire.messages import Lease, Registered
@@ -227,8 +227,8 @@ def test_nobody_holds_up_the_others_twice() -> None:
         return meet(group)
 
     first, sick, last = groups.run(member)
-    assert isinstance(first, Agreed)
-    assert isinstance(last, Agreed)
+    assert isinstance(first, Transacted)
+    assert isinstance(last, Transacted)
     assert first.reduced.contributors == ("w0", "w2")
     assert isinstance(sick, LeftBehind)
 

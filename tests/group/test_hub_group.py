@@ -11,7 +11,7 @@ import torch
 
 from atoll.codec.table import make_codec
 from atoll.errors import EpochChanged, GroupError
-from atoll.group.agree import Agreed, agree
+from atoll.group.agree import Agreed, Transacted, agree
 from atoll.group.group import Group
 from atoll.group.relay import RelayExchange
 from atoll.hub.server import HubServer
@@ -171,8 +171,8 @@ def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld
     first, odd, last = world(3, route="relay").run(member)
     assert isinstance(odd, GroupError)
     assert "int8:256" in str(odd)
-    assert isinstance(first, Agreed)
-    assert isinstance(last, Agreed)
+    assert isinstance(first, Transacted)
+    assert isinstance(last, Transacted)
     assert_same_everywhere([first.reduced, last.reduced])
     assert first.reduced.contributors == ("w0", "w2")
 

@@ -8,7 +8,7 @@ import torch
 
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LeftBehind, PeerLost
-from atoll.group.agree import Agreed, agree, agree_later
+from atoll.group.agree import Agreed, Transacted, agree, agree_later
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
@@ -55,8 +55,8 @@ def test_member_killed_at_every_phase(phase: str, expected: tuple[str, ...]) -> 
     groups.kill("w1", at=phase)
     first, killed, last = groups.run(round_of)
     assert isinstance(killed, PeerLost)
-    assert isinstance(first, Agreed)
-    assert isinstance(last, Agreed)
+    assert isinstance(first, Transacted)
+    assert isinstance(last, Transacted)
     assert_same_everywhere([first.reduced, last.reduced])
     assert first.reduced.contributors == expected
 
@@ -91,8 +91,8 @@ def test_member_on_another_state_is_left_behind() -> None:
 
     first, odd, last = MemoryGroups(3, timeout_s=5.0).run(member)
     assert isinstance(odd, LeftBehind)
-    assert isinstance(first, Agreed)
-    assert isinstance(last, Agreed)
+    assert isinstance(first, Transacted)
+    assert isinstance(last, Transacted)
     assert first.reduced.contributors == ("w0", "w2")
 
 
@@ -121,8 +121,8 @@ def test_odd_codec_fails_its_member_and_not_the_others() -> None:
 
     first, odd, last = groups.run(leaving)
     assert "int8:256" in str(odd)
-    assert isinstance(first, Agreed)
-    assert isinstance(last, Agreed)
+    assert isinstance(first, Transacted)
+    assert isinstance(last, Transacted)
     assert first.reduced.contributors == ("w0", "w2")
 
 

@@ -19,6 +19,7 @@ from atoll.errors import ConfigError
 from atoll.group.group import Group
 from atoll.strategies.delta import Flat, digest
 from atoll.strategies.meeting import Meeting
+from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import outcome
 from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
 from atoll.strategies.volume import times, volume
@@ -44,11 +45,11 @@ class Alone:
         return AloneOuter(self)
 
 
-class AloneOuter:
+class AloneOuter(OuterDefaults):
     """See the module's docstring."""
 
-    shared_steps = 0
     one_model = False
+    inherits = False
 
     def __init__(self, options: Alone) -> None:
         """Check the options."""
@@ -71,9 +72,6 @@ class AloneOuter:
     def begin(self, task: Task) -> SyncResult | None:
         """Do nothing: everybody starts from where it likes."""
         return None
-
-    def gradients(self, task: Task) -> None:
-        """Do nothing."""
 
     def sync(self, task: Task) -> SyncResult | None:
         """Meet without tensors, if it is time."""

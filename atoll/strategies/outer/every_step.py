@@ -27,6 +27,7 @@ from atoll.errors import LossNotFinite
 from atoll.group.group import Group
 from atoll.strategies.delta import Flat, digest, length
 from atoll.strategies.meeting import Meeting
+from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import Weigher, outcome, residuals, start_volume
 from atoll.strategies.start import same_start
 from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
@@ -50,11 +51,8 @@ class EveryStep:
         return EveryStepOuter(self)
 
 
-class EveryStepOuter:
+class EveryStepOuter(OuterDefaults):
     """See the module's docstring."""
-
-    shared_steps = 0
-    one_model = True
 
     def __init__(self, options: EveryStep, *, clock: Clock | None = None) -> None:
         """Check the options."""
@@ -70,6 +68,7 @@ class EveryStepOuter:
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat([*self._parameters, *self._buffers])
+        codec.fit([tensor.shape for tensor in self._state.tensors])
         self._scratch = self._state.new()
         self.rejoin(task)
 
@@ -136,10 +135,6 @@ class EveryStepOuter:
         """Return the round that this step's gradients were agreed in."""
         result, self._last = self._last, None
         return result
-
-    def finish(self, task: Task) -> SyncResult | None:
-        """Do nothing: every step was agreed on."""
-        return None
 
     def digest(self, task: Task) -> str:
         """Return the digest of the parameters and buffers as they are."""

@@ -26,6 +26,7 @@ from atoll.group.agree import Agreed
 from atoll.group.group import Group
 from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
 from atoll.strategies.meeting import Meeting
+from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.start import DIGEST_ELEMENTS, same_start
 from atoll.strategies.strategy import Committed, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
@@ -75,11 +76,8 @@ class Weigher:
         self.step, self.tokens = (int(value) for value in state.tolist())
 
 
-class PeriodicOuter(ABC):
+class PeriodicOuter(OuterDefaults, ABC):
     """Rounds about parameters; see the module's docstring."""
-
-    shared_steps = 0
-    one_model = True
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens` or `equal`."""
@@ -108,6 +106,7 @@ class PeriodicOuter(ABC):
         """Take the parameters as they are for the common state."""
         self._meeting, self._codec = Meeting(group, self._clock), codec
         self._flat = Flat([*task.parameters(), *task.buffers()])
+        codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters = task.num_parameters
         self._start = self._flat.read()
         self._scratch = self._flat.new()
@@ -131,9 +130,6 @@ class PeriodicOuter(ABC):
         result = self._same_start(task)
         self._plan(task)
         return result
-
-    def gradients(self, task: Task) -> None:  # noqa: B027, a subclass may, but need not
-        """Do nothing: gradients stay local."""
 
     def sync(self, task: Task) -> SyncResult | None:
         """Hold a round if one is due."""
