@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.codec.codec import Codec
-from atoll.group.agree import Agreed, agree
-from atoll.group.group import Group
+from atoll.group.agree import Agreed, Transacted, transact
+from atoll.group.group import Decidable, Group, Reduced, Resting, Work
 from atoll.task import Task
-from atoll.wire.messages import Account, Lease
+from atoll.wire.messages import Account, Lease, RoundPlan
+
+T = TypeVar("T", bound=Decidable)
+
+Exchange = Callable[[RoundPlan], T]
+"""Reduces and swaps with the members of a plan, and returns what they came to."""
 
 
 class Meeting:
@@ -40,15 +46,49 @@ class Meeting:
         advanced: that is part of applying the result. `norm` is that of the contribution, where
         it says how much this member has learned.
         """
+        mean = mean_exchange(
+            self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
+        )
+        return self.hold_with(task, mean, base=base, norm=norm)
+
+    def hold_with(
+        self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
+    ) -> Transacted[T]:
+        """Do what :meth:`hold` does, with any exchange; see :func:`atoll.group.agree.transact`."""
+        told = self._told(task, base=base, norm=norm)
+        agreed = transact(self.group, exchange, resting=task.gate.resting, **told)
+        self.obey(task, agreed)
+        return agreed
+
+    def start(
+        self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
+    ) -> Work[Transacted[T]]:
+        """Begin a round on a background thread, so that training goes on meanwhile.
+
+        One at a time per group, and nothing else may use the group until it has ended. What
+        `exchange` uses MUST NOT change meanwhile, and it waits without `resting`. Whoever takes
+        the result calls :meth:`obey` with it.
+        """
+        told = self._told(task, base=base, norm=norm)
+        return Work.start(
+            lambda: transact(self.group, exchange, **told), name=f"round-{self.group.me}"
+        )
+
+    def _told(self, task: Task, *, base: str, norm: float | None) -> dict[str, Any]:
+        """Return what goes along with a round that begins now."""
         place = task.stretch.place() if task.stretch is not None else None
-        account = Account(phases=self._phases, update_norm=norm, loss=task.losses.take())
-        agreed = agree(
-            self.group, xs, codec=codec, weight=weight, base=base, round_=task.round, key=key,
-            tokens=task.tokens, steps=task.period.done,
-            busy_s=self._clock.monotonic() - self._ended,
-            lease=Lease(*place) if place is not None else None, account=account,
-            resting=task.gate.resting,
-        )  # fmt: skip
+        return {
+            "base": base,
+            "round_": task.round,
+            "tokens": task.tokens,
+            "steps": task.period.done,
+            "busy_s": self._clock.monotonic() - self._ended,
+            "lease": Lease(*place) if place is not None else None,
+            "account": Account(phases=self._phases, update_norm=norm, loss=task.losses.take()),
+        }
+
+    def obey(self, task: Task, agreed: Transacted[T]) -> None:
+        """Do what the verdict of a round says about this member's pace and data."""
         self._ended = self._clock.monotonic()
         told = {"wait": "join", "send": "reduce", "vote": "commit"}
         self._phases = {name: agreed.seconds[phase] for name, phase in told.items()}
@@ -61,7 +101,6 @@ class Meeting:
         lease = verdict.leases.get(me)
         if lease is not None and task.stretch is not None:
             task.stretch.move(lease.slot, lease.cursor)
-        return agreed
 
     def applied(self, seconds: float) -> None:
         """Note how long the last round's result took to take over; part of the next account."""
@@ -70,3 +109,16 @@ class Meeting:
     def restart(self) -> None:
         """Measure the period from now on: this member took the state over from others."""
         self._ended, self._phases = self._clock.monotonic(), {}
+
+
+def mean_exchange(
+    group: Group, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str, resting: Resting
+) -> Exchange[Reduced]:
+    """Return the exchange that is one weighted mean."""
+
+    def mean(_: RoundPlan) -> Reduced:
+        work = group.reduce(xs, codec=codec, weight=weight, key=key)
+        with resting():
+            return work.wait()
+
+    return mean
