@@ -21,6 +21,7 @@ from atoll.cli import (
     join,
     login,
     logs,
+    methods,
     node,
     policy,
     queue,
@@ -61,6 +62,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(queue.app, name="queue")
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
+app.command("methods")(methods.methods)
 app.add_typer(ticket.app, name="ticket")
 app.command("login")(login.login)
 app.command("logout")(login.logout)

@@ -1,0 +1,143 @@
+"""The catalogue with figures: rows of plain values, for tables and for JSON.
+
+The figures come from the strategies themselves, which loads torch; without it they are left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atoll.config import StrategyTable
+from atoll.errors import unknown
+from atoll.strategies.catalogue import (
+    ADMISSIONS,
+    AGGREGATES,
+    CODECS,
+    COLLECTIVES,
+    METHODS,
+    Entry,
+)
+from atoll.strategies.option_list import options_of
+from atoll.strategies.table import OUTERS, PRESETS, Resolved, resolve
+
+if TYPE_CHECKING:
+    from atoll.strategies.strategy import Traffic
+
+PARTS: Mapping[str, Mapping[str, Entry]] = {
+    "codecs": CODECS,
+    "aggregates": AGGREGATES,
+    "collectives": COLLECTIVES,
+    "admission": ADMISSIONS,
+}
+"""The catalogue's tables besides the methods."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A run that traffic is asked for."""
+
+    parameters: int
+    peers: int
+    steps: int
+
+
+def rows(scale: Scale) -> list[Row]:
+    """Return every method with what a member sends per step."""
+    return [
+        _row(METHODS[name], _resolved(name, scale), scale) for name in METHODS if name in PRESETS
+    ]
+
+
+def one_row(name: str, scale: Scale) -> Row:
+    """Return one method in full: a preset, or an outer strategy with its defaults.
+
+    Raises:
+        ConfigError: there is no such name; the nearest one is named.
+    """
+    if name in PRESETS:
+        resolved, entry = _resolved(name, scale), METHODS[name]
+    elif name in OUTERS:
+        resolved = Resolved(inner="local", outer=name, codec="fp32", options={})
+        entry = METHODS[next(key for key, preset in PRESETS.items() if preset.outer == name)]
+    else:
+        raise unknown("method", name, {*PRESETS, *OUTERS, *PARTS})
+    row = _row(entry, resolved, scale)
+    row["options"] = [
+        {
+            "name": option.name,
+            "kind": option.kind,
+            "default": option.default,
+            "value": resolved.options.get(option.name, option.default),
+            "line": option.line,
+        }
+        for option in options_of(resolved.outer)
+    ]
+    return row | {"name": name, "toml": toml(name, row["options"])}
+
+
+def part_rows(kind: str) -> list[Row]:
+    """Return a table of the catalogue besides the methods, by its name."""
+    return [_words(entry) for entry in PARTS[kind].values()]
+
+
+def toml(name: str, options: list[Row]) -> str:
+    """Return the `[strategy]` table of a job file that chooses a method."""
+    lines = ["[strategy]", f'preset = "{name}"' if name in PRESETS else f'outer = "{name}"']
+    for option in options:
+        value = option["value"]
+        if isinstance(value, bool):
+            lines.append(f"{option['name']} = {str(value).lower()}")
+        elif isinstance(value, int | float):
+            lines.append(f"{option['name']} = {value}")
+        elif isinstance(value, str):
+            lines.append(f'{option["name"]} = "{value}"')
+    return "\n".join(lines) + "\n"
+
+
+def _resolved(name: str, scale: Scale) -> Resolved:
+    return resolve(StrategyTable(preset=name), steps=scale.steps)
+
+
+def _words(entry: Entry) -> Row:
+    return {
+        "name": entry.name,
+        "line": entry.line,
+        "good_for": entry.good_for,
+        "papers": [
+            {"title": paper.title, "year": paper.year, "url": paper.url} for paper in entry.papers
+        ],
+        "page": entry.page,
+    }
+
+
+def _row(entry: Entry, resolved: Resolved, scale: Scale) -> Row:
+    found = _weighed(resolved, scale)
+    return _words(entry) | {
+        "outer": resolved.outer,
+        "codec": resolved.codec,
+        "rounds": found.rounds if found else None,
+        "per_step": per_step(found, scale) if found else None,
+    }
+
+
+def _weighed(resolved: Resolved, scale: Scale) -> Traffic | None:
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from atoll.strategies.weighing import weigh
+
+    return weigh(resolved, elements=scale.parameters, peers=scale.peers, steps=scale.steps)
+
+
+def per_step(found: Traffic, scale: Scale) -> dict[str, float]:
+    """Return bytes per step of one member: sent and received, through the relay and directly."""
+    return {
+        "relay_sent": found.relay_sent_bytes / scale.steps,
+        "relay_received": found.relay_received_bytes / scale.steps,
+        "direct_sent": found.direct_sent_bytes / scale.steps,
+        "direct_received": found.direct_received_bytes / scale.steps,
+    }
