@@ -19,6 +19,8 @@ from atoll.config.environment import read_worker_environment as read_worker_envi
 from atoll.config.environment import take_ticket as take_ticket
 from atoll.config.environment import worker_environment as worker_environment
 from atoll.config.environment import worker_variables as worker_variables
+from atoll.config.reading import OPTIMIZERS as OPTIMIZERS
+from atoll.config.reading import TORCH_OPTIMIZER as TORCH_OPTIMIZER
 from atoll.config.reading import load_spec as load_spec
 from atoll.config.reading import parse_spec as parse_spec
 from atoll.config.reading import read_spec as read_spec

@@ -6,7 +6,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 ROUTES = ("auto", "direct", "relay")
 PACES = ("measured", "equal")
+OPTIMIZERS = ("adamw", "sgd", "muon")
+TORCH_OPTIMIZER = "torch:"
+"""Before the name of an optimizer of torch's own."""
 LAUNCHERS = ("process", "container")
 PULLS = ("missing", "always", "never")
 NETWORKS = ("host", "bridge", "none")
@@ -56,6 +59,8 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
         (inner,) = typing.get_args(hint)
         if isinstance(value, list):
             return [_checked(item, inner, name) for item in value]
+    elif origin is Mapping and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} has the wrong type", given=repr(value), expected="a table")
     elif origin is not None or hint is Any:
         return value
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -128,8 +133,7 @@ def _check_ranges(spec: JobSpec) -> None:
         "network": (spec.launch.network, NETWORKS),
     }
     for name, (given, known) in choices.items():
-        if given not in known:
-            raise unknown(name, given, known)
+        _check_choice(name, given, known)
     positive = {
         "nodes in [job]": spec.job.nodes,
         "steps in [train]": spec.train.steps,
@@ -146,6 +150,8 @@ def _check_ranges(spec: JobSpec) -> None:
             given=spec.job.min_nodes,
             expected=f"a number from 0 to nodes, which is {spec.job.nodes}",
         )
+    if not spec.train.optimizer.startswith(TORCH_OPTIMIZER):
+        _check_choice("optimizer", spec.train.optimizer, (*OPTIMIZERS, "torch:NAME"))
     _check_program(spec)
     if not 0 < spec.data.held_out < 0.9:
         raise ConfigError(
@@ -153,6 +159,11 @@ def _check_ranges(spec: JobSpec) -> None:
             given=spec.data.held_out,
             expected="a share between 0 and 0.9",
         )
+
+
+def _check_choice(name: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise unknown(name, given, known)
 
 
 def _check_program(spec: JobSpec) -> None:

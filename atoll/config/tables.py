@@ -112,9 +112,11 @@ class TrainTable:
     batch: int = 16
     """Sequences per step and member."""
     optimizer: str = "adamw"
-    """`adamw` or `sgd`."""
+    """`adamw`, `sgd`, `muon` (AdamW for what is no hidden matrix) or `torch:NAME`."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further options of that optimizer, in `[train.options]`, e.g. `eps`, `ns_steps`."""
     lr: float = 4e-3
-    """Peak learning rate."""
+    """Peak learning rate; Muon wants about five times AdamW's."""
     betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
     """AdamW's two decay rates."""
     momentum: float = 0.0

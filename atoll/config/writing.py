@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+from atoll.config.reading import OPEN_TABLES
 from atoll.config.tables import JobSpec
 from atoll.errors import ConfigError
 
@@ -17,7 +19,7 @@ def dump_spec(spec: JobSpec) -> str:
         lines.append(f"[{field.name}]")
         for entry in dataclasses.fields(table):
             value = getattr(table, entry.name)
-            if entry.name == "options":
+            if entry.name == "options" and field.name in OPEN_TABLES:
                 lines += [f"{key} = {_toml(item)}" for key, item in value.items()]
             else:
                 lines.append(f"{entry.name} = {_toml(value)}")
@@ -26,7 +28,7 @@ def dump_spec(spec: JobSpec) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a str, bool, number or list as TOML."""
+    """Return a str, bool, number, list or table as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -38,4 +40,6 @@ def _toml(value: Any) -> str:
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(v)}" for key, v in value.items()) + "}"
     raise ConfigError("this value cannot be written as TOML", given=repr(value))

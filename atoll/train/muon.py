@@ -1,0 +1,136 @@
+"""Muon for the hidden matrices of a model and AdamW for everything else, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.errors import ConfigError
+
+LR_SCALE = "lr_scale"
+"""Key of a parameter group: its rate as a share of the schedule's."""
+
+ADAMW_SHARE = 0.2
+"""AdamW's rate as a share of Muon's when nobody says: 4e-3 beside 0.02."""
+
+
+class Together(Optimizer):
+    """Several optimizers that look like one: one list of groups, one state, one step.
+
+    The parts share their groups and states with the whole, so schedules, checkpoints and everything
+    else that looks into an optimizer sees all parameters.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        """Take over the groups of some optimizers, in order."""
+        groups = [group for part in parts for group in part.param_groups]
+        super().__init__(groups, dict(parts[0].defaults))
+        self._parts = list(parts)
+        self._counts = [len(part.param_groups) for part in parts]
+        self._share()
+
+    def _share(self) -> None:
+        """Give every part its groups, and all of them the one state."""
+        first = 0
+        for part, count in zip(self._parts, self._counts, strict=True):
+            part.param_groups = self.param_groups[first : first + count]
+            part.state = self.state
+            first += count
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do a step of every part; a closure is called once, before all of them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+
+def muon(
+    model: nn.Module,
+    *,
+    lr: float = 0.02,
+    adamw_lr: float | None = None,
+    weight_decay: float = 0.1,
+    betas: tuple[float, float] = (0.9, 0.95),
+    options: Mapping[str, Any] | None = None,
+) -> Optimizer:
+    """Return Muon on the hidden matrices of a model and AdamW on all other trained parameters.
+
+    Hidden is every matrix but embeddings and the layer that gives a value per word of them. Muon
+    makes each update nearly orthogonal and keeps one momentum instead of two.
+
+    Args:
+        model: What is trained.
+        lr: Muon's rate; an update of a matrix with at least as many columns as rows has about the
+            spectral norm `lr`.
+        adamw_lr: AdamW's rate; a fifth of `lr` when left out.
+        weight_decay: Decoupled decay of matrices; vectors do not decay.
+        betas: AdamW's two decay rates.
+        options: Further options of `torch.optim.Muon`, e.g. `momentum`, `ns_steps`.
+
+    Raises:
+        ConfigError: the model has no hidden matrix, or this torch has no Muon.
+    """
+    kind = getattr(torch.optim, "Muon", None)
+    if kind is None:
+        raise ConfigError(
+            "this torch has no Muon",
+            given=f"torch {torch.__version__}", expected="torch 2.9 or newer",
+            remedy='take optimizer = "adamw", or update torch',
+        )  # fmt: skip
+    hidden = hidden_matrices(model)
+    if not hidden:
+        raise ConfigError(
+            "the model has no hidden matrix for Muon",
+            expected="a trained 2-D parameter that is neither an embedding nor the output layer",
+            remedy='take optimizer = "adamw"',
+        )
+    ids = {id(parameter) for parameter in hidden}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
+    parts: list[Optimizer] = [kind(hidden, lr=lr, weight_decay=weight_decay, **(options or {}))]
+    if rest:
+        rate = lr * ADAMW_SHARE if adamw_lr is None else adamw_lr
+        groups = decay_groups(rest, weight_decay=weight_decay)
+        parts.append(torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True))
+        for group in parts[1].param_groups:
+            group[LR_SCALE] = rate / lr
+    return Together(parts)
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained matrices that are neither embeddings nor the output layer."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    words = {module.num_embeddings for module in embeddings}
+    outside = {id(module.weight) for module in embeddings}
+    outside |= {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.out_features in words
+    }
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.dim() == 2 and id(parameter) not in outside
+    ]
+
+
+def decay_groups(parameters: Sequence[Tensor], *, weight_decay: float) -> list[dict[str, Any]]:
+    """Return parameter groups in which only matrices decay; none is empty."""
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
