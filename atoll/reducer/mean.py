@@ -32,11 +32,26 @@ class Share:
     weight: float
     contributors: tuple[str, ...] | None = None
     """Whose values are in it, when a member speaks for its site; None: its own."""
+    policy: str = ""
+    """What the sender wants done beyond averaging; see :mod:`atoll.reducer.policies`."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Whose values are in it."""
         return (self.member,) if self.contributors is None else self.contributors
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """A weighted mean before it is encoded, and what it is made of."""
+
+    vector: Tensor
+    contributors: tuple[str, ...]
+    weight: float
+    left_out: dict[str, AtollError] = field(default_factory=dict)
+    """Members whose values were not let in, with the reason."""
+    refused: dict[str, AtollError] = field(default_factory=dict)
+    """Members that nothing is taken from any more, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +63,25 @@ class Mean:
     contributors: tuple[str, ...]
     weight: float
     left_out: dict[str, AtollError] = field(default_factory=dict)
-    """Members whose values were not finite, or too large for the sum, with the reason."""
+    """Members whose values were not finite, too large for the sum, or not admitted; the reason."""
+    refused: dict[str, AtollError] = field(default_factory=dict)
+    """Members that nothing is taken from any more, with the reason."""
 
 
 def odd_ones(shares: Sequence[Share]) -> dict[str, AtollError]:
-    """Return an error for every member whose codec or sizes differ from those of the most.
+    """Return an error for every member whose codec, sizes or policy differ from those of the most.
 
     On a tie the first member in order is right.
     """
-    kinds = [(share.packet.codec, tuple(share.packet.sizes)) for share in shares]
+    kinds = [(share.packet.codec, tuple(share.packet.sizes), share.policy) for share in shares]
     if len(set(kinds)) <= 1:
         return {}
     right = max(kinds, key=Counter(kinds).__getitem__)
     return {
         share.member: GroupError(
             "this member's contribution does not fit the others'",
-            given=f"{share.member} sent codec {kind[0]}, {_describe(kind[1])}",
-            expected=f"codec {right[0]}, {_describe(right[1])}",
+            given=f"{share.member} sent {_describe(*kind)}",
+            expected=_describe(*right),
             remedy="start every member with the same job file and the same model",
         )
         for share, kind in zip(shares, kinds, strict=True)
@@ -72,12 +89,35 @@ def odd_ones(shares: Sequence[Share]) -> dict[str, AtollError]:
     }
 
 
-def _describe(sizes: Sequence[int]) -> str:
-    """Return the sizes of a packet's tensors for people."""
-    return f"{len(sizes)} tensors with {sum(sizes)} elements"
+def _describe(codec: str, sizes: Sequence[int], policy: str) -> str:
+    """Return what a contribution is, for people."""
+    rule = f", policy {policy}" if policy else ""
+    return f"codec {codec}, {len(sizes)} tensors with {sum(sizes)} elements{rule}"
 
 
 def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
+    """Return the weighted mean of contributions that fit each other, encoded.
+
+    Args:
+        shares: Contributions in member order; all of one codec and size.
+        codec: Decodes them; its base encodes the mean (without feedback).
+
+    Raises:
+        GroupError: no contribution is usable, or the weights add up to 0.
+    """
+    return encoded(average(shares, codec=codec), shares, codec=codec)
+
+
+def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mean:
+    """Return what became of contributions as one packet of their kind."""
+    packet = codec.base.encode(averaged.vector, key="mean")
+    return Mean(
+        replace(packet, sizes=tuple(shares[0].packet.sizes)), averaged.contributors,
+        averaged.weight, averaged.left_out, averaged.refused,
+    )  # fmt: skip
+
+
+def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
     """Return the weighted mean of contributions that fit each other.
 
     Contributions with NaN or infinite values, or so large that no sum can hold them, are left out
@@ -85,7 +125,7 @@ def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
 
     Args:
         shares: Contributions in member order; all of one codec and size.
-        codec: Decodes them; its base encodes the mean (without feedback).
+        codec: Decodes them.
 
     Raises:
         GroupError: no contribution is usable, or the weights add up to 0.
@@ -99,9 +139,8 @@ def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
         usable = [share for share in usable if share.member not in left_out]
         total = _total(usable, left_out)
         vector = _weighted_sum(usable, codec)
-    packet = replace(codec.base.encode(vector, key="mean"), sizes=tuple(shares[0].packet.sizes))
     names = tuple(name for share in usable for name in share.names)
-    return Mean(packet, names, total, left_out)
+    return Averaged(vector, names, total, left_out)
 
 
 def _total(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
@@ -166,7 +205,7 @@ def _guilty(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
     for share, factor in zip(weighty, factors, strict=True):
         largest = _largest(share, codec)
         if not math.isfinite(largest):
-            found[share.member] = _not_finite(share)
+            found[share.member] = not_finite(share)
         elif largest * factor > torch.finfo(torch.float32).max / len(weighty):
             found[share.member] = GroupError(
                 "a contribution is larger than fp32 can hold the sum of",
@@ -177,7 +216,8 @@ def _guilty(shares: Sequence[Share], codec: Codec) -> dict[str, AtollError]:
     return found
 
 
-def _not_finite(share: Share) -> AtollError:
+def not_finite(share: Share) -> AtollError:
+    """Return the error for values that are NaN or infinite."""
     return LossNotFinite(
         "a contribution has values that are NaN or infinite", given=f"from {share.member}",
         expected="finite values; it was left out of the mean",
