@@ -113,6 +113,10 @@ class Task:
     """The data, where somebody deals it out anew from round to round."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     """Where each slot of the data stood at the last round."""
+    overflowed: bool = False
+    """Whether the gradients of this step overflowed in half precision; they are zeros then."""
+    skipped: bool = False
+    """Whether members that agree on gradients have agreed not to take this step."""
     losses: Losses = field(default_factory=Losses, repr=False)
     """Of the steps since the last round."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)

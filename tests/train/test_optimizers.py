@@ -99,8 +99,8 @@ def test_a_job_file_names_the_optimizer_and_its_options() -> None:
 def test_newton_schulz_gives_singular_values_near_one() -> None:
     generator = torch.Generator().manual_seed(4)
     for rows, columns in ((96, 24), (24, 96), (64, 16)):
-        model = nn.Sequential(nn.Linear(columns, rows, bias=False))
-        weight = model[0].weight
+        model = nn.Linear(columns, rows, bias=False)
+        weight = model.weight
         before = weight.detach().clone()
         optimizer = muon(
             model, lr=1.0, weight_decay=0.0, options={"momentum": 0.0, "nesterov": False}
