@@ -70,11 +70,6 @@ class BlockwiseInt8(Stateless):
         self.spec = f"int8:{block}"
         self._rows = STRIP // block
 
-    @property
-    def base(self) -> BlockwiseInt8:
-        """This codec itself."""
-        return self
-
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""
         return 4 * self._num_blocks(elements) + elements

@@ -47,11 +47,6 @@ class Cast(Stateless):
         self._format = _FORMATS[name]
         self._width = self._format.dtype.itemsize
 
-    @property
-    def base(self) -> Cast:
-        """This codec itself."""
-        return self
-
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""
         return elements * self._width

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -106,6 +106,37 @@ class Codec(Protocol):
     def nbytes(self, elements: int) -> int:
         """Return the exact length of `Packet.data` for a vector of so many elements."""
 
+    def averaging(self, packet: Packet | None = None) -> Codec:
+        """Return the codec that encodes a mean of decoded packets for everybody.
+
+        Mostly `base`. It adds nothing that was added to the packets already, and its packets fit
+        those they come from (a random choice of positions is the same).
+
+        Args:
+            packet: One of those in the mean; without it, as for the round of `begin`.
+        """
+
+    def integrate(
+        self,
+        mean: Tensor,
+        *,
+        key: str,
+        contributors: Sequence[str] = (),
+        weight: float = 1.0,
+        alone: bool = False,
+    ) -> Tensor:
+        """Return what a committed mean of packets stands for: itself, unless they were differences.
+
+        Called after the commit of a round, on every member, with what all members got.
+
+        Args:
+            mean: The decoded mean, shape (n,).
+            key: That of the encoded vectors.
+            contributors: Whose packets were in it.
+            weight: Sum of their weights.
+            alone: Nothing was encoded, because there is no other member.
+        """
+
     def settle(self, *, committed: bool) -> None:
         """Learn what became of the packets since the last call: they counted, or they did not."""
 
@@ -120,6 +151,27 @@ class Stateless:
     """The verbs of a codec that remembers nothing and treats all vectors alike."""
 
     gathers = False
+
+    @property
+    def base(self) -> Self:
+        """This codec itself: it wraps no other."""
+        return self
+
+    def averaging(self, packet: Packet | None = None) -> Self:
+        """Return this codec: a mean is a vector like any other."""
+        return self
+
+    def integrate(
+        self,
+        mean: Tensor,
+        *,
+        key: str,
+        contributors: Sequence[str] = (),
+        weight: float = 1.0,
+        alone: bool = False,
+    ) -> Tensor:
+        """Return the mean as it is."""
+        return mean
 
     def fit(self, shapes: Sequence[Sequence[int]]) -> None:
         """Do nothing: every number is treated alike."""

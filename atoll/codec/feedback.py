@@ -97,6 +97,22 @@ class Feedback:
         """Add `weight` times the vector to `out`."""
         self.base.decode_add(packet, out=out, weight=weight)
 
+    def averaging(self, packet: Packet | None = None) -> Codec:
+        """Return what encodes a mean: nothing is fed back there."""
+        return self.base.averaging(packet)
+
+    def integrate(
+        self,
+        mean: Tensor,
+        *,
+        key: str,
+        contributors: Sequence[str] = (),
+        weight: float = 1.0,
+        alone: bool = False,
+    ) -> Tensor:
+        """Return the mean as it is."""
+        return mean
+
     def settle(self, *, committed: bool) -> None:
         """Keep the provisional residuals if the packets counted, forget them if not.
 
