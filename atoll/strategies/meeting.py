@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -18,6 +19,19 @@ T = TypeVar("T", bound=Decidable)
 
 Exchange = Callable[[RoundPlan], T]
 """Reduces and swaps with the members of a plan, and returns what they came to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a member did in the period that ends with a round."""
+
+    tokens: int
+    """In all."""
+    steps: int
+    busy_s: float
+    lease: Lease | None
+    """Where its data stands."""
+    loss: float | None
 
 
 class Meeting:
@@ -61,34 +75,58 @@ class Meeting:
         return agreed
 
     def start(
-        self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
+        self,
+        task: Task,
+        exchange: Exchange[T],
+        *,
+        base: str,
+        norm: float | None = None,
+        period: Told | None = None,
     ) -> Work[Transacted[T]]:
         """Begin a round on a background thread, so that training goes on meanwhile.
 
         One at a time per group, and nothing else may use the group until it has ended. What
         `exchange` uses MUST NOT change meanwhile, and it waits without `resting`. Whoever takes
-        the result calls :meth:`obey` with it.
+        the result calls :meth:`obey` with it, `ahead=True`. `period` is what :meth:`period` said
+        when the contribution was made, where that is a while ago.
         """
-        told = self._told(task, base=base, norm=norm)
+        told = self._told(task, base=base, norm=norm, period=period)
         return Work.start(
             lambda: transact(self.group, exchange, **told), name=f"round-{self.group.me}"
         )
 
-    def _told(self, task: Task, *, base: str, norm: float | None) -> dict[str, Any]:
-        """Return what goes along with a round that begins now."""
+    def period(self, task: Task) -> Told:
+        """Return what was done since the last round; the losses are taken out of the task."""
         place = task.stretch.place() if task.stretch is not None else None
+        return Told(
+            tokens=task.tokens,
+            steps=task.period.done,
+            busy_s=self._clock.monotonic() - self._ended,
+            lease=Lease(*place) if place is not None else None,
+            loss=task.losses.take(),
+        )
+
+    def _told(
+        self, task: Task, *, base: str, norm: float | None, period: Told | None = None
+    ) -> dict[str, Any]:
+        """Return what goes along with a round that begins now."""
+        told = period if period is not None else self.period(task)
         return {
             "base": base,
             "round_": task.round,
-            "tokens": task.tokens,
-            "steps": task.period.done,
-            "busy_s": self._clock.monotonic() - self._ended,
-            "lease": Lease(*place) if place is not None else None,
-            "account": Account(phases=self._phases, update_norm=norm, loss=task.losses.take()),
+            "tokens": told.tokens,
+            "steps": told.steps,
+            "busy_s": told.busy_s,
+            "lease": told.lease,
+            "account": Account(phases=self._phases, update_norm=norm, loss=told.loss),
         }
 
-    def obey(self, task: Task, agreed: Transacted[T]) -> None:
-        """Do what the verdict of a round says about this member's pace and data."""
+    def obey(self, task: Task, agreed: Transacted[T], *, ahead: bool = False) -> None:
+        """Do what the verdict of a round says about this member's pace and data.
+
+        `ahead`: training went on during the round. The data then moves only to another slot: in its
+        own one this member is past the place that the verdict knows.
+        """
         self._ended = self._clock.monotonic()
         told = {"wait": "join", "send": "reduce", "vote": "commit"}
         self._phases = {name: agreed.seconds[phase] for name, phase in told.items()}
@@ -99,8 +137,12 @@ class Meeting:
         for dealt in verdict.leases.values():
             task.leases[dealt.slot] = dict(dealt.cursor)
         lease = verdict.leases.get(me)
-        if lease is not None and task.stretch is not None:
-            task.stretch.move(lease.slot, lease.cursor)
+        if lease is None or task.stretch is None:
+            return
+        place = task.stretch.place()
+        if ahead and place is not None and place[0] == lease.slot:
+            return
+        task.stretch.move(lease.slot, lease.cursor)
 
     def applied(self, seconds: float) -> None:
         """Note how long the last round's result took to take over; part of the next account."""

@@ -1,29 +1,59 @@
-"""The outer optimizer: SGD with Nesterov momentum on one flat float32 vector."""
+"""Outer optimizers: what a mean pseudo-gradient does to one flat float32 vector."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, unknown
+
+OUTER_OPTIMIZERS = ("nesterov", "momentum", "sgd", "adam")
+"""Names that `make_outer_optimizer` knows."""
+
+BETA2 = 0.999
+"""Decay of Adam's mean of squares."""
+
+
+class OuterOptimizer(Protocol):
+    """Takes outer steps; equal on all members as long as they take the same ones."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step takes the members' mean as it is."""
+        ...
+
+    def step(self, theta: Tensor, g: Tensor) -> None:
+        """Change `theta` in place by the pseudo-gradient `g`, which is used up as scratch."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the next step needs of the ones before."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        ...
 
 
 class OuterSGD:
-    """SGD with Nesterov momentum, bit for bit `torch.optim.SGD(nesterov=True)`.
+    """SGD with momentum, bit for bit `torch.optim.SGD(nesterov=...)`.
 
     Legend: theta parameters, g the mean pseudo-gradient, v the velocity, mu the momentum.
 
         v     = g on the first call, then mu * v + g
-        theta = theta - lr * (g + mu * v)
+        theta = theta - lr * (g + mu * v)        with Nesterov
+        theta = theta - lr * v                   without (heavy ball)
 
-    With the same g every time the moves are lr (1 + mu) g, lr (1 + mu + mu^2) g, ... and tend to
-    lr / (1 - mu) g: 1.33, 1.897, ... 7 for 0.7 and 0.9. With mu = 0 it is plain SGD, for which
-    torch has to be asked without Nesterov.
+    With the same g every time Nesterov's moves are lr (1 + mu) g, lr (1 + mu + mu^2) g, ... and
+    tend to lr / (1 - mu) g: 1.33, 1.897, ... 7 for 0.7 and 0.9. With mu = 0 both are plain SGD, for
+    which torch has to be asked without Nesterov.
     """
 
-    def __init__(self, *, lr: float, momentum: float) -> None:
+    def __init__(self, *, lr: float, momentum: float, nesterov: bool = True) -> None:
         """Start without velocity.
 
         Raises:
@@ -35,7 +65,7 @@ class OuterSGD:
                 given=f"outer_lr = {lr}, outer_momentum = {momentum}",
                 expected="outer_lr above 0 and outer_momentum of 0 up to below 1",
             )
-        self.lr, self.momentum = lr, momentum
+        self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
         self.velocity: Tensor | None = None
 
     @property
@@ -46,13 +76,16 @@ class OuterSGD:
     @torch.no_grad()
     def step(self, theta: Tensor, g: Tensor) -> None:
         """Change `theta` in place; `g` is used up as scratch."""
+        direction = g
         if self.momentum:
             if self.velocity is None:
                 self.velocity = g.clone()
             else:
                 self.velocity.mul_(self.momentum).add_(g)
-            g.add_(self.velocity, alpha=self.momentum)
-        theta.add_(g, alpha=-self.lr)
+            direction = self.velocity
+            if self.nesterov:
+                direction = g.add_(self.velocity, alpha=self.momentum)
+        theta.add_(direction, alpha=-self.lr)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the velocity, if there is one already."""
@@ -62,3 +95,87 @@ class OuterSGD:
         """Take up what `state_dict` returned."""
         velocity = state.get("velocity")
         self.velocity = None if velocity is None else velocity.clone()
+
+
+class OuterAdam:
+    """Adam on the mean pseudo-gradient, bit for bit `torch.optim.Adam`.
+
+    Reddi et al. 2020, "Adaptive Federated Optimization" (https://arxiv.org/abs/2003.00295), FedAdam;
+    with the bias correction of Adam. Coordinates that hardly move would be blown up to full steps:
+    hence an epsilon of about 0.1, as DiLoCo's authors found too.
+    """
+
+    def __init__(self, *, lr: float, beta1: float, eps: float, beta2: float = BETA2) -> None:
+        """Start without moments.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        if not lr > 0 or not 0 <= beta1 < 1 or not 0 <= beta2 < 1 or not eps > 0:
+            raise ConfigError(
+                "the outer optimizer cannot work with these numbers",
+                given=f"outer_lr = {lr}, outer_momentum = {beta1}, outer_eps = {eps}",
+                expected="outer_lr and outer_eps above 0, outer_momentum of 0 up to below 1",
+                remedy="outer_eps = 0.1 is a good start",
+            )
+        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
+        self._steps = 0
+        self._mean: Tensor | None = None
+        self._square: Tensor | None = None
+
+    is_plain = False
+
+    @torch.no_grad()
+    def step(self, theta: Tensor, g: Tensor) -> None:
+        """Change `theta` in place; `g` is used up as scratch."""
+        if self._mean is None or self._square is None:
+            self._mean, self._square = torch.zeros_like(g), torch.zeros_like(g)
+        self._steps += 1
+        self._mean.lerp_(g, 1 - self.beta1)
+        self._square.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        size = self.lr / (1 - self.beta1**self._steps)
+        root = math.sqrt(1 - self.beta2**self._steps)
+        denominator = torch.sqrt(self._square, out=g).div_(root).add_(self.eps)
+        theta.addcdiv_(self._mean, denominator, value=-size)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return both moments and the number of steps, if there was one already."""
+        if self._mean is None or self._square is None:
+            return {}
+        return {"mean": self._mean, "square": self._square, "steps": torch.tensor(self._steps)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        self._steps = int(state["steps"]) if "steps" in state else 0
+        self._mean = state["mean"].clone() if "mean" in state else None
+        self._square = state["square"].clone() if "square" in state else None
+
+
+def make_outer_optimizer(
+    name: str, *, lr: float, momentum: float, eps: float = 0.1
+) -> OuterOptimizer:
+    """Return an outer optimizer by its name.
+
+    Args:
+        name: One of `OUTER_OPTIMIZERS`; empty for `nesterov`, or `sgd` where the momentum is 0.
+        lr: Its rate.
+        momentum: Of `nesterov` and `momentum`; the first beta of `adam`; `sgd` has none.
+        eps: Of `adam`.
+
+    Raises:
+        ConfigError: the name is unknown, or the numbers do not fit it.
+    """
+    if name and name not in OUTER_OPTIMIZERS:
+        raise unknown("outer optimizer", name, OUTER_OPTIMIZERS)
+    if name in ("nesterov", "momentum") and momentum == 0:
+        raise ConfigError(
+            f"outer optimizer {name} does not work without momentum",
+            given="outer_momentum = 0",
+            expected="outer_momentum above 0 and below 1",
+            remedy='outer_optimizer = "sgd" is the same without momentum',
+        )
+    if name == "adam":
+        return OuterAdam(lr=lr, beta1=momentum, eps=eps)
+    if name == "sgd":
+        return OuterSGD(lr=lr, momentum=0.0)
+    return OuterSGD(lr=lr, momentum=momentum, nesterov=name != "momentum")
