@@ -14,6 +14,10 @@ from atoll.group.group import Group
 from atoll.task import Task
 
 
+HIDDEN = "hidden"
+"""Phase of a round during which training went on."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncResult:
     """One committed round, as this member saw it."""
@@ -25,7 +29,8 @@ class SyncResult:
     weight: float
     """Sum of their weights."""
     seconds: Mapping[str, float]
-    """Seconds by phase: prepare, join, reduce, commit (all attempts together), apply."""
+    """Seconds by phase: prepare, join, reduce, commit (all attempts together), apply. Of a round
+    that ran beside training `reduce` is what was still waited for, and `hidden` the rest."""
     sent_bytes: int = 0
     received_bytes: int = 0
     delta_norm: float = 0.0
@@ -35,6 +40,11 @@ class SyncResult:
     committed: bool = True
     aborted: int = 0
     """Attempts before that were not committed."""
+
+    @property
+    def held_up_s(self) -> float:
+        """How long training stood still for it."""
+        return sum(seconds for phase, seconds in self.seconds.items() if phase != HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,13 @@ class Outer(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all state. Keys `shared.*` are equal on every member after a round."""
+        ...
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """Return the `shared.*` keys of the state as the last round left them; waits for nothing.
+
+        From any thread while the state rests (`task.gate`), also while a round is under way.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,6 @@ from atoll.strategies.strategy import Outer
 from atoll.task import Task
 
 SHARED_PART, INNER_PART = "shared", "inner"
-_SHARED_STATE = "shared."
 _TREE = "tree"
 
 
@@ -44,13 +43,12 @@ class CommittedState:
     def parts(self) -> tuple[Part, Part]:
         """Return the shared and the inner part; tensors are not copied."""
         task, found = self._task, self._outer.committed(self._task)
-        outer = self._outer.state_dict()
         shared = {
             "step": found.step,
             "round": task.round,
             "base": found.base,
             "chain": self._chain(),
-            "outer": {k: v for k, v in outer.items() if k.startswith(_SHARED_STATE)},
+            "outer": self._outer.shared_state(),
             "model": _trained(task) if found.tensors is None else {},
         }
         inner = {"optimizer": task.optimizer.state_dict(), "model": _counts(task)}

@@ -146,7 +146,7 @@ def round_values(sync: SyncResult) -> dict[str, float]:
     """Return what a round tells, as values of a point."""
     return {
         **{f"{phase}_s": seconds for phase, seconds in sync.seconds.items()},
-        "round_s": sum(sync.seconds.values()),
+        "round_s": sync.held_up_s,
         "round_sent_bytes": sync.sent_bytes,
         "round_received_bytes": sync.received_bytes,
         "weight": sync.weight,

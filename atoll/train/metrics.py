@@ -118,7 +118,7 @@ class Totals:
             self.compute_s += elapsed_s
             return
         seconds = sync.seconds
-        sync_s = sum(seconds.values())
+        sync_s = sync.held_up_s
         self.sync_s += sync_s
         self.wait_s += seconds.get("join", 0.0) + seconds.get("commit", 0.0)
         self.send_s += seconds.get("reduce", 0.0)
