@@ -6,10 +6,11 @@ import dataclasses
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,6 +22,7 @@ from atoll.config import WorkerEnvironment, load_spec, worker_environment
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind
 from atoll.group.alone import Alone
 from atoll.group.group import Group
+from atoll.group.policy import GroupPolicy
 from atoll.queues import Queue, Topic
 from atoll.strategies.strategy import SyncResult
 from atoll.strategies.table import resolve_outer
@@ -30,15 +32,11 @@ from atoll.train.deal import deal
 from atoll.train.enroll import Enrolled, enroll
 from atoll.train.last_words import told_error
 from atoll.train.member_result import member_result, trained
-from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
-from atoll.train.recording import open_recorder
+from atoll.train.script_meter import ScriptMeter
 from atoll.train.shelf import open_shelf
 from atoll.train.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished
-
-if TYPE_CHECKING:
-    from atoll.strategies.outer.diloco import DiLoCo
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +104,7 @@ class Run:
         self._before: Any = None
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
-        self._recorder: Recorder | None = None
-        self._close_metrics: Callable[[], object] = lambda: None
-        self._totals, self._meter = Totals(), Meter()
-        self._values: dict[str, float] = {}
-        self._mark = self._reported = self._clock.monotonic()
+        self._meter = ScriptMeter(group, self._clock)
         self._shelf = open_shelf(enrolled, member=self.member, stopping=lambda: self.stopping)
 
     # -------------------------------------------------------------------------- where we are
@@ -151,19 +145,27 @@ class Run:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        outer: str | DiLoCo | object = "diloco",
+        outer: str | object = "diloco",
         codec: str = "",
+        aggregate: str = "mean",
+        collective: str = "auto",
+        admission: str = "finite",
     ) -> OuterOptimizer:
         """Return an optimizer that keeps the members' models together; use it instead.
 
-        Every member's parameters become those of the first member.
+        Every member's parameters become those of the first member. The arguments after the first
+        two MUST be the same on every member.
 
         Args:
             model: What is trained.
             optimizer: Your own optimizer over its parameters.
-            outer: A preset (`diloco`, `local-sgd`, `ddp`, `alone`) or options such as
-                `atoll.DiLoCo(every=500)`.
+            outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
+                options such as `atoll.DiLoCo(every=500)`.
             codec: What a tensor weighs on the wire, e.g. `int8`; the preset's, or fp32.
+            aggregate: The rule that makes one vector of the members': `mean`, or a robust one
+                such as `trimmed:1`.
+            collective: How a mean travels between members that can dial each other, e.g. `ring`.
+            admission: Which contributions are let in: `finite` ones, or those within `norms`.
 
         Raises:
             ConfigError: an unknown name, a number out of range, or a second call.
@@ -179,19 +181,19 @@ class Run:
             # Only who deals the data can give everybody the same; here that is the script.
             options = dataclasses.replace(options, shared_steps=0)
         strategy = options.build()
+        self.group.policy = GroupPolicy(
+            aggregate=aggregate, collective=collective, admission=admission
+        )
         task = Task(model, optimizer, member=self.member, round=self.group.committed_round)
         self._task = task
-        self._recorder, self._close_metrics = open_recorder(
-            self._connection, task, clock=self._clock, flush_timeout_s=FLUSH_TIMEOUT_S
-        )
+        self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
         strategy.setup(task, group=self.group, codec=make_codec(name))
-        self._recorder.point({"parameters": task.num_parameters})
         self._state = WrappedState(
             task, strategy, group=self.group, strategy=type(options).__name__.lower(),
             enrolled=self._enrolled, every=self._every,
         )  # fmt: skip
-        self._count_bytes(self._state.begin())
-        self._mark = self._reported = self._clock.monotonic()
+        self._meter.bytes(self._state.begin())
+        self._meter.restart()
         self._optimizer = OuterOptimizer(
             optimizer, task=task, outer=strategy, after_step=self._after_step,
             recover=self._recover,
@@ -221,12 +223,27 @@ class Run:
             tokens: Tokens (or samples) of the step. Members weigh by them when they agree.
             values: Anything else; the last one of a second is kept.
         """
-        value = None if loss is None else _number(loss)
-        if self._task is not None:
-            self._task.tokens += tokens
-            self._task.losses.add(value)
-        self._meter.add(tokens, loss=value)
-        self._values |= {name: _number(value) for name, value in values.items()}
+        self._meter.log(loss=loss, tokens=tokens, values=values)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the parameters that count into the model: evaluate, and keep, what is there inside.
+
+        Between two rounds a member is ahead of what all have agreed on; inside this block the
+        model is the agreed one, afterwards it is as before. Do not train inside.
+        """
+        if self._optimizer is None or self._task is None:
+            yield
+            return
+        task, gate = self._task, self._task.gate
+        agreed = self._optimizer.outer.evaluating(task)
+        with gate.moving():  # others may read the state inside: what they read does not change
+            agreed.__enter__()
+        try:
+            yield
+        finally:
+            with gate.moving():
+                agreed.__exit__(None, None, None)
 
     def finish(self) -> None:
         """Agree on the last steps, so that all members end with one model.
@@ -255,9 +272,9 @@ class Run:
         if self._state is None or self._task is None:
             raise error
         began = self._clock.monotonic()
-        self._totals.wasted_steps += self._task.period.done
+        self._meter.totals.wasted_steps += self._task.period.done
         self._state.recover(error)
-        self._totals.recovery_s += self._clock.monotonic() - began
+        self._meter.totals.recovery_s += self._clock.monotonic() - began
 
     def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
         """Write the agreed weights and upload them to the hub; every member MUST call this.
@@ -275,7 +292,8 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         task = self._task
         about = {"step": str(task.step), "round": str(task.round)} if task else {}
-        save_weights(path, model.state_dict(), about=about)
+        with self.evaluating():
+            save_weights(path, model.state_dict(), about=about)
         if self._connection is not None:
             self._connection.publish(path, name)
         return path
@@ -303,34 +321,19 @@ class Run:
     # ------------------------------------------------------------------------------ measuring
 
     def _after_step(self, sync: SyncResult | None) -> None:
-        """Count the time of a step; send a point about once a second."""
-        now = self._clock.monotonic()
-        self._totals.count(now - self._mark, sync)
-        self._mark = now
-        self._note(sync)
-        if now - self._reported >= REPORT_EVERY_S:
-            self._report(now)
-
-    def _note(self, sync: SyncResult | None) -> None:
+        """Count the time of a step, and save if a round in it says so."""
+        self._meter.step(sync)
         if self._state is not None:
             self._state.after(sync)
-        self._count_bytes(sync)
 
-    def _count_bytes(self, sync: SyncResult | None) -> None:
-        if sync is not None:
-            self._totals.sent_bytes = self.group.sent_bytes
-            self._totals.received_bytes = self.group.received_bytes
-
-    def _report(self, now: float) -> None:
-        if self._recorder is None or self._task is None:
-            return
-        values = self._meter.take(now - self._reported) | self._values
-        self._reported, self._values = now, {}
-        self._recorder.point(values | self._totals.to_dict() | {"tokens": self._task.tokens})
+    def _note(self, sync: SyncResult | None) -> None:
+        self._meter.bytes(sync)
+        if self._state is not None:
+            self._state.after(sync)
 
     def _result(self) -> dict[str, Any]:
         """Return this member's part of the summary."""
-        totals, task = self._totals, self._task
+        totals, task = self._meter.totals, self._task
         result = member_result(
             member=self.member, slot=self.slot, seed=self.seed, stopped=self.stopping,
             totals=totals,
@@ -363,7 +366,7 @@ class Run:
         try:
             if error is None:
                 self.finish()
-                self._report(self._clock.monotonic())
+                self._meter.report()
             self._leave(error)
         finally:
             if self._before is not None:
@@ -374,9 +377,7 @@ class Run:
         if self._state is not None and error is None:
             self._state.close()
         self._shelf.close(timeout_s=FLUSH_TIMEOUT_S)
-        self._close_metrics()
-        if self._recorder is not None:
-            self._recorder.close()
+        self._meter.close()
         if self._connection is None or self._enrolled is None:
             self.group.close()
             return
@@ -394,7 +395,3 @@ class Run:
             if error is None:
                 raise
             log.warning("the hub was not told how this ended: %s", trouble)
-
-
-def _number(value: float | Tensor) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError, GroupLeft, LeftBehind
+from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.task import Task
 
@@ -19,9 +22,17 @@ KEY = "atoll"
 class OuterOptimizer(Optimizer):
     """Wraps an optimizer: `step` combines gradients, steps, then combines parameters if due.
 
-    Parameter groups and state are the wrapped optimizer's own objects, so learning-rate schedulers,
-    gradient scalers and code that looks into them work as before. A closure is called once.
+    Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers,
+    gradient scalers and code that looks into them work as before. A closure is called once, unless
+    the wrapped optimizer is one that calls it several times.
+
+    With a gradient scaler a step whose gradients overflowed is one without progress: rounds go on
+    as if it had been taken. Where members agree on gradients, all skip it, or none.
     """
+
+    _step_supports_amp_scaling = True
+    """Tells `GradScaler` to call `step` also when gradients have overflowed: a member that skipped
+    a round by itself would be out of step with the others."""
 
     def __init__(
         self,
@@ -35,18 +46,53 @@ class OuterOptimizer(Optimizer):
         """Wrap `inner`, whose task and strategy are set up already.
 
         `recover` takes the committed state over when the group went on without this member.
+
+        Raises:
+            ConfigError: `inner` evaluates the model several times per step, and `outer` agrees on
+                the gradients of each.
         """
-        self._ready = False
-        super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.task, self.outer = inner, task, outer
         self._after_step, self._recover = after_step, recover
-        self._adopt()
+        self._local = getattr(type(outer), "gradients", None) is OuterDefaults.gradients
+        self._searches = needs_closure(inner)
+        if self._searches and not self._local:
+            raise ConfigError(
+                "this optimizer evaluates the model several times per step",
+                given=f"{type(inner).__name__} with {type(outer).__name__}",
+                expected="an optimizer that takes the gradients as they are, such as AdamW",
+                remedy="or a method that combines parameters, such as diloco or local-sgd",
+            )
+        self._ready = False
+        super().__init__(inner.param_groups, inner.defaults)
         self._ready = True
 
-    def _adopt(self) -> None:
-        """Share groups and state with the wrapped optimizer."""
-        self.param_groups = self.inner.param_groups
-        self.state = self.inner.state
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's groups."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._ready:
+            self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._ready:
+            self.inner.state = state
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was not taken because gradients had overflowed.
+
+        Where members agree on gradients this is the same on all, so a schedule may depend on it.
+        """
+        return self.task.overflowed if self._local else self.task.skipped
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one optimizer step and whatever the strategy does around it.
@@ -56,14 +102,18 @@ class OuterOptimizer(Optimizer):
             GroupError: the members cannot agree any more.
         """
         loss = None
-        if closure is not None:
+        if closure is not None and not self._searches:
             with torch.enable_grad():
                 loss = closure()
         sync: SyncResult | None = None
         try:
             with self.task.gate.moving():
+                self.task.overflowed, self.task.skipped = self._unscale(), False
                 self.outer.gradients(self.task)
-                self.inner.step()
+                if self._searches:
+                    loss = self.inner.step(closure)
+                elif not self.skipped:
+                    self.inner.step()
                 self.task.advance()
                 sync = self.outer.sync(self.task)
         except LeftBehind as error:
@@ -76,6 +126,27 @@ class OuterOptimizer(Optimizer):
         self._after_step(sync)
         return loss
 
+    def _unscale(self) -> bool:
+        """Do what a gradient scaler leaves to this optimizer; return whether there is an overflow.
+
+        The scaler says so in two attributes, for the time of one step.
+        """
+        found: Tensor | None = getattr(self, "found_inf", None)
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if found is None:
+            return False
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if float(found) > 0:
+            for gradient in gradients:
+                gradient.zero_()
+            return True
+        if scale is not None:  # None: the loop has called `scaler.unscale_` itself
+            inverse = scale.double().reciprocal().float()
+            for gradient in gradients:
+                gradient.mul_(inverse.to(gradient.device))
+        return False
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: what members agree on was fixed when the optimizer was wrapped.
 
@@ -87,7 +158,6 @@ class OuterOptimizer(Optimizer):
                 "parameters cannot be added to a wrapped optimizer",
                 remedy="add them before run.wrap(...)",
             )
-        super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, and the strategy's under `atoll`."""
@@ -100,10 +170,15 @@ class OuterOptimizer(Optimizer):
         rest = dict(state_dict)
         ours = rest.pop(KEY, None)
         self.inner.load_state_dict(rest)
-        self._adopt()
         if ours is not None:
             self.task.step, self.task.tokens = int(ours["step"]), int(ours["tokens"])
             self.outer.load_state_dict(ours["outer"])
 
     def __repr__(self) -> str:
         return f"{type(self.outer).__name__} around {self.inner!r}"
+
+
+def needs_closure(kind: type[Optimizer] | Optimizer) -> bool:
+    """Return whether a step of this optimizer evaluates the model several times, as LBFGS does."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from atoll.config import OPTIMIZERS, TORCH_OPTIMIZER, TrainTable
 from atoll.errors import ConfigError, unknown
+from atoll.strategies.wrapped import needs_closure
 from atoll.train.muon import LR_SCALE, decay_groups, muon
 
 SCHEDULES = ("cosine", "constant")
@@ -58,12 +59,6 @@ def torch_optimizers() -> dict[str, type[Optimizer]]:
         if inspect.isclass(kind) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
     return {name: kind for name, kind in found.items() if not needs_closure(kind)}
-
-
-def needs_closure(kind: type[Optimizer] | Optimizer) -> bool:
-    """Return whether a step of this optimizer evaluates the model several times, as LBFGS does."""
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _muon(
