@@ -1,7 +1,10 @@
 """Local SGD: members train alone and average their parameters every H steps.
 
 Stich 2018, "Local SGD Converges Fast and Communicates Little" (https://arxiv.org/abs/1805.09767),
-Algorithm 1; any inner optimizer.
+Algorithm 1; any inner optimizer. With `every_step_until` it is post-local SGD (Lin et al. 2018,
+"Don't Use Large Mini-Batches, Use Local SGD", https://arxiv.org/abs/1808.07217): members average in
+every step at first, and only then every H steps. `growing` comes to H by doubling: after 1, 2, 4, ...
+steps.
 
 Differs from the paper:
   * what is averaged on the wire are differences to the last common parameters, which is the same
@@ -27,6 +30,10 @@ class Average:
 
     every: int = 16
     """Optimizer steps between two rounds (H)."""
+    every_step_until: int = 0
+    """Up to this step members average in every step (post-local SGD); 0: never."""
+    growing: bool = False
+    """Come to `every` by doubling: the first rounds are 1, 2, 4, ... steps apart."""
     weight: str = "tokens"
     """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
 
@@ -47,11 +54,25 @@ class AverageOuter(PeriodicOuter):
         super().__init__(weight=options.weight)
         if options.every < 1:
             raise ConfigError("every is too small", given=options.every, expected="1 or more")
+        if options.every_step_until < 0:
+            raise ConfigError(
+                "every_step_until is too small", given=options.every_step_until,
+                expected="0 or more",
+            )  # fmt: skip
         self.options = options
 
     def next_due(self, step: int) -> int:
-        """Return the next multiple of `every`."""
-        return (step // self.options.every + 1) * self.options.every
+        """Return the next step, the next after a doubling, or the next multiple of `every`."""
+        since, every = self.options.every_step_until, self.options.every
+        if step < since:
+            return step + 1
+        if self.options.growing:
+            interval = 1
+            while interval < every and since + interval <= step:
+                since += interval
+                interval = min(2 * interval, every)
+            every = interval
+        return since + ((step - since) // every + 1) * every
 
     def is_plain(self, step: int) -> bool:
         """Return True: the mean is taken as it is."""

@@ -6,7 +6,12 @@ member's, Delta_i its pseudo-gradient, w_i its weight, H = `every`.
 
     every member: H inner steps (AdamW) from theta on its own shard
     Delta_i = theta - theta_i
-    theta   = OuterSGD(theta, sum_i w_i Delta_i / sum_i w_i)
+    theta   = Outer(theta, sum_i w_i Delta_i / sum_i w_i)
+
+The paper's ablations are options: other outer optimizers (plain SGD with rate 1 is federated
+averaging), updates that are lost (`drop`: such a member goes on from its own parameters and has no
+weight in that round), and pruned updates (`prune`). AdamW's moments are never combined: the paper
+found no benefit in that, at three times the bytes.
 
 Differs from the paper:
   * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
@@ -14,7 +19,8 @@ Differs from the paper:
     `shared_steps` all members compute on the same data and send nothing, then for `warmup_steps`
     they average plainly every `warmup_every` steps (post-local SGD);
   * what remains after the last full round is agreed on in a shorter one;
-  * floating-point buffers are averaged plainly; AdamW's moments stay local, as in the paper.
+  * the last round of a run loses no updates, so that all end with one model;
+  * floating-point buffers are averaged plainly.
 """
 
 from __future__ import annotations
@@ -25,9 +31,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.errors import ConfigError
+from atoll.strategies.losing import check_probability, lost_updates
 from atoll.strategies.outer.periodic import PeriodicOuter
-from atoll.strategies.outer_optim import OuterSGD
+from atoll.strategies.outer_optim import make_outer_optimizer
+from atoll.strategies.prune import check_share, prune
 from atoll.strategies.strategy import Outer
+from atoll.wire.messages import RoundPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +48,18 @@ class DiLoCo:
     outer_lr: float = 0.7
     """Rate of the outer optimizer."""
     outer_momentum: float = 0.9
-    """Nesterov momentum of the outer optimizer."""
+    """Momentum of the outer optimizer; of `adam` its first beta."""
+    outer_optimizer: str = ""
+    """`nesterov`, `momentum` (heavy ball), `sgd` (without momentum) or `adam`; empty: `nesterov`,
+    or `sgd` where the momentum is 0."""
+    outer_eps: float = 0.1
+    """Epsilon of `adam`."""
+    drop: float = 0.0
+    """Probability with which a member's update is lost; it goes on from its own parameters."""
+    drop_seed: int = 0
+    """Says whose updates are lost in which round."""
+    prune: float = 0.0
+    """Share of every neuron's values that is set to zero before an update is sent."""
     shared_steps: int = 0
     """First steps that every member computes on the same data, so that they need no traffic
     (built-in trainer only)."""
@@ -76,7 +96,12 @@ class DiLoCoOuter(PeriodicOuter):
         self.options = options
         self.shared_steps = options.shared_steps
         self._warm_until = options.shared_steps + options.warmup_steps
-        self._optimizer = OuterSGD(lr=options.outer_lr, momentum=options.outer_momentum)
+        self._optimizer = make_outer_optimizer(
+            options.outer_optimizer, lr=options.outer_lr, momentum=options.outer_momentum,
+            eps=options.outer_eps,
+        )  # fmt: skip
+        self._drop, self._prune = check_probability(options.drop), check_share(options.prune)
+        self.one_model = not self._drop
 
     def next_due(self, step: int) -> int:
         """Return the end of the shared start, of a warm-up interval or of the next H steps."""
@@ -90,7 +115,26 @@ class DiLoCoOuter(PeriodicOuter):
 
     def is_plain(self, step: int) -> bool:
         """Return whether the round is one of the warm-up, or the outer step changes nothing."""
-        return step <= self._warm_until or self._optimizer.is_plain
+        plain = step <= self._warm_until or self._optimizer.is_plain
+        return plain and not self._prune
+
+    def prepare(self, delta: Tensor) -> None:
+        """Prune what this member sends."""
+        if self._prune:
+            prune(self._flat.views(delta)[: self._num_trained], self._prune)
+
+    def weight_in(self, plan: RoundPlan, weight: float, *, last: bool) -> float:
+        """Return no weight for an update that is lost."""
+        return weight if self.takes_over(plan, last=last) else 0.0
+
+    def takes_over(self, plan: RoundPlan, *, last: bool) -> bool:
+        """Return whether the own update is not lost; in the last round none is."""
+        if last or not self._drop:
+            return True
+        lost = lost_updates(
+            plan.members, round_=plan.round, probability=self._drop, seed=self.options.drop_seed
+        )
+        return self._meeting.group.me not in lost
 
     def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
         """Average during the warm-up, then take an outer step."""

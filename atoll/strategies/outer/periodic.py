@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +24,16 @@ from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.agree import Agreed
-from atoll.group.group import Group
+from atoll.group.agree import Agreed, Transacted
+from atoll.group.group import Group, Reduced
 from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
 from atoll.strategies.meeting import Meeting
-from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.outer.base import OuterDefaults, carrying
 from atoll.strategies.start import DIGEST_ELEMENTS, same_start
 from atoll.strategies.strategy import Committed, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
 from atoll.task import Task
+from atoll.wire.messages import RoundPlan
 
 WEIGHTS = ("tokens", "equal")
 """How members weigh: by the tokens trained since the last round, or all the same."""
@@ -85,6 +88,8 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._clock: Clock = clock if clock is not None else RealClock()
         self._next = 0
         self._base = "start"
+        self._resumed = False
+        """The state that was loaded last was this member's own, not another's."""
 
     # ------------------------------------------------------- what a subclass decides
 
@@ -100,6 +105,17 @@ class PeriodicOuter(OuterDefaults, ABC):
     def is_plain(self, step: int) -> bool:
         """Return whether the round at `step` takes the mean as it is."""
 
+    def prepare(self, delta: Tensor) -> None:
+        """Change the own contribution in place before it is sent; by default not at all."""
+
+    def weight_in(self, plan: RoundPlan, weight: float, *, last: bool) -> float:
+        """Return the own weight in a round with the members of a plan; by default as it is."""
+        return weight
+
+    def takes_over(self, plan: RoundPlan, *, last: bool) -> bool:
+        """Return whether the own model becomes the common state in a round; by default it does."""
+        return True
+
     # --------------------------------------------------------------- the two moments
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
@@ -107,7 +123,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._meeting, self._codec = Meeting(group, self._clock), codec
         self._flat = Flat([*task.parameters(), *task.buffers()])
         codec.fit([tensor.shape for tensor in self._flat.tensors])
-        self._num_parameters = task.num_parameters
+        self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
         self._start = self._flat.read()
         self._scratch = self._flat.new()
         self._weigher.reset(task)
@@ -115,7 +131,9 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def rejoin(self, task: Task) -> None:
         """Put the common state into the model and count from here; see :meth:`Outer.rejoin`."""
-        self._flat.write(self._start)
+        if self.one_model or not self._resumed:
+            self._flat.write(self._start)
+        self._resumed = False
         self._weigher.reset(task)
         self._meeting.restart()
         self._plan(task)
@@ -142,13 +160,23 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def finish(self, task: Task) -> SyncResult | None:
         """Hold a last round if there were steps since the last one."""
-        return self._round(task) if task.step > self._weigher.step else None
+        if task.step > self._weigher.step:
+            return self._round(task, last=True)
+        if not self.one_model:
+            self._flat.write(self._start)
+        return None
 
     def digest(self, task: Task) -> str:
-        """Return the digest of the parameters and buffers as they are."""
-        return digest(self._flat.read(self._scratch))
+        """Return the digest of the parameters and buffers as they are, or of the common ones."""
+        return digest(self._flat.read(self._scratch)) if self.one_model else self._base
 
-    def _round(self, task: Task) -> SyncResult:
+    def evaluating(self, task: Task) -> AbstractContextManager[None]:
+        """Put the common state into the model inside; see :meth:`Outer.evaluating`."""
+        if self.one_model and task.step == self._weigher.step:
+            return nullcontext()  # it is there already
+        return carrying(self._flat, self._start)
+
+    def _round(self, task: Task, *, last: bool = False) -> SyncResult:
         entered = self._clock.monotonic()
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
         norm = length(delta)
@@ -159,15 +187,23 @@ class PeriodicOuter(OuterDefaults, ABC):
                 expected="finite parameters",
                 remedy="lower the learning rate, or clip the gradients",
             )
+        self.prepare(delta)
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = self._meeting.hold(
-            task, [delta], codec=self._codec, weight=self._weigher.weight(task),
-            base=self._base, key=KEY, norm=norm,
-        )  # fmt: skip
+        weight = self._weigher.weight(task)
+
+        def exchange(plan: RoundPlan) -> Reduced:
+            own = self.weight_in(plan, weight, last=last)
+            work = self._meeting.group.reduce([delta], codec=self._codec, weight=own, key=KEY)
+            with task.gate.resting():
+                return work.wait()
+
+        agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
         delta_norm = float(mean.norm())
         self._apply(mean, task.step, alone=agreed.plan.route == "alone")
+        if self.takes_over(agreed.plan, last=last):
+            self._flat.write(self._start)
         self._settle(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
@@ -176,7 +212,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
 
     def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
-        """Move the common state, and take it over into the model."""
+        """Move the common state."""
         parameters = slice(0, self._num_parameters)
         buffers = slice(self._num_parameters, None)
         if alone and self.is_plain(step):
@@ -186,7 +222,6 @@ class PeriodicOuter(OuterDefaults, ABC):
             return
         self.update(self._start[parameters], mean[parameters], step=step)
         self._start[buffers].sub_(mean[buffers])
-        self._flat.write(self._start)
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
@@ -224,7 +259,8 @@ class PeriodicOuter(OuterDefaults, ABC):
                 expected=f"{self._start.numel()}",
             )
         self._start.copy_(start)
-        if "own.counters" in state:  # a newcomer has another member's state, and counts from now
+        self._resumed = "own.counters" in state
+        if self._resumed:  # a newcomer has another member's state, and counts from now
             self._weigher.load(state["own.counters"])
         self._codec.load_state_dict(residuals(state))
         self._base = digest(self._start)
@@ -259,9 +295,14 @@ def residuals(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def outcome(
-    agreed: Agreed, number: int, seconds: Mapping[str, float], *, digest: str, delta_norm: float
+    agreed: Transacted[Any],
+    number: int,
+    seconds: Mapping[str, float],
+    *,
+    digest: str,
+    delta_norm: float,
 ) -> SyncResult:
-    """Return the result of a committed round."""
+    """Return the result of a committed round; what was agreed has contributors and a weight."""
     return SyncResult(
         round=number,
         contributors=agreed.reduced.contributors,
