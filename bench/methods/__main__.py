@@ -1,0 +1,165 @@
+"""Every method on one small language model: `python -m bench.methods`, JSON on stdout.
+
+A byte-level GPT of 1.0 M parameters on the default corpus, 4 and 8 members, 600 steps of 4
+sequences of 64 bytes for each member: equal tokens per node for all methods. The members are
+threads of this process that meet in memory; strategies, codecs, data and the inner step are the
+ones that workers run. Bytes are those of the encoded tensors that a member sends through a relay.
+
+It takes hours, so it keeps what it has: every run that has ended is appended to `--out` at once and
+not run again. Stop it whenever you like, and start it again with the same words. `--minutes` begins
+no new run after that time and reports what there is; `--report` runs nothing at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.clock import RealClock
+from atoll.strategies.table import PRESETS
+from bench.methods.comparing import compare
+from bench.methods.ledger import Ledger
+from bench.methods.modelled import Clock
+from bench.methods.rows import ROWS, Row
+from bench.methods.running import Trial, run
+from bench.methods.setting import FULL, QUICK, Setting
+from bench.methods.shapes import judge
+from bench.methods.table import make_rows, printed
+from bench.report import emit, render
+
+CORES = 2
+"""All members together; each is one thread."""
+
+
+def chosen(names: str, *, quick: bool) -> list[Row]:
+    """Return the rows that were asked for.
+
+    Raises:
+        SystemExit: there is no such row.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {row.name for row in ROWS}
+    for name in wanted:
+        if name not in known:
+            raise SystemExit(f"no row {name!r}; there are: {', '.join(sorted(known))}")
+    return [
+        row
+        for row in ROWS
+        if row.preset in PRESETS and (row.name in wanted if wanted else row.quick or not quick)
+    ]
+
+
+def plan(
+    rows: Sequence[Row], *, members: Sequence[int], seeds: int, setting: Setting
+) -> Iterator[Trial]:
+    """Yield all runs, most important first: few members, the first seed, what shapes need."""
+    for core, sizes, numbers in (
+        (True, members[:1], range(1)),
+        (False, members[:1], range(1)),
+        (True, members[:1], range(1, seeds)),
+        (None, members[1:], range(1)),
+        (None, members, range(seeds)),
+    ):
+        for seed in numbers:
+            for row in rows:
+                if core is None or row.core is core:
+                    for size in row.members if row.members == (1,) else sizes:
+                        if size in row.members:
+                            yield Trial(row, size, seed, setting)
+
+
+def fill(ledger: Ledger, trials: Iterator[Trial], *, deadline: float) -> None:
+    """Run what is not in the ledger yet, and compare every row with its reference once."""
+    clock = RealClock()
+    for trial in trials:
+        record = {
+            "row": trial.row.name, "members": trial.members, "seed": trial.seed,
+            "steps": trial.setting.steps,
+        }  # fmt: skip
+        reference = {**record, "kind": "reference", "members": 0, "seed": 0}
+        if {**record, "kind": "run"} in ledger:
+            continue
+        if clock.monotonic() > deadline:
+            sys.stderr.write("time is up; the same command goes on from here\n")
+            return
+        if reference not in ledger:
+            found = compare(trial)
+            ledger.add({**found, **reference})
+            sys.stderr.write(f"{trial.row.name}: {found['deviation']} from {found['against']}\n")
+        done = run(trial)
+        ledger.add({**done, "kind": "run"})
+        sys.stderr.write(
+            f"{trial.row.name}, {trial.members} members, seed {trial.seed}: "
+            f"{done['loss']:.4f} in {done['seconds']:.0f} s\n"
+        )
+
+
+def result_of(ledger: Ledger, setting: Setting, *, clock: Clock) -> dict[str, Any]:
+    """Return what is known so far."""
+    records = ledger.of("run", steps=setting.steps)
+    return {
+        "rows": make_rows(records, ledger.of("reference", steps=setting.steps), clock=clock),
+        "shapes": judge(records),
+        "parameters": max((record["parameters"] for record in records), default=0),
+        "steps": setting.steps,
+        "tokens_per_node": setting.tokens_per_node,
+        "step_s": clock.step_s,
+        "round_trip_s": clock.round_trip_s,
+        "runs": len(records),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few rows, a smaller model, 60 steps")
+    parser.add_argument("--rows", default="", help="names of rows, with commas")
+    parser.add_argument("--steps", type=int, default=0, help="optimizer steps of every member")
+    parser.add_argument("--seeds", type=int, default=0, help="3; 1 in the quick form")
+    parser.add_argument("--members", default="4,8", help="sizes of the group, with commas")
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after so many")
+    parser.add_argument("--report", action="store_true", help="run nothing, report what there is")
+    parser.add_argument("--step-s", type=float, default=Clock.step_s, help="seconds per step")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench_methods.jsonl"), help="file of finished runs"
+    )
+    return parser.parse_args()
+
+
+def setting_of(given: argparse.Namespace) -> Setting:
+    base = QUICK if given.quick else FULL
+    steps = given.steps or base.steps
+    return Setting(**{**vars(base), "steps": steps})
+
+
+def main() -> None:
+    given = arguments()
+    os.nice(19)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    torch.set_num_threads(1)
+    setting = setting_of(given)
+    members = [4] if given.quick else [int(size) for size in given.members.split(",")]
+    out = given.out.with_suffix(".quick.jsonl") if given.quick else given.out
+    if given.quick and out.exists():
+        out.unlink()
+    ledger, deadline = Ledger(out), float("inf")
+    if given.minutes:
+        deadline = RealClock().monotonic() + 60.0 * given.minutes
+    seeds = given.seeds or (1 if given.quick else 3)
+    if not given.report:
+        rows = chosen(given.rows, quick=given.quick)
+        fill(ledger, plan(rows, members=members, seeds=seeds, setting=setting), deadline=deadline)
+    result = result_of(ledger, setting, clock=Clock(step_s=given.step_s))
+    sys.stderr.write(render([{**s, "figures": ""} for s in result["shapes"]]) + "\n")
+    emit(result, printed(result["rows"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""One run: members as threads of this process, with the parts that workers use."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from atoll.codec import make_codec
+from atoll.config import StrategyTable
+from atoll.group.alone import Alone as GroupOfOne
+from atoll.group.group import Group
+from atoll.group.memory import MemoryGroups
+from atoll.models import GPT
+from atoll.strategies.inner.local import Local, language_model_loss
+from atoll.strategies.strategy import SyncResult
+from atoll.strategies.table import Resolved, read_options, resolve
+from atoll.task import Task
+from atoll.train.evaluate import evaluate
+from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.stream import MemberStream
+from bench.methods.rows import Row
+from bench.methods.setting import Setting, corpus
+from tests.reference.algorithms import flat
+
+LONGEST_RUN_S = 4 * 3600.0
+
+
+@dataclass
+class Outcome:
+    """What one member's run came to."""
+
+    model: GPT
+    loss: float = float("nan")
+    exchanges: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(bytes sent, bytes received) of a round -> how many such rounds."""
+    rounds: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Step -> parameters, where a caller wants to compare them."""
+
+    def note(self, result: SyncResult | None) -> None:
+        """Count a round."""
+        if result is not None:
+            self.exchanges[(result.sent_bytes, result.received_bytes)] += 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row with a seed and a number of members."""
+
+    row: Row
+    members: int
+    seed: int
+    setting: Setting
+
+    def resolved(self) -> Resolved:
+        """Return the strategy that the row means."""
+        options = dict(self.row.options)
+        if "shared_steps" in options:
+            options["shared_steps"] = min(options["shared_steps"], self.setting.steps // 10)
+        table = StrategyTable(preset=self.row.preset, codec=self.row.codec, options=options)
+        return resolve(table, steps=self.setting.steps)
+
+
+def run(trial: Trial) -> dict[str, Any]:
+    """Train and return the record of a run: plain values."""
+    began = time.perf_counter()
+    outcomes = train(trial)
+    first, setting = outcomes[0], trial.setting
+    last = flat(first.model)
+    resolved = trial.resolved()
+    return {
+        "row": trial.row.name,
+        "strategy": trial.row.preset,
+        "codec": resolved.codec,
+        "members": trial.members,
+        "seed": trial.seed,
+        "steps": setting.steps,
+        "parameters": last.numel(),
+        "tokens_per_node": setting.tokens_per_node,
+        "loss": first.loss,
+        "sent_bytes": max(outcome.sent_bytes for outcome in outcomes),
+        "received_bytes": max(outcome.received_bytes for outcome in outcomes),
+        "rounds": first.rounds,
+        "exchanges": [[*nbytes, count] for nbytes, count in sorted(first.exchanges.items())],
+        "identical": all(torch.equal(flat(other.model), last) for other in outcomes[1:]),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def train(trial: Trial, *, keep: frozenset[int] = frozenset(), evaluated: bool = True) -> list[Any]:
+    """Train all members of a trial and return their outcomes in member order."""
+    options = read_options(trial.resolved())
+    model = trial.setting.model(trial.seed)
+    bodies = [copy.deepcopy(model) for _ in range(trial.members)]
+
+    def body(group: Group) -> Outcome:
+        slot = int(group.me[1:])
+        return _member(trial, options, group, bodies[slot], keep=keep, evaluated=evaluated)
+
+    if trial.members == 1:
+        return [body(GroupOfOne())]
+    groups = MemoryGroups(trial.members, timeout_s=LONGEST_RUN_S)
+    return groups.together(body, timeout_s=LONGEST_RUN_S)
+
+
+def _member(
+    trial: Trial, options: Any, group: Group, model: GPT, *, keep: frozenset[int], evaluated: bool
+) -> Outcome:
+    """Train one member."""
+    setting, slot = trial.setting, int(group.me[1:])
+    table = setting.table(trial.row.train)
+    optimizer = build_optimizer(model, table)
+    schedule = StepSchedule(optimizer, learning_rate(table))
+    task = Task(model, optimizer, schedule, member=group.me, last=table.steps)
+    outer, outcome = options.build(), Outcome(model)
+    outer.setup(task, group=group, codec=make_codec(trial.resolved().codec))
+    outer.begin(task)
+    shards = setting.shards(trial.seed, trial.members)
+    stream = MemberStream(shards, slot=slot, batch=table.batch, shared_steps=outer.shared_steps)
+    inner = Local(language_model_loss, clip=table.clip)
+    while task.step < table.steps:
+        outcome.note(inner.step(task, next(stream), outer).sync)
+        if task.step in keep and slot == 0:
+            outcome.kept[task.step] = flat(model)
+    outcome.note(outer.finish(task))
+    outcome.rounds = task.round
+    outcome.sent_bytes, outcome.received_bytes = group.sent_bytes, group.received_bytes
+    if slot == 0 and evaluated:
+        with outer.evaluating(task):
+            outcome.loss = evaluate(
+                model, corpus().held_out, context=setting.context,
+                limit_tokens=setting.held_out_tokens,
+            ).loss  # fmt: skip
+    return outcome
+
+
+def shortened(trial: Trial, steps: int) -> Trial:
+    """Return a trial of fewer steps, for comparisons."""
+    return dataclasses.replace(trial, setting=dataclasses.replace(trial.setting, steps=steps))

@@ -1,0 +1,98 @@
+"""From records of runs to the rows of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.methods.ledger import Record
+from bench.methods.modelled import RATES_BPS, Clock
+from bench.methods.rows import ROWS
+from bench.methods.shapes import Interval
+
+
+def make_rows(
+    records: Sequence[Record], references: Sequence[Record], *, clock: Clock
+) -> list[dict[str, Any]]:
+    """Return one row per method, codec and number of members, over the seeds that were run."""
+    by: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        by.setdefault((record["row"], record["members"]), []).append(record)
+    order = {row.name: index for index, row in enumerate(ROWS)}
+    compared = {record["row"]: _reference(record) for record in references}
+    return [
+        _row(name, members, runs, clock, compared.get(name))
+        for (name, members), runs in sorted(
+            by.items(), key=lambda item: (item[0][1], order.get(item[0][0], len(order)))
+        )
+    ]
+
+
+def _row(
+    name: str,
+    members: int,
+    runs: Sequence[Record],
+    clock: Clock,
+    reference: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    first, loss = runs[0], Interval.of([run["loss"] for run in runs]).plain()
+    tokens, steps = first["tokens_per_node"], first["steps"]
+    overlap = next((row.overlap_steps for row in ROWS if row.name == name), 0)
+    return {
+        "row": name,
+        "strategy": first["strategy"],
+        "codec": first["codec"],
+        "members": members,
+        "loss": round(loss["mean"], 4),
+        "loss_interval": [loss["low"], loss["high"]],
+        "seeds": loss["seeds"],
+        "bytes_per_node_per_token": _mean(runs, "sent_bytes") / tokens,
+        "received_per_node_per_token": _mean(runs, "received_bytes") / tokens,
+        "peak_bytes": max((sent for run in runs for sent, _, _ in run["exchanges"]), default=0),
+        "rounds": first["rounds"],
+        "identical": all(run["identical"] for run in runs),
+        "wall_s": {
+            label: round(
+                clock.wall_s(first["exchanges"], steps=steps, rate_bps=rate, overlap=overlap), 1
+            )
+            for label, rate in RATES_BPS.items()
+        },
+        "reference": reference,
+    }
+
+
+def _mean(runs: Sequence[Record], name: str) -> float:
+    return sum(float(run[name]) for run in runs) / len(runs)
+
+
+def _reference(record: Record) -> dict[str, Any]:
+    names = ("against", "compared_steps", "first_deviation", "deviation", "measure")
+    return {name: record[name] for name in names if name in record}
+
+
+def printed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the columns that people see."""
+    return [
+        {
+            "row": row["row"],
+            "members": row["members"],
+            "loss": row["loss"],
+            "interval": _interval(row["loss_interval"]),
+            "bytes/token": round(row["bytes_per_node_per_token"], 3),
+            "peak": row["peak_bytes"],
+            **{label: row["wall_s"][label] for label in RATES_BPS},
+            "reference": _deviation(row["reference"]),
+        }
+        for row in rows
+    ]
+
+
+def _interval(bounds: Sequence[float | None]) -> str:
+    low, high = bounds
+    return "one seed" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+
+def _deviation(reference: Mapping[str, Any] | None) -> str:
+    if reference is None or reference.get("deviation") is None:
+        return "-"
+    return f"{reference['deviation']:.1e}"
