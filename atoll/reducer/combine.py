@@ -1,0 +1,223 @@
+"""Making one vector of many, by whatever policy came with them.
+
+The one place where contributions are judged, used by the reducer, by members that meet in one
+process, and by whoever owns a chunk on the direct route.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median_low
+
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Codec
+from atoll.errors import AtollError, GroupError, PeerRefused
+from atoll.reducer.admission import Candidate, admit, evictions
+from atoll.reducer.mean import (
+    Averaged,
+    Mean,
+    Share,
+    average,
+    bad_weight,
+    encoded,
+    is_finite,
+    is_weight,
+    not_finite,
+    total_weight,
+)
+from atoll.reducer.memory import History, Memory
+from atoll.reducer.policies import Policy, check_members, parse_policy
+from atoll.reducer.rows import Rows
+from atoll.reducer.rules.clipping import centred_clipping
+from atoll.reducer.rules.distances import squared_distances
+from atoll.reducer.rules.geometric import geometric_median
+from atoll.reducer.rules.krum import krum
+from atoll.reducer.rules.order import median, trimmed_mean
+
+__all__ = ["Memory", "averaged", "combine"]
+
+FAR = 1000.0
+"""A contribution that is so many times longer than the median one is shortened to that before
+distances are taken: a length of 1e30 would leave no digits for the distances between the others."""
+
+
+def combine(
+    shares: Sequence[Share],
+    *,
+    codec: Codec,
+    policy: str = "",
+    memory: Memory | None = None,
+    round_: int = 0,
+) -> Mean:
+    """Return what contributions that fit each other come to, encoded.
+
+    Args:
+        shares: Contributions in member order; all of one codec, size and policy.
+        codec: Decodes them; its base encodes the result (without feedback).
+        policy: What came with them; empty: the plain mean, which is :func:`mean_of` to the bit.
+        memory: What this place remembers from round to round; None: it is no such place.
+        round_: The round, for the memory.
+
+    Raises:
+        GroupError: nothing is usable, or the policy needs a memory.
+        PeerLost: the rule needs more contributions.
+        PeerRefused: more than a third was rejected, or no finite values came out.
+    """
+    found = averaged(shares, codec=codec, policy=policy, memory=memory, round_=round_)
+    return encoded(found, shares, codec=codec)
+
+
+def averaged(
+    shares: Sequence[Share],
+    *,
+    codec: Codec,
+    policy: str = "",
+    memory: Memory | None = None,
+    round_: int = 0,
+) -> Averaged:
+    """Return what :func:`combine` encodes."""
+    if not policy:
+        return average(shares, codec=codec)
+    wanted = parse_policy(policy)
+    history = _history(wanted, policy, memory, round_)
+    refused = evictions([share.member for share in shares], history)
+    shares = [share for share in shares if share.member not in refused]
+    let_in = _let_in(shares, codec, wanted, history, round_)
+    vector = _aggregate(let_in, codec, wanted, history)
+    if not is_finite(vector):
+        raise PeerRefused(
+            "the aggregate of the members' values is not finite", given=f"aggregate {policy}",
+            expected="smaller values", remedy="lower the learning rate, or switch clipping on",
+        )  # fmt: skip
+    if memory is not None:
+        after = let_in.history
+        if wanted.aggregate.name == "clip":
+            after = replace(after, aggregate=vector)
+        memory.note(policy, round_, after)
+    idle = [share for share in shares if share.weight == 0.0]
+    present = {share.member for share in [*let_in.shares, *idle]}
+    names = tuple(name for share in shares if share.member in present for name in share.names)
+    weight = math.fsum(let_in.weights)
+    return Averaged(vector, names, weight, dict(let_in.left_out), refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _LetIn:
+    """Contributions with a weight that are to be combined."""
+
+    shares: list[Share]
+    norms: list[float]
+    """After scaling."""
+    scales: list[float]
+    weights: list[float]
+    left_out: Mapping[str, AtollError]
+    history: History
+
+
+def _history(policy: Policy, text: str, memory: Memory | None, round_: int) -> History:
+    """Return what is known of earlier rounds."""
+    remembers = policy.aggregate.name == "clip" or policy.admission.name != "finite"
+    if memory is None and remembers:
+        raise GroupError(
+            "this policy needs one place that sees all contributions, and remembers", given=text,
+            expected="the relay route", remedy='route = "auto" or "relay" in [job]',
+        )  # fmt: skip
+    return memory.before(text, round_) if memory is not None else History()
+
+
+def _let_in(
+    shares: Sequence[Share], codec: Codec, policy: Policy, history: History, round_: int
+) -> _LetIn:
+    """Return the contributions that count: finite, and admitted."""
+    left_out = {s.member: bad_weight(s) for s in shares if not is_weight(s.weight)}
+    weighty = [s for s in shares if s.member not in left_out and s.weight > 0.0]
+    total_weight(weighty, left_out)
+    norms = dict(zip((s.member for s in weighty), Rows(weighty, codec).norms(), strict=True))
+    left_out |= {s.member: not_finite(s) for s in weighty if not math.isfinite(norms[s.member])}
+    weighty = [s for s in weighty if s.member not in left_out]
+    scales, weights = {s.member: 1.0 for s in weighty}, {s.member: s.weight for s in weighty}
+    if policy.admission.name == "norms":
+        admitted = admit(
+            [Candidate(s.member, norms[s.member], s.weight) for s in weighty], left_out,
+            rule=policy.admission, history=history, round_=round_,
+        )  # fmt: skip
+        scales, weights = dict(admitted.scales), dict(admitted.weights)
+        left_out, history = dict(admitted.rejected), admitted.history
+        weighty = [s for s in weighty if s.member in scales]
+    total_weight(weighty, left_out)
+    check_members(policy.aggregate, len(weighty))
+    return _LetIn(
+        shares=weighty,
+        norms=[norms[s.member] * scales[s.member] for s in weighty],
+        scales=[scales[s.member] for s in weighty],
+        weights=[weights[s.member] for s in weighty],
+        left_out=left_out,
+        history=history,
+    )
+
+
+def _aggregate(let_in: _LetIn, codec: Codec, policy: Policy, history: History) -> Tensor:
+    """Return the one vector, (P,)."""
+    name = policy.aggregate.name
+    if name in ("mean", "sum"):
+        mean = _mean(let_in, codec)
+        return mean.mul_(len(let_in.shares)) if name == "sum" else mean
+    if name in ("median", "trimmed"):
+        bad = int(policy.aggregate.number(0, 0))
+        rule = median if name == "median" else partial(trimmed_mean, bad=bad)
+        return _by_coordinate(Rows(let_in.shares, codec, scales=let_in.scales), rule)
+    middle = median_low(let_in.norms)
+    far = FAR * middle if middle > 0.0 else math.inf
+    scales = [
+        scale * (far / norm if norm > far else 1.0)
+        for scale, norm in zip(let_in.scales, let_in.norms, strict=True)
+    ]
+    rows = Rows(let_in.shares, codec, scales=scales)
+    if name == "clip":
+        return _clipped(rows, policy, history)
+    squares = squared_distances(rows)
+    if name == "geometric-median":
+        return rows.combination(geometric_median(squares))
+    bad = int(policy.aggregate.number(0, 0))
+    best = int(policy.aggregate.number(1, len(rows) - bad)) if name == "multi-krum" else 1
+    ties = [hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in rows.shares]
+    return rows.combination(krum(squares, bad=bad, best=best, ties=ties))
+
+
+def _mean(let_in: _LetIn, codec: Codec) -> Tensor:
+    """Return the weighted mean; that of :func:`average` to the bit where nothing was shortened."""
+    shares = [
+        replace(share, weight=weight)
+        for share, weight in zip(let_in.shares, let_in.weights, strict=True)
+    ]
+    if all(scale == 1.0 for scale in let_in.scales):
+        return average(shares, codec=codec).vector
+    total = math.fsum(let_in.weights)
+    rows = Rows(shares, codec, scales=let_in.scales)
+    return rows.combination([weight / total for weight in let_in.weights])
+
+
+def _by_coordinate(rows: Rows, rule: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a rule's vector, strip by strip."""
+    vector = torch.empty(rows.num_elements)
+    for where, strip in rows.strips():
+        vector[where] = rule(strip)
+    return vector
+
+
+def _clipped(rows: Rows, policy: Policy, history: History) -> Tensor:
+    """Return the last aggregate, moved by centred clipping."""
+    start = history.aggregate
+    if start is None or start.numel() != rows.num_elements:
+        start = torch.zeros(rows.num_elements)
+    factors = centred_clipping(
+        squared_distances(rows, anchor=start), radius=policy.aggregate.number(0, math.inf),
+        rounds=int(policy.aggregate.number(1, 1)),
+    )  # fmt: skip
+    return rows.combination(factors[1:]).add_(start, alpha=factors[0])

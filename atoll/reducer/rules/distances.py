@@ -1,0 +1,44 @@
+"""Distances between contributions: all that Krum, clipping and the geometric median look at.
+
+Each of these rules gives back a weighted sum of the contributions. Which one follows from the
+distances alone, so a rule is a function from an n x n matrix to n factors, and the vectors are read
+twice, however many rounds the rule goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.reducer.rows import Rows
+
+Squares = Sequence[Sequence[float]]
+"""Squared Euclidean distances, n x n."""
+
+
+def squared_distances(rows: Rows, *, anchor: Tensor | None = None) -> list[list[float]]:
+    """Return the squared distances between all rows, summed in double precision.
+
+    Args:
+        rows: n contributions of finite values.
+        anchor: A further point, (P,), which then comes first; its distances are row 0.
+    """
+    first = 0 if anchor is None else 1
+    total = torch.zeros(len(rows) + first, len(rows) + first, dtype=torch.float64)
+    for where, strip in rows.strips():
+        points = strip.double()
+        if anchor is not None:
+            points = torch.cat([anchor[where].double().unsqueeze(0), points])
+        for index in range(len(points) - 1):
+            total[index, index + 1 :] += (points[index + 1 :] - points[index]).square_().sum(1)
+    return (total + total.T).tolist()
+
+
+def distances_from(squares: Squares, factors: Sequence[float]) -> list[float]:
+    """Return how far each point is from the weighted mean of all; the factors add up to 1."""
+    to_mean = [math.fsum(f * s for f, s in zip(factors, row, strict=True)) for row in squares]
+    spread = 0.5 * math.fsum(f * s for f, s in zip(factors, to_mean, strict=True))
+    return [math.sqrt(max(0.0, square - spread)) for square in to_mean]
