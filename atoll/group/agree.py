@@ -40,7 +40,7 @@ _AGAIN = (PeerLost, PeerRefused, EpochChanged, DeadlineExceeded)
 T = TypeVar("T", bound=Decidable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots, Python 3.11 cannot make instances of `Transacted[Reduced]`
 class Transacted(Generic[T]):
     """A committed round."""
 

@@ -21,6 +21,8 @@ from atoll.codec.codec import Codec
 from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.board import Board, BoardStore
 from atoll.group.collectives import Exchanged, Wires, check_weight, weighted_mean
+from atoll.group.swapping import swap_among
+from atoll.reducer.parcels import Delivered, Gift
 from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,9 @@ class DirectRoute:
         self._store: BoardStore | None = None
 
     def begin(self) -> int:
-        """Return the number of a new exchange; whatever was under way before is given up.
+        """Return the number of a new meeting; whatever was under way before is given up.
+
+        A meeting may take several exchanges, one after the other.
 
         Called where the order of exchanges is certain: before a thread is started for it.
         """
@@ -97,6 +101,7 @@ class DirectRoute:
         codec: Codec,
         weight: float,
         key: str,
+        anew: bool = True,
     ) -> Exchanged:
         """Return the weighted mean over the members of the plan.
 
@@ -107,6 +112,8 @@ class DirectRoute:
             codec: How values are encoded on the wire.
             weight: Weight of the own values.
             key: Names the codec's residual state.
+            anew: Whether connections may be made: only in the first exchange of a plan, so that
+                nobody does one exchange with others who are at another.
 
         Raises:
             PeerLost: a member's connection broke.
@@ -117,8 +124,29 @@ class DirectRoute:
             Meeting.of(plan),
             lambda wires: weighted_mean(wires, vector, codec=codec, weight=weight, key=key),
             serial=serial,
+            anew=anew,
         )
         return check_weight(out, plan.members)
+
+    def swap(
+        self, plan: RoundPlan, gift: Gift, *, serial: int, anew: bool = True
+    ) -> tuple[Delivered, int, int]:
+        """Return what the members of the plan have for this one, and bytes sent and received.
+
+        Args:
+            plan: Who takes part.
+            gift: What this member has for them.
+            serial: What :meth:`begin` returned.
+            anew: As in :meth:`exchange`.
+
+        Raises:
+            PeerLost: a member's connection broke.
+            DeadlineExceeded: it took longer than `plan.timeout_s`.
+            PeerRefused: what somebody sent is of no use.
+        """
+        return self.meet(
+            Meeting.of(plan), lambda wires: swap_among(wires, gift), serial=serial, anew=anew
+        )
 
     def meet(
         self, meeting: Meeting, work: Callable[[Wires], T], *, serial: int, anew: bool = True

@@ -20,7 +20,10 @@ from atoll.clock import RealClock
 from atoll.codec.codec import Codec, Packet
 from atoll.errors import DeadlineExceeded
 from atoll.group.policy import GroupPolicy
+from atoll.group.servers import Asked
+from atoll.reducer.parcels import Parcel as Parcel
 from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
+from atoll.wire.serving import Ask
 
 T = TypeVar("T")
 
@@ -124,15 +127,6 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """One packet on its way to some members."""
-
-    to: tuple[str, ...]
-    """Who gets it, this member itself perhaps; names that are not in the plan are ignored."""
-    packet: Packet
-
-
-@dataclass(frozen=True, slots=True)
 class Swapped:
     """What a swap brought this member."""
 
@@ -142,9 +136,12 @@ class Swapped:
     weights: Mapping[str, float]
     """Weight of every contributor, in slot order; the same on every member."""
     sent_bytes: int
+    """Bytes of the parcels that were for others, with headers where they are known: on the relay
+    each once, on the direct route once for every receiver."""
     received_bytes: int
+    """Bytes that came from others, likewise."""
     digest: str
-    """BLAKE2b over what everybody gave: the same on every member."""
+    """BLAKE2b over what everybody gave to others: the same on every member."""
 
     @property
     def contributors(self) -> tuple[str, ...]:
@@ -347,6 +344,23 @@ class Group(Protocol):
         Raises:
             LeftBehind: the group committed another result than this member has.
             GroupLeft: this member leaves, and the verdict did not come in time.
+        """
+        ...
+
+    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+        """Ask one of the job's parameter servers; outside of rounds, one ask at a time for each.
+
+        The same ask again is answered the same and changes nothing more. The answer may take as
+        long as the server's clocks hold this member back.
+
+        Args:
+            ask: What to ask.
+            packet: What goes along.
+            server: Which one, from 0.
+
+        Raises:
+            PeerLost: (waiting) the server is gone, or never was there.
+            DeadlineExceeded: (waiting) nothing was heard of it for too long.
         """
         ...
 

@@ -20,7 +20,8 @@ from atoll.errors import (
     PeerLost,
     PeerRefused,
 )
-from atoll.group.alone import own_values
+from atoll.group.alone import own_packets, own_values
+from atoll.group.gathered import Gathering
 from atoll.group.group import (
     Decidable,
     Parcel,
@@ -33,8 +34,9 @@ from atoll.group.group import (
 )
 from atoll.group.policy import GroupPolicy
 from atoll.group.reach import own_address, probe
-from atoll.group.routes import Errand, Routes
+from atoll.group.routes import Errand, Routes, SwapErrand
 from atoll.group.talk import Talk
+from atoll.group.turns import Turn, Turns
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
     Account,
@@ -61,8 +63,6 @@ log = logging.getLogger(__name__)
 
 FINISH_SHARE = 0.6
 """Share of the time to leave in which a round that is under way may still end."""
-EXTRA_S = 5.0
-"""How much longer than the plan's time a reduce is waited for: its own error says more."""
 QUESTIONS = (Roster, RoundJoin, RoundVote, Recover, Standing)
 """What a member that has left asks no more."""
 
@@ -70,7 +70,8 @@ QUESTIONS = (Roster, RoundJoin, RoundVote, Recover, Standing)
 class HubGroup:
     """See :class:`atoll.group.group.Group`.
 
-    Used from one thread; reduces run on another, and any thread may call :meth:`leave`.
+    Used from one thread; exchanges run on others, one after the other, and any thread may call
+    :meth:`leave`.
     """
 
     def __init__(
@@ -100,11 +101,7 @@ class HubGroup:
         self.stopping = False
         self.leaving = False
         self.policy = GroupPolicy()
-        self.sent_bytes = 0
-        self.received_bytes = 0
         self.registered: Registered | None = None
-        self.seconds = {"join": 0.0, "reduce": 0.0, "commit": 0.0}
-        """Seconds of the last join, reduce and commit."""
         self._link, self._job = link, job
         self._talk = Talk(link, patience_s=patience_s)
         self._routes = Routes(
@@ -114,11 +111,11 @@ class HubGroup:
         self._reachable: list[str] = []
         self._asked_with: tuple[str, ...] | None = None
         self._plan: RoundPlan | None = None
-        self._codec: Codec | None = None
+        self._codecs: list[Codec] = []
+        """Those of the present plan's reduces, each once."""
         self._lock = threading.Lock()
         self._lost: set[tuple[int, str]] = set()
-        self._work: Work[Reduced] | None = None
-        self._work_ended = threading.Event()
+        self._turns = Turns(self._routes, me=member, is_lost=self._is_lost, trouble=self._tell)
         self._decided = threading.Event()
         """No attempt is open that this member takes part in."""
         self._decided.set()
@@ -126,6 +123,16 @@ class HubGroup:
         link.on_notice(self._on_notice)
 
     # ----------------------------------------------------------------- membership
+
+    @property
+    def sent_bytes(self) -> int:
+        """See :attr:`Group.sent_bytes`."""
+        return self._turns.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """See :attr:`Group.received_bytes`."""
+        return self._turns.received_bytes
 
     @property
     def upload_s(self) -> float | None:
@@ -174,10 +181,7 @@ class HubGroup:
         self._talk.end(left, RoundJoin, Roster)
         self._decided.wait(FINISH_SHARE * timeout_s)
         self._talk.end(left, *QUESTIONS)
-        with self._lock:
-            work = self._work
-        if work is not None:
-            work.fail(left)
+        self._turns.fail(left)
         if not again:
             try:
                 self._talk.ask(Leaving(reason=reason), Done, deadline=deadline)
@@ -199,7 +203,6 @@ class HubGroup:
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the plan of a round; see :meth:`Group.join`."""
-        began = RealClock().monotonic()
         request = RoundJoin(
             round=round_, base=base, reachable=self._look_around(), tokens=tokens, steps=steps,
             busy_s=busy_s, account=account, lease=lease,
@@ -207,7 +210,8 @@ class HubGroup:
         plan = self._talk.ask(request, RoundPlan, deadline=deadline)
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
-            self._plan, self._work = plan, None
+            self._plan = plan
+            self._turns.renew()
             if self.leaving:
                 raise GroupLeft("this member leaves its group", given=self.me)
             self._decided.clear()
@@ -217,60 +221,60 @@ class HubGroup:
                 "the plan of this round is without this member",
                 given=self.me, expected=", ".join(plan.members),
             )  # fmt: skip
-        self.seconds["join"] = RealClock().monotonic() - began
         return plan
 
     def reduce(
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
         """Begin the mean over the plan's members; see :meth:`Group.reduce`."""
-        plan = self._plan
-        if plan is None:
-            raise GroupError("reduce comes after join", given="no plan")
-        self._routes.upload_s = None
+        plan = self._joined()
         if plan.route == "alone":
             return Work.of(own_values(xs, me=self.me, weight=weight))
-        self._codec = codec
-        errand = Errand(plan, self._flat(xs), codec, weight, key, self._routes.begin())
-        like = [x.detach() for x in xs]
-        began = RealClock().monotonic()
-        work: Work[Reduced] = Work(deadline=began + plan.timeout_s + EXTRA_S)
-        ended = threading.Event()
-        with self._lock:
-            self._work, self._work_ended = work, ended
+        if not any(codec is known for known in self._codecs):
+            self._codecs.append(codec)
+        codec.begin(plan.round)
+        vector, like = self._flat(xs), [x.detach() for x in xs]
 
-        def body() -> None:
-            try:
-                reduced = self._exchange(errand, like)
-                self.seconds["reduce"] = RealClock().monotonic() - began
-                work.finish(reduced)
-            except BaseException as error:  # whatever it is belongs to the one who waits
-                work.fail(error)
-                self._tell(plan, error)
-            finally:
-                ended.set()
+        def mean(turn: Turn) -> Reduced:
+            out = self._routes.exchange(
+                Errand(plan, vector, codec, weight, key, turn.serial, turn.phase)
+            )
+            return Reduced(
+                tensors=unflatten(out.vector, like), contributors=out.contributors,
+                weight=out.weight, sent_bytes=out.sent_bytes, received_bytes=out.received_bytes,
+                digest=out.digest,
+            )  # fmt: skip
 
-        threading.Thread(target=body, name=f"reduce-{self.me}", daemon=True).start()
-        if any(self._is_lost(plan, member) for member in self._routes.needed(plan)):
-            work.fail(PeerLost("a member was lost before the exchange began"))
-        return work
+        def gathered(turn: Turn) -> Reduced:
+            by = Gathering(self.me, codec, "", plan.round, like)
+            parcels = by.parcels(vector, key=key, members=plan.members)
+            return by.reduced(self._routes.swap(SwapErrand(plan, parcels, weight, *turn)))
+
+        exchange = gathered if codec.gathers else mean
+        return self._turns.begin(plan, exchange, swaps=codec.gathers)
+
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Begin to give packets to members; see :meth:`Group.swap`."""
+        plan, given = self._joined(), list(parcels)
+        if plan.route == "alone":
+            return Work.of(own_packets(given, me=self.me, weight=weight))
+
+        def swap(turn: Turn) -> Swapped:
+            return self._routes.swap(SwapErrand(plan, given, weight, *turn))
+
+        return self._turns.begin(plan, swap, swaps=True)
+
+    def _joined(self) -> RoundPlan:
+        if self._plan is None:
+            raise GroupError("reduce, swap and commit come after join", given="no plan")
+        return self._plan
 
     def _flat(self, xs: Sequence[Tensor]) -> Tensor:
-        """Return the values in a vector that is used again, unless an earlier reduce has it."""
-        if not self._work_ended.is_set():
+        """Return the values in a vector that is used again, unless an earlier exchange has it."""
+        if not self._turns.idle:
             self._scratch = None
         self._scratch = flatten(xs, out=self._scratch)
         return self._scratch
-
-    def _exchange(self, errand: Errand, like: Sequence[Tensor]) -> Reduced:
-        """Move the tensors on the plan's route."""
-        out = self._routes.exchange(errand)
-        self.sent_bytes += out.sent_bytes
-        self.received_bytes += out.received_bytes
-        return Reduced(
-            tensors=unflatten(out.vector, like), contributors=out.contributors, weight=out.weight,
-            sent_bytes=out.sent_bytes, received_bytes=out.received_bytes, digest=out.digest,
-        )  # fmt: skip
 
     def _tell(self, plan: RoundPlan, error: BaseException) -> None:
         """Let people know when what others sent is of no use."""
@@ -278,10 +282,6 @@ class HubGroup:
             fields = {"member": self.me, "round": str(plan.round), "route": plan.route}
             with suppress(AtollError):
                 self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
-
-    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
-        """Begin to give packets to members; see :meth:`Group.swap`."""
-        raise NotImplementedError
 
     def commit(
         self,
@@ -293,10 +293,7 @@ class HubGroup:
         resting: Resting = nullcontext,
     ) -> Verdict:
         """Vote and wait for the verdict; see :meth:`Group.commit`."""
-        plan = self._plan
-        if plan is None:
-            raise GroupError("commit comes after join", given="no plan")
-        began = RealClock().monotonic()
+        plan = self._joined()
         ok = ok and reduced is not None
         vote = RoundVote(
             round=plan.round, epoch=plan.epoch, ok=ok, reason="" if ok else reason or "no result",
@@ -319,7 +316,6 @@ class HubGroup:
             )  # fmt: skip
         if committed:
             self.committed_round = verdict.round + 1
-        self.seconds["commit"] = RealClock().monotonic() - began
         return verdict
 
     def _settle(self, *, committed: bool, counted: bool) -> None:
@@ -327,8 +323,8 @@ class HubGroup:
 
         A contribution that was left out of the mean is still owed: its residual is rolled back too.
         """
-        codec, self._codec = self._codec, None
-        if codec is not None:
+        codecs, self._codecs = self._codecs, []
+        for codec in codecs:
             codec.settle(committed=counted)
         if not committed:
             self._routes.drop()
@@ -356,16 +352,15 @@ class HubGroup:
         if isinstance(notice, MemberLost) and notice.job == self._job:
             with self._lock:
                 self._lost.add((notice.epoch, notice.member))
-                work, plan = self._work, self._plan
-            if work is None or plan is None or plan.epoch != notice.epoch:
-                return
-            if notice.member in self._routes.needed(plan):
-                work.fail(PeerLost("the hub lost a member", given=notice.member))
+                plan = self._plan
+            if plan is not None and plan.epoch == notice.epoch:
+                lost = PeerLost("the hub lost a member", given=notice.member)
+                self._turns.fail(lost, needed=notice.member)
         elif isinstance(notice, Verdict) and not notice.committed:
             with self._lock:
-                work, plan = self._work, self._plan
-            if work is not None and plan is not None and plan.epoch == notice.epoch:
-                work.fail(EpochChanged("this attempt was aborted", given=notice.reason))
+                plan = self._plan
+            if plan is not None and plan.epoch == notice.epoch:
+                self._turns.fail(EpochChanged("this attempt was aborted", given=notice.reason))
 
     def close(self) -> None:
         """Drop connections to other members; the link stays its owner's.

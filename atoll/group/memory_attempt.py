@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from atoll.codec.table import make_codec
 from atoll.errors import AtollError
-from atoll.group.group import Parcel
 from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
+from atoll.reducer.parcels import Dealt, Gift
 from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
 
@@ -34,15 +34,6 @@ class Vote:
     contributors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gift:
-    """What one member gives in a swap."""
-
-    member: str
-    parcels: tuple[Parcel, ...]
-    weight: float
-
-
 @dataclass(slots=True)
 class Exchange:
     """One reduce or one swap of an attempt: what came in, and what came of it."""
@@ -51,19 +42,19 @@ class Exchange:
     gifts: dict[str, Gift] = field(default_factory=dict)
     refused: dict[str, AtollError] = field(default_factory=dict)
     mean: Mean | None = None
-    given: list[Gift] | None = None
-    """All gifts, in member order, once the last one is in."""
+    dealt: Dealt | None = None
+    """All gifts, once the last one is in."""
     error: AtollError | None = None
 
     @property
     def over(self) -> bool:
         """Whether there is a result."""
-        return self.mean is not None or self.given is not None or self.error is not None
+        return self.mean is not None or self.dealt is not None or self.error is not None
 
     def compute(self, order: list[str]) -> None:
         """Average, or hand out, what is there."""
         if self.gifts:
-            self.given = [self.gifts[name] for name in order if name in self.gifts]
+            self.dealt = Dealt.of([self.gifts[name] for name in order if name in self.gifts])
             return
         shares = [self.shares[name] for name in order if name in self.shares]
         self.refused = odd_ones(shares)

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from atoll.clock import RealClock
-from atoll.codec.codec import Codec
+from atoll.codec.codec import Codec, Packet
 from atoll.codec.table import make_codec
 from atoll.errors import GroupError, GroupLeft, LeftBehind
+from atoll.group.gathered import Gathering
 from atoll.group.group import (
     Decidable,
     Parcel,
@@ -21,11 +22,15 @@ from atoll.group.group import (
     flatten,
     unflatten,
 )
-from atoll.group.memory_attempt import Attempt, Gift, Vote
+from atoll.group.memory_attempt import Attempt, Vote
 from atoll.group.memory_table import MemoryTable
 from atoll.group.policy import GroupPolicy
+from atoll.group.servers import Asked
+from atoll.group.swapping import swapped
 from atoll.reducer.mean import Share, result_digest
+from atoll.reducer.parcels import Delivered, Gift
 from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Sources, Verdict
+from atoll.wire.serving import Ask
 
 FINISH_SHARE = 0.6
 """Share of the time to leave in which a round that is under way may still end."""
@@ -117,8 +122,17 @@ class MemoryGroup:
                 lambda: self._alone(attempt, number, from_me, shapes, weight),
                 name=f"reduce-{self.me}",
             )
-        self._codecs.append(codec)
+        if not any(codec is known for known in self._codecs):
+            self._codecs.append(codec)
         codec.begin(attempt.plan.round)
+        if codec.gathers:
+            plan = attempt.plan
+            by = Gathering(self.me, codec, "", plan.round, shapes)
+            given = by.parcels(flatten(xs), key=key, members=plan.members)
+            return Work.start(
+                lambda: by.reduced(self._swapped(attempt, number, given, weight)),
+                name=f"reduce-{self.me}",
+            )
         packet = codec.encode(flatten(xs), key=key)
         share = Share(self.me, packet, weight)
         return Work.start(
@@ -152,20 +166,21 @@ class MemoryGroup:
     def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
         """Begin to give packets to members; see :meth:`Group.swap`."""
         attempt, number = self._begin()
-        gift = Gift(self.me, tuple(parcels), weight)
-        return Work.start(lambda: self._swapped(attempt, number, gift), name=f"swap-{self.me}")
+        given = list(parcels)
+        return Work.start(
+            lambda: self._swapped(attempt, number, given, weight), name=f"swap-{self.me}"
+        )
 
-    def _swapped(self, attempt: Attempt, number: int, gift: Gift) -> Swapped:
-        given = self._table.give(attempt, number, gift)
-        mine = {g.member: [p.packet for p in g.parcels if self.me in p.to] for g in given}
-        mine = {member: packets for member, packets in mine.items() if packets}
-        sent = sum(len(parcel.packet.data) for parcel in gift.parcels)
-        received = sum(len(p.data) for member in mine for p in mine[member] if member != self.me)
-        self.sent_bytes += sent
+    def _swapped(
+        self, attempt: Attempt, number: int, parcels: Sequence[Parcel], weight: float
+    ) -> Swapped:
+        gift = Gift.of(self.me, parcels, weight=weight, members=attempt.plan.members)
+        dealt = self._table.give(attempt, number, gift)
+        found = Delivered(dealt.packets_for(self.me), dealt.weights, dealt.digest)
+        received = sum(len(p.data) for packets in found.packets.values() for p in packets)
+        self.sent_bytes += gift.nbytes
         self.received_bytes += received
-        parts = [p.packet.data for g in given for p in g.parcels]
-        weights = {g.member: g.weight for g in given}
-        return Swapped(mine, weights, sent, received, result_digest(parts, tuple(weights)))
+        return swapped(parcels, found, me=self.me, sent_bytes=gift.nbytes, received_bytes=received)
 
     def commit(
         self,
@@ -200,6 +215,18 @@ class MemoryGroup:
         if committed:
             self.committed_round = verdict.round + 1
         return verdict
+
+    def ask_server(
+        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
+    ) -> Work[Asked]:
+        """Ask a parameter server; see :meth:`Group.ask_server`."""
+        def asked() -> Asked:
+            found = self._table.servers.ask(self.me, server, ask, packet)
+            self.sent_bytes += found.sent_bytes
+            self.received_bytes += found.received_bytes
+            return found
+
+        return Work.start(asked, name=f"ask-{self.me}")
 
     def close(self) -> None:
         """Go away: the others wait for this member no more."""

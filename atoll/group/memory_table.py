@@ -22,9 +22,11 @@ from atoll.errors import (
     LeftBehind,
     PeerLost,
 )
-from atoll.group.memory_attempt import Attempt, Exchange, Gift, Join, Vote, why_aborted
+from atoll.group.memory_attempt import Attempt, Exchange, Join, Vote, why_aborted
 from atoll.group.memory_leases import Leases
+from atoll.group.servers import MemoryServers
 from atoll.reducer.mean import Mean, Share
+from atoll.reducer.parcels import Dealt, Gift
 from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Source, Sources, Verdict
 
 Standing = Literal["live", "recovering", "gone"]
@@ -67,6 +69,11 @@ class MemoryTable:
         """Who voted against the last attempt of this round."""
         self._epoch = 0
         self._start = self._committed = start_round
+        self.servers = MemoryServers(
+            changed=self._changed, order=self._order, ended=self._ended, timeout_s=timeout_s,
+            is_awaited=lambda member: self._standing.get(member) == "live",
+        )  # fmt: skip
+        """The parameter servers that members ask."""
         self._stopping = False
         self._paused = False
 
@@ -321,12 +328,12 @@ class MemoryTable:
             raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
         return exchange.mean
 
-    def give(self, attempt: Attempt, number: int, gift: Gift) -> list[Gift]:
+    def give(self, attempt: Attempt, number: int, gift: Gift) -> Dealt:
         """Hand in parcels and return everybody's when all that are left are in."""
         exchange = self._enter_exchange(attempt, number, gift.member, gift)
-        if exchange.given is None:
+        if exchange.dealt is None:
             raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
-        return exchange.given
+        return exchange.dealt
 
     def _enter_exchange(
         self, attempt: Attempt, number: int, member: str, item: Share | Gift

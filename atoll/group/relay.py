@@ -1,4 +1,6 @@
-"""The relay route, member's side: pieces to the reducer through the hub, the mean back.
+"""The relay route, member's side: pieces to the reducer through the hub, the result back.
+
+The result is a mean, or, in a swap, what the others had for this member.
 
 Frames that were in a broken socket are lost. After every reconnect, and whenever nothing came for
 a while, the member tells the reducer which pieces of the result it has and asks which pieces of
@@ -27,7 +29,7 @@ from atoll.errors import (
 from atoll.net.inbox import Inbox, Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.mean import is_weight
-from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, unpack_chunk
+from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import HEADER_BYTES, Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import MemberLost, RoundPlan, Undeliverable
@@ -41,6 +43,8 @@ SENDING_POLL_S = 0.25
 """How often a member that still sends looks whether it is done."""
 REDUCER = "reducer"
 """What `MemberLost` calls the reducer."""
+MAX_PARCELS_BYTES = 64 * 2**30
+"""Most bytes of parcels that a member takes in one swap."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class RelayedMean:
     """What came back from the reducer."""
 
     packet: Packet
+    """The encoded mean; in a swap parcels behind their table."""
     contributors: tuple[str, ...]
     weight: float
     sent_bytes: int
@@ -84,6 +89,8 @@ class RelayExchange:
         weight: float,
         deadline: float,
         contributors: Sequence[str] = (),
+        phase: int = 0,
+        policy: str = "",
         reducer_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to send `packet` to `plan.reducer`.
@@ -95,6 +102,8 @@ class RelayExchange:
             weight: Its weight.
             deadline: Monotonic time at which to give up.
             contributors: Whose values are in it, for a member that speaks for its site.
+            phase: Number of the exchange within the epoch.
+            policy: What the reducer is to do beyond averaging.
             reducer_lost: Whether the hub said so before this object listened.
         """
         self._link, self._plan, self._packet = link, plan, packet
@@ -104,7 +113,7 @@ class RelayExchange:
         self._head = ChunkHead(
             kind="contribute", epoch=plan.epoch, round=plan.round, index=0, count=self._count,
             total_bytes=len(self._data), codec=packet.codec, sizes=list(packet.sizes),
-            weight=weight, contributors=list(contributors),
+            weight=weight, contributors=list(contributors), phase=phase, policy=policy,
         )  # fmt: skip
         self._result: _Result | None = None
         self._under_way: list[Future[int]] = []
@@ -242,7 +251,7 @@ class RelayExchange:
 
     def _take(self, head: ChunkHead, piece: memoryview) -> bool:
         """Take one chunk of the reducer."""
-        if head.epoch != self._plan.epoch:
+        if (head.epoch, head.phase) != (self._plan.epoch, self._head.phase):
             return False
         if head.kind == "refused":
             raise _refusal(piece)
@@ -283,13 +292,17 @@ class RelayExchange:
     def _check(self, head: ChunkHead) -> None:
         """Refuse a result that cannot be the mean of this plan's contributions."""
         sent, plan = self._head, self._plan
-        if (head.codec, head.sizes, head.total_bytes) != (sent.codec, sent.sizes, sent.total_bytes):
+        swaps = sent.codec == PARCELS
+        total_bytes = min(head.total_bytes, MAX_PARCELS_BYTES) if swaps else sent.total_bytes
+        if (head.codec, head.sizes, head.total_bytes) != (sent.codec, sent.sizes, total_bytes):
             what, given = "does not fit what was sent", f"{head.codec}, {head.total_bytes} bytes"
-            expected = f"{sent.codec}, {sent.total_bytes} bytes for {len(sent.sizes)} tensors"
+            expected = f"{sent.codec}, {total_bytes} bytes for {len(sent.sizes)} tensors"
         elif head.round != plan.round:
             what, given, expected = "is of another round", str(head.round), str(plan.round)
         else:
-            check_result(plan, head.contributors, head.weight)
+            check_contributors(plan, head.contributors)
+            if not swaps:  # in which weights may all be 0
+                check_weight(head.weight, len(head.contributors))
             return
         raise PeerRefused(f"the result of a round {what}", given=given, expected=expected)
 
@@ -300,6 +313,16 @@ def check_result(plan: RoundPlan, contributors: Sequence[str], weight: float) ->
     Raises:
         PeerRefused: it names others than the plan's members, nobody, or no usable weight.
     """
+    check_contributors(plan, contributors)
+    check_weight(weight, len(contributors))
+
+
+def check_contributors(plan: RoundPlan, contributors: Sequence[str]) -> None:
+    """Refuse a result that names others than the plan's members, in their order.
+
+    Raises:
+        PeerRefused: it does, or names nobody.
+    """
     named = [member for member in plan.members if member in set(contributors)]
     if not named or named != list(contributors):
         raise PeerRefused(
@@ -307,7 +330,15 @@ def check_result(plan: RoundPlan, contributors: Sequence[str], weight: float) ->
             given=f"contributors {', '.join(contributors)}",
             expected=f"some of {', '.join(plan.members)}, in this order",
         )
-    if not (weight > 0 and is_weight(weight / len(named))):
+
+
+def check_weight(weight: float, contributors: int) -> None:
+    """Refuse a weight that no mean of so many can have.
+
+    Raises:
+        PeerRefused: it is not finite, not positive or too large.
+    """
+    if not (weight > 0 and is_weight(weight / contributors)):
         raise PeerRefused("the result of a round has no usable weight", given=weight)
 
 

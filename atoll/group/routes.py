@@ -13,9 +13,12 @@ from atoll.codec.codec import Codec, Packet
 from atoll.errors import GroupError, WireError
 from atoll.group.collectives import Exchanged
 from atoll.group.direct import DirectRoute
+from atoll.group.group import Parcel, Swapped
 from atoll.group.hierarchy import decoded, meet_by_sites, site_of
 from atoll.group.relay import REDUCER, RelayedMean, RelayExchange
+from atoll.group.swapping import delivered_by_relay, swapped, upload_of
 from atoll.net.sync_link import SyncLink
+from atoll.reducer.parcels import Gift
 from atoll.wire.messages import RoundPlan
 
 
@@ -30,7 +33,22 @@ class Errand:
     weight: float
     key: str
     serial: int
-    """What :meth:`Routes.begin` returned for it."""
+    """What :meth:`Routes.begin` returned for its plan."""
+    phase: int = 0
+    """Number of the exchange within the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapErrand:
+    """What one swap has to do."""
+
+    plan: RoundPlan
+    parcels: Sequence[Parcel]
+    weight: float
+    serial: int
+    """What :meth:`Routes.begin` returned for its plan."""
+    phase: int = 0
+    """Number of the exchange within the plan."""
 
 
 class Routes:
@@ -65,7 +83,7 @@ class Routes:
         return [self._direct.dial] if self._direct is not None else []
 
     def begin(self) -> int:
-        """Return the number of a new exchange; one that is still under way is given up."""
+        """Return the number of a new meeting; one that is still under way is given up."""
         return self._direct.begin() if self._direct is not None else 0
 
     def exchange(self, errand: Errand) -> Exchanged:
@@ -90,31 +108,62 @@ class Routes:
 
     def _by_dialling(self, errand: Errand) -> Exchanged:
         if self._direct is None:
-            raise GroupError("this member cannot be dialled", given="route relay", expected="auto")
+            raise _not_dialled()
         return self._direct.exchange(
             errand.plan, errand.vector, serial=errand.serial, codec=errand.codec,
-            weight=errand.weight, key=errand.key,
+            weight=errand.weight, key=errand.key, anew=errand.phase == 0,
         )  # fmt: skip
 
     def _by_relay(self, errand: Errand) -> Exchanged:
         plan, packet = errand.plan, errand.codec.encode(errand.vector, key=errand.key)
-        mean = self._upstairs(plan, packet, errand.weight, ())
+        mean = self._upstairs(plan, errand.phase, packet, errand.weight, ())
         elements = len(errand.vector)
         return decoded(mean, elements, sent=mean.sent_bytes, received=mean.received_bytes)
 
     def _by_sites(self, errand: Errand) -> Exchanged:
         return meet_by_sites(
             errand.plan, errand.vector, me=self._me, direct=self._direct,
-            upstairs=partial(self._upstairs, errand.plan), serial=errand.serial,
+            upstairs=partial(self._upstairs, errand.plan, errand.phase), serial=errand.serial,
             codec=errand.codec, weight=errand.weight, key=errand.key,
         )  # fmt: skip
 
+    def swap(self, errand: SwapErrand) -> Swapped:
+        """Return what the plan's members have for this one; blocks until it is there.
+
+        On the hierarchical route everybody goes through the reducer: what two members have for each
+        other is nobody else's business.
+
+        Raises:
+            PeerLost: a member or the reducer was lost.
+            EpochChanged: the reducer does not know this epoch.
+            DeadlineExceeded: it took longer than the plan allows.
+            PeerRefused: what came is of no use.
+        """
+        plan, me = errand.plan, self._me
+        gift = Gift.of(me, errand.parcels, weight=errand.weight, members=plan.members)
+        if plan.route == "direct":
+            if self._direct is None:
+                raise _not_dialled()
+            found, sent, received = self._direct.swap(
+                plan, gift, serial=errand.serial, anew=errand.phase == 0
+            )
+        else:
+            answer = self._upstairs(plan, errand.phase, upload_of(gift), errand.weight, ())
+            found = delivered_by_relay(answer, me=me, members=plan.members)
+            sent, received = answer.sent_bytes, answer.received_bytes
+        return swapped(errand.parcels, found, me=me, sent_bytes=sent, received_bytes=received)
+
     def _upstairs(
-        self, plan: RoundPlan, packet: Packet, weight: float, contributors: Sequence[str]
+        self,
+        plan: RoundPlan,
+        phase: int,
+        packet: Packet,
+        weight: float,
+        contributors: Sequence[str],
     ) -> RelayedMean:
-        """Send a packet to the reducer and return the mean."""
+        """Send a packet to the reducer and return the mean, or what the others had."""
         exchange = RelayExchange(
-            self._link, plan, packet, weight=weight, contributors=contributors,
+            self._link, plan, packet, weight=weight, contributors=contributors, phase=phase,
             deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
         )  # fmt: skip
@@ -122,10 +171,10 @@ class Routes:
         self.upload_s = exchange.upload_s
         return mean
 
-    def needed(self, plan: RoundPlan) -> Sequence[str]:
-        """Return the members without whom this member's part in a plan cannot end."""
+    def needed(self, plan: RoundPlan, *, swaps: bool) -> Sequence[str]:
+        """Return the members without whom this member's part in an exchange cannot end."""
         if plan.route == "hierarchical":
-            return (*site_of(plan, self._me)[0], REDUCER)
+            return (REDUCER,) if swaps else (*site_of(plan, self._me)[0], REDUCER)
         return plan.members if plan.route == "direct" else ()
 
     def drop(self) -> None:
@@ -137,3 +186,7 @@ class Routes:
         """Drop connections to other members. A process that lost a peer ends with `os._exit`."""
         if self._direct is not None:
             self._direct.close()
+
+
+def _not_dialled() -> GroupError:
+    return GroupError("this member cannot be dialled", given="route relay", expected="auto")

@@ -13,7 +13,7 @@ from atoll.codec.codec import Packet
 from atoll.codec.table import make_codec
 from atoll.errors import WireError
 from atoll.reducer.mean import Share, bad_weight, is_weight
-from atoll.wire.chunks import ChunkHead, count_pieces
+from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces
 from atoll.wire.limits import CHUNK_BYTES
 
 MAX_CONTRIBUTION_BYTES = 16 * 2**30
@@ -39,6 +39,8 @@ class Contribution:
     total_bytes: int
     contributors: tuple[str, ...]
     """Whose values are in it."""
+    policy: str
+    """What is to be done with the contributions beyond averaging them."""
     data: bytearray
     have: set[int] = field(default_factory=set)
 
@@ -55,11 +57,11 @@ class Contribution:
         """
         facts = (
             head.codec, tuple(head.sizes), head.weight, head.total_bytes, head.count,
-            tuple(head.contributors) or self.contributors,
+            tuple(head.contributors) or self.contributors, head.policy,
         )  # fmt: skip
         own = (
             self.codec, self.sizes, self.weight, self.total_bytes, count_pieces(self.total_bytes),
-            self.contributors,
+            self.contributors, self.policy,
         )  # fmt: skip
         if facts != own:
             raise WireError(
@@ -120,7 +122,9 @@ class Assembly:
         """Return the empty contribution that a first piece announces."""
         if any(size < 0 for size in head.sizes):
             raise WireError("a tensor has a negative size", given=str(head.sizes))
-        expected = self._size_of(head.codec, sum(head.sizes))
+        expected = max(0, head.total_bytes)
+        if head.codec != PARCELS or head.sizes:
+            expected = self._size_of(head.codec, sum(head.sizes))
         if head.total_bytes != expected or head.count != count_pieces(expected):
             raise WireError(
                 f"the contribution of {member} has the wrong size",
@@ -136,7 +140,7 @@ class Assembly:
             raise bad_weight(Share(member, Packet(b"", head.codec, ()), head.weight))
         return Contribution(
             codec=head.codec, sizes=tuple(head.sizes), weight=head.weight,
-            total_bytes=expected, contributors=self._names(member, head),
+            total_bytes=expected, contributors=self._names(member, head), policy=head.policy,
             data=bytearray(expected),
         )  # fmt: skip
 

@@ -1,5 +1,8 @@
 """The reducer of one job: collects contributions, averages them, streams the mean to everybody.
 
+In a swap it is a switch: it collects what members give and streams to each what is addressed to it.
+A round may take several such exchanges, its phases.
+
 One thread takes in what the hub delivers and never waits for a member; sums are computed on a
 second one; results go out through the link's own loop, one stream per member, so that a slow
 member delays nobody else.
@@ -10,9 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -22,9 +24,12 @@ from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError,
 from atoll.ids import session_id
 from atoll.net.inbox import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES, Assembly
-from atoll.reducer.mean import Mean, mean_of, odd_ones
-from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, unpack_chunk
+from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
+from atoll.reducer.mean import Share, mean_of, odd_ones
+from atoll.reducer.outcomes import Outcome, in_slot_order
+from atoll.reducer.parcels import Dealt, Gift, opened_gift
+from atoll.reducer.phases import Epoch, Phase
+from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Event, MemberLost, RoundPlan, Verdict
@@ -37,21 +42,6 @@ AWAY_S = 60.0
 _POLL_S = 0.5
 _CLOSED_KEPT = 64
 """Epochs that are remembered after their verdict: late pieces of them are no surprise."""
-
-
-@dataclass(slots=True)
-class _Epoch:
-    """One plan and what became of it."""
-
-    plan: RoundPlan
-    assembly: Assembly
-    deadline: float
-    lost: set[str] = field(default_factory=set)
-    refused: dict[str, AtollError] = field(default_factory=dict)
-    computing: bool = False
-    mean: Mean | None = None
-    error: AtollError | None = None
-    streams: dict[str, Future[int]] = field(default_factory=dict)
 
 
 class Reducer:
@@ -78,7 +68,7 @@ class Reducer:
         self._link, self._job = link, job
         self._max_bytes, self._away_s = max_bytes, away_s
         self._clock = clock if clock is not None else RealClock()
-        self._epochs: dict[int, _Epoch] = {}
+        self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
         self._told: dict[str, int] = {}
         """Member -> the last epoch in which it was told that nobody waits for its pieces."""
@@ -116,7 +106,8 @@ class Reducer:
     def held_bytes(self) -> int:
         """Bytes of contributions held now."""
         with self._lock:
-            return sum(epoch.assembly.nbytes for epoch in self._epochs.values())
+            phases = [phase for epoch in self._epochs.values() for phase in epoch.phases.values()]
+            return sum(phase.assembly.nbytes for phase in phases)
 
     # ---------------------------------------------------------------------- intake
 
@@ -144,52 +135,65 @@ class Reducer:
             return
         # The hub has one open plan at a time: whatever is older was decided.
         self._forget(lambda number: number < plan.epoch)
-        epoch = _Epoch(
-            plan=plan,
-            assembly=_assembly(plan, self._max_bytes),
-            deadline=self._clock.monotonic() + plan.timeout_s,
-        )
+        deadline = self._clock.monotonic() + plan.timeout_s
         with self._lock:
-            self._epochs[plan.epoch] = epoch
+            self._epochs[plan.epoch] = Epoch(plan, deadline)
 
     def _forget(self, which: Callable[[int], bool]) -> None:
         with self._lock:
             for number in [number for number in self._epochs if which(number)]:
                 self._closed.append(number)
-                for stream in self._epochs.pop(number).streams.values():
-                    stream.cancel()
+                for phase in self._epochs.pop(number).phases.values():
+                    phase.forget()
 
     def _lose(self, notice: MemberLost) -> None:
         epoch = self._epochs.get(notice.epoch)
         if epoch is None or notice.job != self._job:
             return
         epoch.lost.add(notice.member)
-        epoch.assembly.drop(notice.member)
-        self._compute_if_complete(epoch)
+        for phase in list(epoch.phases.values()):
+            phase.assembly.drop(notice.member)
+            self._compute_if_complete(epoch, phase)
 
     def _take(self, member: str, head: ChunkHead, piece: memoryview) -> None:
         """Take one chunk of a member."""
         epoch = self._epochs.get(head.epoch)
-        if epoch is None or member not in epoch.assembly.members:
+        if epoch is not None and head.phase < epoch.gone:
+            return  # everybody has its result
+        phase = self._phase(epoch, member, head) if epoch is not None else None
+        if epoch is None or phase is None or member not in phase.assembly.members:
             self._refuse_stranger(member, head)
         elif head.kind == "resume":
-            self._resume(epoch, member, head)
-        elif head.kind == "contribute" and not epoch.computing and member not in epoch.refused:
-            self._contribute(epoch, member, head, piece)
+            self._resume(epoch, phase, member, head)
+        elif head.kind == "contribute" and not phase.computing and member not in phase.refused:
+            self._contribute(epoch, phase, member, head, piece)
 
-    def _contribute(self, epoch: _Epoch, member: str, head: ChunkHead, piece: memoryview) -> None:
+    def _phase(self, epoch: Epoch, member: str, head: ChunkHead) -> Phase | None:
+        """Return the exchange that a chunk belongs to; None if that cannot be under way."""
+        if member not in epoch.plan.members or not epoch.may_begin(head.phase):
+            return None
+        with self._lock:
+            if head.phase not in epoch.phases:
+                epoch.open(head.phase, swaps=head.codec == PARCELS, max_bytes=self._max_bytes)
+                epoch.deadline = self._clock.monotonic() + epoch.plan.timeout_s
+            epoch.reach(member, head.phase)
+            return epoch.phases[head.phase]
+
+    def _contribute(
+        self, epoch: Epoch, phase: Phase, member: str, head: ChunkHead, piece: memoryview
+    ) -> None:
         try:
             if head.round != epoch.plan.round:
                 raise WireError(
                     f"the contribution of {member} belongs to another round",
                     given=f"round {head.round}", expected=f"round {epoch.plan.round}",
                 )  # fmt: skip
-            complete = epoch.assembly.add(member, head, piece)
+            complete = phase.assembly.add(member, head, piece)
         except AtollError as error:
-            self._refuse(epoch, member, error)
+            self._refuse(epoch, phase, member, error)
             complete = True
         if complete:
-            self._compute_if_complete(epoch)
+            self._compute_if_complete(epoch, phase)
 
     def _refuse_stranger(self, member: str, head: ChunkHead) -> None:
         """Tell a member, once per epoch, that nobody waits for its pieces."""
@@ -201,7 +205,7 @@ class Reducer:
             "the reducer does not expect this contribution",
             given=f"{member} in epoch {head.epoch}", expected=f"open epochs: {known}",
         )  # fmt: skip
-        self._send_refusal(member, head.epoch, head.round, error)
+        self._send_refusal(member, head.epoch, head.round, error, phase=head.phase)
         if head.epoch not in self._closed:
             self._tell("contribution-refused", member, error)
 
@@ -213,12 +217,12 @@ class Reducer:
             self._garbled[member] = newest
             self._tell("contribution-refused", member, error)
 
-    def _refuse(self, epoch: _Epoch, member: str, error: AtollError) -> None:
+    def _refuse(self, epoch: Epoch, phase: Phase, member: str, error: AtollError) -> None:
         """Wait for a member no more, tell it why, and tell the hub for people to see."""
         log.warning("refused %s in epoch %s: %s", member, epoch.plan.epoch, error)
-        epoch.refused[member] = error
-        epoch.assembly.refuse(member)
-        self._send_refusal(member, epoch.plan.epoch, epoch.plan.round, error)
+        phase.refused[member] = error
+        phase.assembly.refuse(member)
+        self._send_refusal(member, epoch.plan.epoch, epoch.plan.round, error, phase=phase.number)
         self._tell("contribution-refused", member, error)
 
     def _tell(self, kind: str, member: str, error: AtollError) -> None:
@@ -226,121 +230,141 @@ class Reducer:
 
     # ------------------------------------------------------------------------ sums
 
-    def _compute_if_complete(self, epoch: _Epoch) -> None:
+    def _compute_if_complete(self, epoch: Epoch, phase: Phase) -> None:
         """Start the sum when no live member's contribution is missing."""
-        if epoch.computing or epoch.assembly.missing or not epoch.assembly.shares():
+        if phase.computing or phase.assembly.missing or not phase.assembly.shares():
             return
-        epoch.computing = True
-        self._workers.submit(self._compute, epoch)
+        phase.computing = True
+        self._workers.submit(self._compute, epoch, phase)
 
-    def _compute(self, epoch: _Epoch) -> None:
-        """Average, then stream the result; runs on the summing thread."""
+    def _compute(self, epoch: Epoch, phase: Phase) -> None:
+        """Average, or sort what was given, then stream the result; runs on the summing thread."""
         try:
-            shares = epoch.assembly.shares()
-            for member, error in odd_ones(shares).items():
-                self._refuse(epoch, member, error)
-            shares = [share for share in shares if share.member not in epoch.refused]
-            if not shares:
-                raise GroupError("there is nothing to average", given="all were refused")
-            epoch.mean = _in_slot_order(
-                mean_of(shares, codec=make_codec(shares[0].packet.codec)), epoch.plan
-            )
-            for member, error in epoch.mean.left_out.items():
-                log.warning("left %s out of epoch %s: %s", member, epoch.plan.epoch, error)
-                self._tell("contribution-left-out", member, error)
+            phase.outcome = self._outcome(epoch, phase)
         except AtollError as error:
-            epoch.error = error
+            phase.error = error
         except Exception as error:  # members must hear of it, whatever it is
             log.exception("the sum of epoch %s failed", epoch.plan.epoch)
-            epoch.error = WireError("the reducer failed", given=repr(error))
-        for member in epoch.assembly.members:
-            if member not in epoch.lost and member not in epoch.refused:
-                self._deliver(epoch, member, have=())
+            phase.error = WireError("the reducer failed", given=repr(error))
+        for member in phase.assembly.members:
+            if member not in epoch.lost and member not in phase.refused:
+                self._deliver(epoch, phase, member, have=())
 
-    def _deliver(self, epoch: _Epoch, member: str, *, have: Iterable[int]) -> None:
+    def _outcome(self, epoch: Epoch, phase: Phase) -> Outcome:
+        """Return what an exchange comes to.
+
+        Raises:
+            GroupError: nothing that came is of use.
+        """
+        plan, shares = epoch.plan, phase.assembly.shares()
+        for member, error in odd_ones(shares).items():
+            self._refuse(epoch, phase, member, error)
+        shares = [share for share in shares if share.member not in phase.refused]
+        if not shares:
+            raise GroupError("there is nothing to average", given="all were refused")
+        if shares[0].packet.codec == PARCELS:
+            return Outcome(plan, phase.number, self._dealt(epoch, phase, shares))
+        mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+        for member, error in mean.left_out.items():
+            log.warning("left %s out of epoch %s: %s", member, plan.epoch, error)
+            self._tell("contribution-left-out", member, error)
+        return Outcome(plan, phase.number, in_slot_order(mean, plan))
+
+    def _dealt(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> Dealt:
+        """Return what everybody gave; whose parcels are malformed is refused."""
+        gifts: list[Gift] = []
+        for share in shares:
+            try:
+                gift = opened_gift(
+                    share.member, share.packet.data, weight=share.weight,
+                    members=epoch.plan.members,
+                )  # fmt: skip
+                gifts.append(gift)
+            except WireError as error:
+                self._refuse(epoch, phase, share.member, error)
+        return Dealt.of(gifts)
+
+    def _deliver(self, epoch: Epoch, phase: Phase, member: str, *, have: Iterable[int]) -> None:
         """Send a member the pieces of the result that it lacks, or why there is none."""
         plan = epoch.plan
-        if epoch.error is not None:
-            self._send_refusal(member, plan.epoch, plan.round, epoch.error)
+        if phase.error is not None:
+            self._send_refusal(member, plan.epoch, plan.round, phase.error, phase=phase.number)
             return
-        mean = epoch.mean
-        if mean is None:
+        outcome = phase.outcome
+        if outcome is None:
             return
-        stream = epoch.streams.get(member)
+        stream = phase.streams.get(member)
         if stream is not None and not stream.done():
             return  # it asks again if something is still missing after this stream
         with self._lock:
             if self._epochs.get(plan.epoch) is not epoch:
                 return
-            epoch.streams[member] = self._link.relay_later(
-                session_id(self._job, member), result_parts(plan, mean, skip=set(have)),
+            phase.streams[member] = self._link.relay_later(
+                session_id(self._job, member), outcome.parts(member, skip=set(have)),
                 deadline=epoch.deadline,
             )  # fmt: skip
 
     # -------------------------------------------------------------------- messages
 
-    def _resume(self, epoch: _Epoch, member: str, head: ChunkHead) -> None:
+    def _resume(self, epoch: Epoch, phase: Phase, member: str, head: ChunkHead) -> None:
         """A member says what it has: send what it lacks, and answer if it asks."""
-        if member in epoch.refused:
-            self._send_refusal(member, head.epoch, head.round, epoch.refused[member])
+        if member in phase.refused:
+            self._send_refusal(
+                member, head.epoch, head.round, phase.refused[member], phase=phase.number
+            )
             return
-        self._deliver(epoch, member, have=head.have)
+        self._deliver(epoch, phase, member, have=head.have)
         if head.count:
-            self._send_resume(epoch, member, total_bytes=head.total_bytes, ask=False)
+            self._send_resume(epoch, phase, member, total_bytes=head.total_bytes, ask=False)
 
-    def _send_resume(self, epoch: _Epoch, member: str, *, total_bytes: int, ask: bool) -> None:
-        have = epoch.assembly.have(member)
-        if epoch.computing:  # nothing more is wanted, whatever was or was not received
-            have = list(range(count_pieces(epoch.assembly.largest_bytes)))
+    def _send_resume(
+        self, epoch: Epoch, phase: Phase, member: str, *, total_bytes: int, ask: bool
+    ) -> None:
+        have = phase.assembly.have(member)
+        if phase.computing:  # nothing more is wanted, whatever was or was not received
+            have = list(range(count_pieces(phase.assembly.largest_bytes)))
+        self._send_have(epoch, phase.number, member, have, total_bytes=total_bytes, ask=ask)
+
+    def _send_have(
+        self,
+        epoch: Epoch,
+        number: int,
+        member: str,
+        have: list[int],
+        *,
+        total_bytes: int,
+        ask: bool,
+    ) -> None:
         head = ChunkHead(
             kind="resume", epoch=epoch.plan.epoch, round=epoch.plan.round, index=len(have),
             count=int(ask), total_bytes=total_bytes, codec="", sizes=[], weight=0.0, have=have,
+            phase=number,
         )  # fmt: skip
         self._send(member, pack_chunk(head), deadline=epoch.deadline)
 
     def _ask_everybody(self) -> None:
         """After a reconnect: frames in flight were lost in both directions."""
         for epoch in list(self._epochs.values()):
-            for member in epoch.assembly.members:
-                if member in epoch.lost or member in epoch.refused:
-                    continue
-                # Once the sum runs only the member's answer matters: it brings the result again.
-                self._send_resume(epoch, member, total_bytes=0, ask=True)
+            for phase in list(epoch.phases.values()):
+                for member in phase.assembly.members:
+                    if member in epoch.lost or member in phase.refused:
+                        continue
+                    # Once the sum runs only the member's answer matters: it brings the result.
+                    self._send_resume(epoch, phase, member, total_bytes=0, ask=True)
+            coming = max(epoch.phases, default=-1) + 1
+            if epoch.may_begin(coming):  # its first pieces may be among what was lost
+                for member in set(epoch.plan.members) - epoch.lost:
+                    self._send_have(epoch, coming, member, [], total_bytes=0, ask=True)
 
-    def _send_refusal(self, member: str, epoch: int, round_: int, error: AtollError) -> None:
+    def _send_refusal(
+        self, member: str, epoch: int, round_: int, error: AtollError, *, phase: int
+    ) -> None:
         piece = msgspec.msgpack.encode(error.to_dict())[:CHUNK_BYTES]
         head = ChunkHead(
             kind="refused", epoch=epoch, round=round_, index=0, count=1,
-            total_bytes=len(piece), codec="", sizes=[], weight=0.0,
+            total_bytes=len(piece), codec="", sizes=[], weight=0.0, phase=phase,
         )  # fmt: skip
         self._send(member, pack_chunk(head, piece), deadline=self._clock.monotonic() + 30.0)
 
     def _send(self, member: str, parts: tuple[Buffer, Buffer], *, deadline: float) -> None:
         self._link.relay_later(session_id(self._job, member), iter([parts]), deadline=deadline)
-
-
-def _assembly(plan: RoundPlan, max_bytes: int) -> Assembly:
-    """Return what waits for the contributions to a plan: of all members, or of one per site."""
-    sites = {site[0]: tuple(site) for site in plan.sites if site and plan.route == "hierarchical"}
-    return Assembly(list(sites) or plan.members, sites=sites, max_bytes=max_bytes)
-
-
-def _in_slot_order(mean: Mean, plan: RoundPlan) -> Mean:
-    """Return a mean whose contributors are in the order of the plan, whoever spoke for them."""
-    named = set(mean.contributors)
-    return replace(mean, contributors=tuple(m for m in plan.members if m in named))
-
-
-def result_parts(plan: RoundPlan, mean: Mean, *, skip: set[int]) -> Iterator[tuple[Buffer, Buffer]]:
-    """Yield the pieces of a result as parts of relay frames, without those in `skip`."""
-    data = memoryview(mean.packet.data)
-    count = count_pieces(len(data))
-    head = ChunkHead(
-        kind="result", epoch=plan.epoch, round=plan.round, index=0, count=count,
-        total_bytes=len(data), codec=mean.packet.codec, sizes=list(mean.packet.sizes),
-        weight=mean.weight, contributors=list(mean.contributors),
-    )  # fmt: skip
-    for index in range(count):
-        if index not in skip:
-            piece = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-            yield pack_chunk(msgspec.structs.replace(head, index=index), piece)

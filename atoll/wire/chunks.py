@@ -22,6 +22,9 @@ _LENGTH = struct.Struct("!H")
 MAX_HEAD_BYTES = 65_535
 """Longest encoded head: its length is two bytes."""
 
+PARCELS = "parcels"
+"""What stands for the codec in packets of a swap: parcels behind a table of theirs, no vector."""
+
 
 class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     """Which piece of which packet the bytes behind it are."""
@@ -46,6 +49,10 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     """In a result: whose contributions are in it, in slot order."""
     have: list[int] = []
     """In a `resume`: indices of the result pieces that arrived."""
+    phase: int = 0
+    """Number of the exchange within the epoch: a round may take several, one after the other."""
+    policy: str = ""
+    """What the reducer does beyond averaging; the same from every member."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -48,6 +48,7 @@ class SimulatedDirect:
         codec: Codec,
         weight: float,
         key: str,
+        **_: Any,
     ) -> Exchanged:
         scheduler = self.world.scheduler
         deadline = scheduler.now + plan.timeout_s

@@ -20,9 +20,12 @@ import atoll.group.hub
 import atoll.group.relay
 import atoll.group.routes
 import atoll.group.talk
+import atoll.group.turns
 import atoll.hub.app
 import atoll.hub.session
 import atoll.reducer.assembly
+import atoll.reducer.outcomes
+import atoll.reducer.parcels
 import atoll.reducer.server
 import atoll.wire.chunks
 from tests.faults.simulation.checkpoints import SimulatedCheckpoints
@@ -61,6 +64,7 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         (atoll.group.group, "Future", lambda: SimulatedFuture(fibers)),
         (atoll.group.hub, "threading", threading),
         (atoll.group.talk, "threading", threading),
+        (atoll.group.turns, "threading", threading),
         (atoll.group.hub, "own_address", lambda url: "10.0.0.1"),
         (atoll.group.hub, "probe", reachable),
         (atoll.group.routes, "DirectRoute", lambda **k: SimulatedDirect(world, **k)),
@@ -74,7 +78,8 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         *(
             (module, "CHUNK_BYTES", PIECE_BYTES)
             for module in (
-                atoll.wire.chunks, atoll.reducer.assembly, atoll.reducer.server, atoll.group.relay,
+                atoll.wire.chunks, atoll.reducer.assembly, atoll.reducer.server,
+                atoll.reducer.outcomes, atoll.reducer.parcels, atoll.group.relay,
             )
         ),
     ]  # fmt: skip
