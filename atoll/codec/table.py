@@ -1,36 +1,189 @@
 """The table of codecs, and how their specs are read.
 
-    spec     = name | name ":" number | "feedback" "(" spec ")"
+    spec  = item { "|" item }
+    item  = name { ":" argument } | name "(" spec { "," spec } ")"
 
-e.g. `fp32`, `bf16`, `int8`, `int8:128`, `feedback(int8:128)`. A new codec is one file and one row.
+e.g. `fp32`, `int8:128`, `topk:0.01`, `topk:0.01|int8`, `feedback(randomk:0.1|topk:0.2|int4)`. What
+stands before a `|` chooses numbers of a vector, what follows says how these are written. A new
+codec is one file and one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from atoll.codec.blockwise import BlockwiseInt8
 from atoll.codec.cast import Cast
 from atoll.codec.codec import Codec
+from atoll.codec.exponents import E3M0, BlockwiseFp8
 from atoll.codec.feedback import Feedback
+from atoll.codec.integers import BlockwiseInt2, BlockwiseInt4
+from atoll.codec.qsgd import QSGD
+from atoll.codec.randomk import RandomK
+from atoll.codec.selecting import Selecting
+from atoll.codec.sign import Sign
+from atoll.codec.topk import TopK
 from atoll.errors import ConfigError, unknown
 
-PLAIN: Mapping[str, Callable[[], Codec]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What stands after a codec's name, and the whole spec for messages."""
+
+    name: str
+    values: tuple[str, ...]
+    spec: str
+    example: str
+
+    def at_most(self, count: int) -> None:
+        """Check the number of arguments.
+
+        Raises:
+            ConfigError: there are more.
+        """
+        if len(self.values) > count:
+            wanted = f"takes no more than {count} numbers" if count else "takes no number"
+            raise ConfigError(
+                f"codec {self.name} {wanted}", given=repr(self.spec), expected=self.example
+            )
+
+    def whole(self, default: int) -> int:
+        """Return the first argument as a whole number."""
+        if not self.values:
+            return default
+        text = self.values[0]
+        if not (text.isascii() and text.isdigit()):
+            raise self.wrong()
+        return int(text)
+
+    def share(self) -> float:
+        """Return the first argument as a decimal number."""
+        try:
+            return float(self.values[0])
+        except (ValueError, IndexError):
+            raise self.wrong() from None
+
+    def wrong(self) -> ConfigError:
+        """Return the error for an argument that cannot be read."""
+        return ConfigError(
+            f"the number of codec {self.name} is wrong",
+            given=repr(self.spec), expected=f"e.g. {self.example}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A codec of the table."""
+
+    build: Callable[[Arguments], Codec]
+    example: str
+    about: str
+    """One line for people."""
+    select: Callable[[Arguments, Codec], Codec] | None = None
+    """Builds it in front of another codec, where it chooses numbers."""
+
+
+def _sized(kind: Callable[[int], Codec], default: int) -> Callable[[Arguments], Codec]:
+    """Return what builds a codec of one whole number."""
+
+    def build(given: Arguments) -> Codec:
+        given.at_most(1)
+        return kind(given.whole(default))
+
+    return build
+
+
+def _cast(given: Arguments) -> Codec:
+    given.at_most(0)
+    return Cast(given.name)
+
+
+def _topk(given: Arguments, values: Codec) -> Codec:
+    given.at_most(1)
+    return TopK(given.share(), values)
+
+
+def _randomk(given: Arguments, values: Codec) -> Codec:
+    given.at_most(2)
+    if given.values[1:] not in ((), ("plain",)):
+        raise given.wrong()
+    return RandomK(given.share(), values, scaled=len(given.values) < 2)
+
+
+def _before_fp32(select: Callable[[Arguments, Codec], Codec]) -> Callable[[Arguments], Codec]:
+    """Return what builds a choosing codec that stands alone."""
+    return lambda given: select(given, Cast("fp32"))
+
+
+def _selecting(select: Callable[[Arguments, Codec], Codec], example: str, about: str) -> Row:
+    return Row(_before_fp32(select), example, about, select)
+
+
+CODECS: Mapping[str, Row] = MappingProxyType(
     {
-        "fp32": lambda: Cast("fp32"),
-        "fp16": lambda: Cast("fp16"),
-        "bf16": lambda: Cast("bf16"),
-        "int8": BlockwiseInt8,
+        "fp32": Row(_cast, "fp32", "as it is"),
+        "fp16": Row(_cast, "fp16", "half precision, up to 65504"),
+        "bf16": Row(_cast, "bf16", "half the bytes, the range of fp32"),
+        "fp8": Row(_sized(BlockwiseFp8, 256), "fp8:256", "e4m3, a scale per block"),
+        "int8": Row(_sized(BlockwiseInt8, 256), "int8:256", "whole numbers, a scale per block"),
+        "int4": Row(_sized(BlockwiseInt4, 256), "int4:256", "15 levels, a scale per block"),
+        "e3m0": Row(_sized(E3M0, 256), "e3m0:256", "powers of two in 4 bits, a scale per block"),
+        "int2": Row(_sized(BlockwiseInt2, 256), "int2:256", "-1, 0 or 1, a scale per block"),
+        "sign": Row(_sized(Sign, 256), "sign:256", "one bit, a scale per block"),
+        "qsgd": Row(_sized(QSGD, 127), "qsgd:127", "random rounding, unbiased"),
+        "topk": _selecting(_topk, "topk:0.01", "the largest numbers only"),
+        "randomk": _selecting(_randomk, "randomk:0.1", "numbers at random shared positions"),
     }
 )
-"""Name -> codec without a number."""
+"""Name -> codec."""
 
-SIZED: Mapping[str, Callable[[int], Codec]] = MappingProxyType({"int8": BlockwiseInt8})
-"""Name -> codec of the number after the colon."""
 
-WRAPPERS: Mapping[str, Callable[[Codec], Codec]] = MappingProxyType({"feedback": Feedback})
-"""Name -> codec around another codec."""
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A codec around others."""
+
+    build: Callable[[Sequence[Codec], str], Codec]
+    """From the codecs in the brackets, and the whole spec for messages."""
+    example: str
+    about: str
+
+
+def _feedback(inner: Sequence[Codec], spec: str) -> Codec:
+    return Feedback(_fed(inner, spec, "feedback"))
+
+
+def _fed(inner: Sequence[Codec], spec: str, name: str) -> Codec:
+    """Return the one codec whose loss is to be made up for later.
+
+    Raises:
+        ConfigError: there is not one, it is wrapped itself, or it loses nothing on average.
+    """
+    if len(inner) != 1 or inner[0].base is not inner[0]:
+        raise ConfigError(
+            f"{name} cannot wrap several codecs" if len(inner) != 1
+            else f"{name} cannot wrap a codec that is wrapped already",
+            given=repr(spec), expected=f"one plain codec, e.g. {name}(int8)",
+        )  # fmt: skip
+    codec = inner[0]
+    if isinstance(codec, QSGD):
+        raise ConfigError(
+            f"{name} around a codec that is unbiased does harm: its noise averages out by itself, "
+            "and feeding it back adds it up",
+            given=repr(spec), expected=f"{codec.spec} alone, or {name}(int8)",
+        )  # fmt: skip
+    return codec.plain() if isinstance(codec, RandomK) else codec
+
+
+WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
+    {
+        "feedback": Wrapper(
+            _feedback, "feedback(int8)", "what was lost in a round goes along in the next"
+        ),
+    }
+)
+"""Name -> codec around others."""
 
 
 def make_codec(spec: str) -> Codec:
@@ -38,47 +191,13 @@ def make_codec(spec: str) -> Codec:
 
     Raises:
         ConfigError: a name is unknown (the nearest known one is named), a number is missing or
-            out of range, or a wrapper wraps nothing or a wrapper.
+            out of range, or codecs are put together that do not fit each other.
     """
-    text = spec.strip()
-    name, bracket, rest = text.partition("(")
-    name = name.strip()
-    if bracket:
-        if name not in WRAPPERS:
-            raise unknown("codec around another", name, WRAPPERS)
-        if not rest.endswith(")"):
-            raise ConfigError(
-                "a codec's bracket is not closed", given=repr(spec), expected=f"{text})"
-            )
-        inner = make_codec(rest[:-1])
-        if inner.base is not inner:
-            raise ConfigError(
-                f"{name} cannot wrap a codec that is wrapped already",
-                given=repr(spec),
-                expected=repr(inner.spec),
-            )
-        return WRAPPERS[name](inner)
-    return _plain_codec(text, spec)
-
-
-def _plain_codec(text: str, spec: str) -> Codec:
-    """Return the codec of `name` or `name:number`; `spec` is shown in messages."""
-    name, colon, number = (part.strip() for part in text.partition(":"))
-    if name in WRAPPERS:
-        raise ConfigError(
-            f"{name} wraps another codec", given=repr(spec), expected=f"e.g. {name}(int8)"
-        )
-    if name not in PLAIN:
-        raise unknown("codec", name, [*PLAIN, *WRAPPERS])
-    if not colon:
-        return PLAIN[name]()
-    if name not in SIZED:
-        raise ConfigError(f"codec {name} takes no number", given=repr(spec), expected=name)
-    if not (number.isascii() and number.isdigit()):
-        raise ConfigError(
-            f"the number of codec {name} is wrong", given=repr(spec), expected=f"e.g. {name}:256"
-        )
-    return SIZED[name](int(number))
+    items = _split(spec, "|", spec)
+    codec = _item(items[-1], spec)
+    for text in reversed(items[:-1]):
+        codec = _before(text, codec, spec)
+    return codec
 
 
 def base_spec(spec: str) -> str:
@@ -88,3 +207,84 @@ def base_spec(spec: str) -> str:
         ConfigError: as `make_codec`.
     """
     return make_codec(spec).base.spec
+
+
+def _split(text: str, mark: str, spec: str) -> list[str]:
+    """Return the parts of a text between marks that lie in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            raise ConfigError("a codec's bracket was never opened", given=repr(spec))
+        if letter == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise ConfigError(
+            "a codec's bracket is not closed", given=repr(spec), expected=f"{spec.strip()})"
+        )
+    return [part.strip() for part in parts]
+
+
+def _item(text: str, spec: str) -> Codec:
+    """Return the codec of one item."""
+    name, bracket, rest = text.partition("(")
+    name = name.strip()
+    if not bracket:
+        row, given = _row(text, spec)
+        return row.build(given)
+    if name not in WRAPPERS:
+        raise unknown("codec around another", name, WRAPPERS)
+    if not rest.endswith(")"):
+        raise ConfigError(
+            "something follows a codec's bracket", given=repr(spec), expected=WRAPPERS[name].example
+        )
+    inner = [make_codec(part) for part in _split(rest[:-1], ",", spec)]
+    return WRAPPERS[name].build(inner, spec)
+
+
+def _row(text: str, spec: str) -> tuple[Row, Arguments]:
+    """Return the row and the arguments of `name:argument:...`."""
+    name, *values = (part.strip() for part in text.split(":"))
+    if name in WRAPPERS:
+        raise ConfigError(
+            f"{name} wraps another codec",
+            given=repr(spec), expected=f"e.g. {WRAPPERS[name].example}",
+        )  # fmt: skip
+    if name not in CODECS:
+        raise unknown("codec", name, [*CODECS, *WRAPPERS])
+    row = CODECS[name]
+    return row, Arguments(name, tuple(values), spec, row.example)
+
+
+def _before(text: str, values: Codec, spec: str) -> Codec:
+    """Return the codec that chooses numbers for `values` to encode.
+
+    Raises:
+        ConfigError: it chooses nothing, or what follows cannot take what it chose.
+    """
+    if "(" in text:
+        raise ConfigError(
+            "a codec that wraps another cannot stand before `|`",
+            given=repr(spec), expected="the whole inside, e.g. feedback(topk:0.1|int8)",
+        )  # fmt: skip
+    row, given = _row(text, spec)
+    selecting = [name for name, other in CODECS.items() if other.select]
+    if row.select is None:
+        raise ConfigError(
+            f"codec {given.name} leaves nothing for another to encode",
+            given=repr(spec), expected=f"one of {', '.join(selecting)} before `|`",
+            remedy=f"topk:0.1|{given.name}" if given.name != "fp32" else "topk:0.1",
+        )  # fmt: skip
+    if values.base is not values:
+        raise ConfigError(
+            "a codec with a memory cannot follow `|`: the numbers chosen are others every time",
+            given=repr(spec), expected="the wrapper around the whole, e.g. feedback(topk:0.1|int8)",
+        )  # fmt: skip
+    if isinstance(values, Selecting) and not (given.name == "randomk" and values.gathers):
+        raise ConfigError(
+            "only randomk leaves a choice to what follows it",
+            given=repr(spec), expected="e.g. randomk:0.1|topk:0.2|int4",
+        )  # fmt: skip
+    return row.select(given, values)
