@@ -29,13 +29,16 @@ def check_names(spec: JobSpec) -> int:
     The number is 0 where it cannot be known: without torch, or for a program of somebody's own.
 
     Raises:
-        ConfigError: a strategy, an option, a codec or a model is unknown; the nearest is named.
+        ConfigError: a strategy, an option, a codec or a model is unknown, or they cannot work
+            together; the nearest that works is named.
     """
     if spec.kind != "trainer":
         return 0
+    from atoll.strategies.fitting import check
     from atoll.strategies.table import build_outer, resolve
 
-    resolved = resolve(spec.strategy)
+    resolved, job = resolve(spec.strategy), spec.job
+    check(resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route)
     if not torch_version():
         return 0
     import torch

@@ -11,6 +11,7 @@ from atoll.codec.codec import Codec
 from atoll.config import JobSpec
 from atoll.data import Dataset, Shards, load_dataset
 from atoll.models import GPT, build_model
+from atoll.strategies.fitting import check
 from atoll.strategies.strategy import Outer
 from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
@@ -65,7 +66,8 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
         ConfigError: the job names something that does not exist.
         DataError: the text is missing or too small.
     """
-    resolved = resolve(spec.strategy, steps=spec.train.steps)
+    resolved, job = resolve(spec.strategy, steps=spec.train.steps), spec.job
+    check(resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route)
     if spec.job.threads:
         torch.set_num_threads(spec.job.threads)
     data, seed = spec.data, spec.job.seed

@@ -1,0 +1,275 @@
+"""Refuses what cannot work together, before a machine is asked for it. No torch.
+
+Every rule looks at names and numbers only and says three things: what does not fit, why, and the
+nearest thing that works. Numbers that are out of range by themselves are refused where options are
+built; what `aggregate`, `collective` and `admission` may say together, by :class:`GroupPolicy`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from atoll.errors import ConfigError, PeerLost
+from atoll.group.policy import ADD_ON_THE_WAY, GroupPolicy
+from atoll.strategies.option_list import defaults_of
+from atoll.strategies.table import OUTERS, Resolved
+
+GATHERING = frozenset({"topk", "dct", "lowrank"})
+"""Codecs whose packets do not add up: members get each other's."""
+PAIRED = frozenset({"gossip", "pairwise", "noloco"})
+"""Outer strategies in which members give models to each other, and nobody makes a mean of all."""
+SERVED = frozenset({"asynchronous", "server"})
+"""Outer strategies in which a server takes what comes, one by one."""
+OWN_WIRE = frozenset({"demo", "cocktail", "onebit_adam"})
+"""Outer strategies that compress by themselves; a codec on top would spoil their residuals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is about to be started, as names and numbers."""
+
+    outer: str
+    codec: str
+    options: Mapping[str, Any]
+    """All options of the outer strategy, defaults included."""
+    nodes: int
+    min_nodes: int
+    route: str
+    policy: GroupPolicy
+
+    @property
+    def codecs(self) -> frozenset[str]:
+        """Names in the codec's spec, wrappers and parts alike."""
+        return frozenset(re.findall(r"[a-z][a-z0-9]*", self.codec))
+
+    @property
+    def fewest(self) -> int:
+        """Members with whom rounds must be possible."""
+        return self.min_nodes or self.nodes
+
+
+def check(
+    resolved: Resolved,
+    *,
+    nodes: int,
+    min_nodes: int = 0,
+    route: str = "auto",
+    policy: GroupPolicy | None = None,
+) -> None:
+    """Refuse a strategy, a codec and a group that cannot work together.
+
+    Args:
+        resolved: The strategy.
+        nodes: Members that are to train together.
+        min_nodes: Fewest with whom it is to go on; 0: all are needed to start.
+        route: `auto`, `direct` or `relay`.
+        policy: What the group does with the members' values.
+
+    Raises:
+        ConfigError: they cannot; the message has the reason and the nearest thing that works.
+    """
+    defaults = defaults_of(resolved.outer) if resolved.outer in OUTERS else {}
+    plan = Plan(
+        outer=resolved.outer, codec=resolved.codec, options={**defaults, **resolved.options},
+        nodes=nodes, min_nodes=min_nodes, route=route, policy=policy or GroupPolicy(),
+    )  # fmt: skip
+    for rule in RULES:
+        rule(plan)
+
+
+def named(options: object, codec: str) -> Resolved:
+    """Return what options of an outer strategy and a codec are called in a job file.
+
+    Options of a strategy that is not in the table keep their own values and go by no name.
+    """
+    kind = f"{type(options).__module__}:{type(options).__name__}"
+    outer = next((name for name, path in OUTERS.items() if path == kind), "")
+    values = dataclasses.asdict(cast(Any, options))
+    return Resolved(inner="local", outer=outer, codec=codec, options=values)
+
+
+# ------------------------------------------------------------------------ codecs and collectives
+
+
+def sparse_needs_gathering(plan: Plan) -> None:
+    """A sum of sparse vectors is not sparse, so it cannot travel as one of them."""
+    sparse = sorted(plan.codecs & GATHERING)
+    collective = plan.policy.collective
+    if sparse and collective in ADD_ON_THE_WAY:
+        raise ConfigError(
+            f"codec {sparse[0]} does not add up on the way, which collective {collective} has to",
+            given=f"codec = {plan.codec!r}, collective = {collective!r}",
+            expected="a codec whose packets add up, or a collective that gathers",
+            remedy='collective = "auto", or codec = "feedback(randomk:0.01)"',
+        )
+
+
+def own_compression(plan: Plan) -> None:
+    """Methods that compress by themselves know what they lost; a codec below would lose more."""
+    if plan.outer in OWN_WIRE and plan.codec != "fp32":
+        raise ConfigError(
+            f"{plan.outer} compresses by itself",
+            given=f"codec = {plan.codec!r}",
+            expected='codec = "fp32": its own packets as they are',
+            remedy="its own options say how much is sent; see atoll methods " + plan.outer,
+        )
+
+
+def collective_needs_links(plan: Plan) -> None:
+    """Collectives are for members that can dial each other."""
+    if plan.policy.collective != "auto" and plan.route == "relay":
+        raise ConfigError(
+            "collectives are for members that dial each other; over the relay the reducer adds up",
+            given=f'collective = {plan.policy.collective!r} with route = "relay"',
+            expected='route = "auto" or "direct"',
+            remedy='leave collective away, or set route = "auto" in [job]',
+        )
+
+
+# ------------------------------------------------------------------------------- policies
+
+
+def robust_needs_a_reducer(plan: Plan) -> None:
+    """On the direct route every member adds up a part; one that lies could not be seen."""
+    if plan.policy.robust and plan.route == "direct":
+        raise ConfigError(
+            "a robust rule needs one place that sees all contributions",
+            given=f"aggregate = {plan.policy.aggregate!r}, admission = "
+            f'{plan.policy.admission!r} with route = "direct"',
+            expected='route = "relay" or "auto"',
+            remedy='set route = "relay" in [job]',
+        )
+
+
+def robust_needs_members(plan: Plan) -> None:
+    """Rules against F wrong members mean nothing below a number of members."""
+    sizes = {"nodes": plan.nodes, "min_nodes": plan.min_nodes or plan.nodes}
+    for name, members in sizes.items():
+        try:
+            plan.policy.check_members(members)
+        except PeerLost as error:
+            remedy, _, _ = (error.remedy or "").partition(";")
+            raise ConfigError(
+                f"too few members for the aggregate {plan.policy.aggregate}",
+                given=f"{name} = {members}", expected=error.expected, remedy=remedy,
+            ) from error  # fmt: skip
+
+
+def aggregate_needs_a_mean(plan: Plan) -> None:
+    """Where nobody makes one vector of all, there is nothing for a rule to do."""
+    policy = plan.policy
+    without = plan.outer in PAIRED | SERVED | {"alone"}
+    if without and (policy.aggregate != "mean" or policy.admission != "finite"):
+        raise ConfigError(
+            f"{plan.outer} makes no mean of all members that a rule could replace",
+            given=f"aggregate = {policy.aggregate!r}, admission = {policy.admission!r}",
+            expected='aggregate = "mean" and admission = "finite"',
+            remedy='a method with common rounds, e.g. preset = "diloco"',
+        )
+    if without and policy.collective != "auto":
+        raise ConfigError(
+            f"{plan.outer} makes no mean of all members that a collective could carry",
+            given=f"collective = {policy.collective!r}", expected='collective = "auto"',
+            remedy='for per-step training over collectives: preset = "ddp"',
+        )  # fmt: skip
+
+
+def sums_are_for_gradients(plan: Plan) -> None:
+    """The sum of members' moves is as many times too long as there are members."""
+    if plan.policy.aggregate == "sum" and plan.outer != "every_step":
+        raise ConfigError(
+            "a sum of what members learned overshoots by their number",
+            given=f'aggregate = "sum" with outer = {plan.outer!r}',
+            expected='aggregate = "mean"',
+            remedy='only gradients may be summed: preset = "ddp" with reduction = "sum"',
+        )
+
+
+# --------------------------------------------------------------------------------- options
+
+
+def streaming_delay(plan: Plan) -> None:
+    """A fragment's round must end before the next fragment's begins."""
+    if plan.outer != "streaming":
+        return
+    every, fragments, delay = (plan.options[name] for name in ("every", "fragments", "delay"))
+    if every < fragments:
+        raise ConfigError(
+            "there are more fragments than steps between their rounds",
+            given=f"every = {every}, fragments = {fragments}",
+            expected="at most one fragment a step",
+            remedy=f"fragments = {every}, or every = {fragments}",
+        )
+    if delay >= every / fragments:
+        raise ConfigError(
+            "a fragment's round would still be under way when the next one's begins",
+            given=f"delay = {delay}, every / fragments = {every} / {fragments}",
+            expected="delay below every / fragments",
+            remedy=f"delay = {max(0, -(-every // fragments) - 1)}, or every = "
+            f"{(delay + 1) * fragments}",
+        )
+
+
+def nesterov_needs_momentum(plan: Plan) -> None:
+    """Nesterov's look ahead is the momentum's; without momentum there is nothing to look at."""
+    name, momentum = plan.options.get("outer_optimizer"), plan.options.get("outer_momentum")
+    if name in ("nesterov", "momentum") and momentum == 0:
+        raise ConfigError(
+            f"{name} without momentum is plain SGD",
+            given=f"outer_optimizer = {name!r}, outer_momentum = 0",
+            expected="outer_momentum above 0",
+            remedy='outer_optimizer = "sgd", or outer_momentum = 0.9',
+        )
+
+
+def graph_needs_members(plan: Plan) -> None:
+    """Graphs have shapes: a torus is a grid, a ring has two neighbours."""
+    if plan.outer != "gossip":
+        return
+    graph, nodes = str(plan.options["graph"]), plan.nodes
+    if graph == "torus" and nodes > 1 and not is_grid(nodes):
+        above = next(n for n in range(nodes, 2 * nodes + 9) if is_grid(n))
+        raise ConfigError(
+            "so many members make no torus",
+            given=f"nodes = {nodes}",
+            expected="a grid of at least 2 x 2 members, e.g. 4, 6, 8, 9 or 12",
+            remedy=f'nodes = {above}, or graph = "exponential"',
+        )
+
+
+def is_grid(members: int) -> bool:
+    """Return whether members can stand in rows and columns of two or more each."""
+    return any(members % rows == 0 for rows in range(2, math.isqrt(members) + 1))
+
+
+def backups_leave_somebody(plan: Plan) -> None:
+    """Backup workers are members whose gradients are not waited for."""
+    backups = plan.options.get("backups", 0)
+    if plan.outer == "server" and backups and backups >= plan.fewest:
+        raise ConfigError(
+            "nobody would be waited for",
+            given=f"backups = {backups} with {plan.fewest} members",
+            expected="backups below the number of members",
+            remedy=f"backups = {max(0, plan.fewest - 1)}",
+        )
+
+
+RULES: tuple[Callable[[Plan], None], ...] = (
+    sparse_needs_gathering,
+    own_compression,
+    collective_needs_links,
+    robust_needs_a_reducer,
+    robust_needs_members,
+    aggregate_needs_a_mean,
+    sums_are_for_gradients,
+    streaming_delay,
+    nesterov_needs_momentum,
+    graph_needs_members,
+    backups_leave_somebody,
+)
+"""Every rule; each refuses, or says nothing."""
