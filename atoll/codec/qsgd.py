@@ -70,7 +70,7 @@ class QSGD(Blocks):
         return torch.where(finite, norm / self.steps, torch.nan)
 
     def noise(self, x: Tensor, *, key: str) -> np.random.Generator:
-        """Return what draws for this vector, from the sum of all its bits, the round and the key."""
+        """Return what draws for this vector: its seed is the round, the key and all the bits."""
         total = int(x.numpy().view(np.int32).sum(dtype=np.int64))
         return np.random.Generator(np.random.SFC64(mixed(self._round, key, total)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.codec.codec import Codec
 from atoll.group.agree import Agreed, Transacted, transact
-from atoll.group.group import Decidable, Group, Reduced, Resting, Work
+from atoll.group.group import Decidable, Group, Reduced, Resting, Work, flatten, unflatten
 from atoll.task import Task
 from atoll.wire.messages import Account, Lease, RoundPlan
 
@@ -63,7 +63,8 @@ class Meeting:
         mean = mean_exchange(
             self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
         )
-        return self.hold_with(task, mean, base=base, norm=norm)
+        agreed = self.hold_with(task, mean, base=base, norm=norm)
+        return integrated(agreed, codec=codec, key=key)
 
     def hold_with(
         self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
@@ -151,6 +152,19 @@ class Meeting:
     def restart(self) -> None:
         """Measure the period from now on: this member took the state over from others."""
         self._ended, self._phases = self._clock.monotonic(), {}
+
+
+def integrated(agreed: Agreed, *, codec: Codec, key: str) -> Agreed:
+    """Return a committed mean as what it stands for; see :meth:`Codec.integrate`."""
+    reduced = agreed.reduced
+    vector = reduced.tensors[0].view(-1) if len(reduced.tensors) == 1 else flatten(reduced.tensors)
+    mean = codec.integrate(
+        vector, key=key, contributors=reduced.contributors, weight=reduced.weight,
+        alone=agreed.plan.route == "alone",
+    )  # fmt: skip
+    if mean is vector:
+        return agreed
+    return replace(agreed, reduced=replace(reduced, tensors=unflatten(mean, reduced.tensors)))
 
 
 def mean_exchange(
