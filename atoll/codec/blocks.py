@@ -31,7 +31,7 @@ from torch import Tensor
 from atoll.codec.cast import STRIP
 from atoll.codec.codec import Packet, Stateless, check_packet, check_vector, output
 from atoll.codec.packing import Bytes, Floats, look_up_table, pack, packed_bytes, unpack
-from atoll.codec.scales import read_scales, scales_bytes, write_scales
+from atoll.codec.scales import HEAD_BYTES, SCALE_BYTES, read_scales, scales_bytes, write_scales
 from atoll.errors import ConfigError
 
 DEFAULT_BLOCK = 256
@@ -131,6 +131,22 @@ class Blocks(Stateless, ABC):
         """Return the exact length of a packet."""
         blocks = -(-elements // self.block)
         return scales_bytes(blocks) + packed_bytes(elements, self.bits)
+
+    @property
+    def grain(self) -> int:
+        """Elements that a cut must be a multiple of, but for the end."""
+        return self.block
+
+    def cut(self, packet: Packet, start: int, stop: int) -> Packet:
+        """Return the packet of the elements from `start` to `stop`; its bytes are copied."""
+        edge = scales_bytes(-(-check_packet(packet, self) // self.block))
+        if start >= stop:
+            return Packet(b"", self.spec, (0,))
+        data, first, last = memoryview(packet.data), start // self.block, -(-stop // self.block)
+        scales = data[HEAD_BYTES + SCALE_BYTES * first : HEAD_BYTES + SCALE_BYTES * last]
+        begin, end = edge + start * self.bits // 8, edge + packed_bytes(stop, self.bits)
+        part = b"".join([data[:HEAD_BYTES], scales, data[begin:end]])
+        return Packet(part, self.spec, (stop - start,))
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the packet of a vector, shape (n,)."""

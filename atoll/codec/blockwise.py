@@ -74,6 +74,19 @@ class BlockwiseInt8(Stateless):
         """Return the exact length of a packet."""
         return 4 * self._num_blocks(elements) + elements
 
+    @property
+    def grain(self) -> int:
+        """Elements that a cut must be a multiple of, but for the end."""
+        return self.block
+
+    def cut(self, packet: Packet, start: int, stop: int) -> Packet:
+        """Return the packet of the elements from `start` to `stop`; its bytes are copied."""
+        edge = 4 * self._num_blocks(check_packet(packet, self))
+        first, last = start // self.block, self._num_blocks(stop)
+        data = memoryview(packet.data)
+        part = b"".join([data[4 * first : 4 * last], data[edge + start : edge + stop]])
+        return Packet(part, self.spec, (stop - start,))
+
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the packet of a vector, shape (n,)."""
         x = check_vector(x, role="the input")

@@ -51,6 +51,17 @@ class Cast(Stateless):
         """Return the exact length of a packet."""
         return elements * self._width
 
+    @property
+    def grain(self) -> int:
+        """Elements that a cut must be a multiple of."""
+        return 1
+
+    def cut(self, packet: Packet, start: int, stop: int) -> Packet:
+        """Return the packet of the elements from `start` to `stop`, without a copy."""
+        check_packet(packet, self)
+        part = memoryview(packet.data)[start * self._width : stop * self._width]
+        return Packet(part, self.spec, (stop - start,))
+
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the packet of a vector, shape (n,)."""
         x = check_vector(x, role="the input")
