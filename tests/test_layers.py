@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queues": {*LEAVES, "wire", "net"},
     "train": {*LEAVES, *TRAINING, "config", "wire", "net", "queues"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
+    "integrations": {"errors", "run"},
     "node": EVERYTHING_BELOW_NODE,
     "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "lab"},
 }

@@ -1,0 +1,94 @@
+"""For Lightning's Trainer: a callback beside a wrapped optimizer.
+
+with atoll.join() as run:
+    class Module(LightningModule):
+        def configure_optimizers(self):
+            return run.wrap(self, torch.optim.AdamW(self.parameters(), 1e-3), outer="diloco")
+
+    Trainer(max_steps=1000, callbacks=[AtollCallback(run)]).fit(Module(), loader)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from atoll.errors import ConfigError
+from atoll.run import Run
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ConfigError(
+        "lightning is not installed", remedy="pip install 'atoll[lightning]'"
+    ) from error
+
+
+class AtollCallback(Callback):
+    """Lets a Trainer validate and save the agreed parameters, end with the job, and tell about it.
+
+    Between two rounds a member is ahead of what all have agreed on. While the Trainer validates,
+    and in its checkpoints, the model is the agreed one.
+    """
+
+    def __init__(self, run: Run, *, tokens: Callable[[Any], int] | None = None) -> None:
+        """Serve a Trainer whose module returns `run.wrap(...)` from `configure_optimizers`.
+
+        Args:
+            run: This process's part in the job.
+            tokens: Returns how many tokens, or samples, a batch has; members weigh by them. None:
+                they weigh by their steps.
+        """
+        self._run, self._count = run, tokens
+        self._agreed = ExitStack()
+        self._inside = False
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Tell the tokens of the batch."""
+        if self._count is not None:
+            self._run.log(tokens=self._count(batch))
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Tell the loss; end with the job."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor):
+            self._run.log(loss=loss)
+        if self._run.stopping:
+            trainer.should_stop = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the agreed parameters."""
+        if not self._inside:
+            self._agreed.enter_context(self._run.evaluating())
+            self._inside = True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go back to the own parameters."""
+        self._agreed.close()
+        self._inside = False
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the agreed parameters, not the own ones."""
+        if self._inside:
+            return
+        with self._run.evaluating():
+            state = trainer.strategy.lightning_module_state_dict()
+            checkpoint["state_dict"] = {name: value.clone() for name, value in state.items()}
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Agree on the last steps, so that all members end with one model."""
+        self._run.finish()
