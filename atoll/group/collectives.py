@@ -1,78 +1,56 @@
 """What members of one process group do together: weighted means, and one member's bytes for all.
 
-fp32 is one all-reduce of the weighted values. Any other codec goes in two steps: every member
-sends each other member its encoded chunk (all-to-all), sums its own chunk in fp32 in member order
-and encodes the mean; then all gather the encoded means. Either way every member ends up with the
-same bytes.
+By itself (`auto`) fp32 is one all-reduce of the weighted values. Any other codec, and every rule
+that has to see the members' values apart, goes in two steps: every member sends each other member
+its encoded chunk (all-to-all), combines its own chunk in member order and encodes the result; then
+all gather the encoded results. Other collectives go by name, see
+:mod:`atoll.group.collectives_adding` and :mod:`atoll.group.collectives_star`. In any case every
+member ends up with the same bytes.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.clock import RealClock
 from atoll.codec.codec import Codec, Packet
-from atoll.errors import DeadlineExceeded, GroupError, PeerRefused
+from atoll.errors import GroupError, PeerRefused
+from atoll.group.collectives_adding import SUMS
+from atoll.group.collectives_star import star
 from atoll.group.partition import partition
-from atoll.reducer.mean import Share, is_finite, is_weight, mean_of, result_digest
+from atoll.group.policy import GroupPolicy
+from atoll.group.wires import Exchanged as Exchanged
+from atoll.group.wires import Moved
+from atoll.group.wires import Wires as Wires
+from atoll.reducer.combine import combine
+from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
 from atoll.wire.frames import Buffer
 
 _HEAD = struct.Struct("!d")
 """What travels before every chunk: the sender's weight; NaN when its values are not usable."""
 
+PLAIN = GroupPolicy()
+
 ALIGNMENT = 1024
 """Elements that chunks are multiples of when a codec does not say its block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """What came out of one exchange, equal on every member."""
-
-    vector: Tensor
-    contributors: tuple[str, ...]
-    weight: float
-    """Sum of the weights; 0: there was nothing to average, and the vector is zero."""
-    digest: str
-    sent_bytes: int
-    received_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wires:
-    """A process group and this attempt's bounds."""
-
-    group: Any
-    members: tuple[str, ...]
-    rank: int
-    deadline: float
-
-    def run(self, start: Callable[[], Any]) -> None:
-        """Run one collective to its end, at most until the deadline.
-
-        Raises:
-            DeadlineExceeded: the deadline had passed before.
-            RuntimeError: Gloo's own error; a connection broke, or time was up.
-        """
-        left_s = self.deadline - RealClock().monotonic()
-        if left_s <= 0:
-            raise DeadlineExceeded("no time is left for the members' exchange")
-        left = timedelta(seconds=left_s)
-        self.group._set_default_timeout(left)
-        start().wait(left)
-
-
 def weighted_mean(
-    wires: Wires, vector: Tensor, *, codec: Codec, weight: float, key: str
+    wires: Wires,
+    vector: Tensor,
+    *,
+    codec: Codec,
+    weight: float,
+    key: str,
+    policy: GroupPolicy = PLAIN,
 ) -> Exchanged:
-    """Return the mean of all members' values; see the module's first lines.
+    """Return what all members' values come to, by default their mean; see the first lines.
 
     Values that are not finite are left out. If no weight is left the result has weight 0.
 
@@ -82,14 +60,22 @@ def weighted_mean(
         codec: How values are encoded on the wire.
         weight: Weight of the own values.
         key: Names the codec's residual state.
+        policy: What to do with the values, and which way they go.
 
     Raises:
         PeerRefused: what somebody sent is of no use to the others.
+        PeerLost: the aggregate needs more members.
+        ConfigError: the collective cannot carry the codec.
     """
+    policy.check_codec(codec.spec)
     usable = is_weight(weight) and _survives(vector, codec.base)
-    if codec.base.spec == "fp32" and codec.base is codec:
-        return _all_reduce(wires, vector, weight=weight, usable=usable)
-    return _all_to_all(wires, vector, codec=codec, weight=weight, usable=usable, key=key)
+    share = Share(wires.members[wires.rank], Packet(b"", "", ()), weight, policy=policy.spec(key))
+    if policy.collective == "star":
+        packet = codec.encode(vector, key=key) if usable else codec.base.encode(vector, key=key)
+        return star(wires, replace(share, packet=packet), codec=codec.base, usable=usable)
+    if codec.base.spec == "fp32" and codec.base is codec and not policy.robust:
+        return _all_reduce(wires, vector, weight=weight, usable=usable, policy=policy)
+    return _all_to_all(wires, vector, share, codec=codec, usable=usable, key=key)
 
 
 def hand_out(wires: Wires, data: Buffer | None, *, nbytes: int) -> memoryview:
@@ -150,8 +136,8 @@ def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...
     return contributors, math.fsum(weight for weight in weights if not math.isnan(weight))
 
 
-def _nothing(size: int, contributors: tuple[str, ...], moved: int) -> Exchanged:
-    return Exchanged(torch.zeros(size), contributors, 0.0, "", moved, moved)
+def _nothing(size: int, contributors: tuple[str, ...], moved: Moved) -> Exchanged:
+    return Exchanged(torch.zeros(size), contributors, 0.0, "", moved.sent, moved.received)
 
 
 def _refused(contributors: Sequence[str]) -> PeerRefused:
@@ -162,11 +148,13 @@ def _refused(contributors: Sequence[str]) -> PeerRefused:
     )
 
 
-def _all_reduce(wires: Wires, vector: Tensor, *, weight: float, usable: bool) -> Exchanged:
+def _all_reduce(
+    wires: Wires, vector: Tensor, *, weight: float, usable: bool, policy: GroupPolicy
+) -> Exchanged:
     """One fp32 all-reduce; each member's weight and usability travel in elements of their own.
 
-    Gloo adds the members of each segment in ring order on one of them and hands the sum round, so
-    all hold the same bits, though not always those of a sum in member order.
+    By itself Gloo adds the members of each segment in ring order on one of them and hands the sum
+    round, so all hold the same bits, though not always those of a sum in member order.
     """
     n, size = len(wires.members), vector.numel()
     wire = torch.zeros(size + 2 * n)
@@ -174,24 +162,40 @@ def _all_reduce(wires: Wires, vector: Tensor, *, weight: float, usable: bool) ->
         torch.mul(vector, weight, out=wire[:size])
         wire[size + 2 * wires.rank] = weight
         wire[size + 2 * wires.rank + 1] = 1.0
-    wires.run(lambda: wires.group.allreduce([wire]))
+    moved = _summed(wires, wire, policy.collective)
     table = wire[size:].view(n, 2).tolist()
     weights = [weight if present else math.nan for weight, present in table]
     contributors, total = _split(weights, wires.members)
-    moved = round(2 * (n - 1) / n * wire.numel() * wire.element_size())
     if not total > 0:
         return _nothing(size, contributors, moved)
     mean = wire[:size].div_(total)
+    if policy.rule.name == "sum":
+        mean.mul_(sum(weight > 0 for weight in weights))
     if not is_finite(mean):
         raise _refused(contributors)
     digest = result_digest(bytes_of(mean), contributors)
-    return Exchanged(mean, contributors, total, digest, moved, moved)
+    return Exchanged(mean, contributors, total, digest, moved.sent, moved.received)
+
+
+def _summed(wires: Wires, wire: Tensor, collective: str) -> Moved:
+    """Replace a vector by the sum over all members; return what that moved."""
+    if collective != "auto":
+        before = Moved(wires.moved.sent, wires.moved.received)
+        SUMS[collective](wires, wire)
+        return Moved(wires.moved.sent - before.sent, wires.moved.received - before.received)
+    wires.run(lambda: wires.group.allreduce([wire]))
+    n = len(wires.members)
+    moved = round(2 * (n - 1) / n * wire.numel() * wire.element_size())
+    return Moved(moved, moved)
 
 
 def _all_to_all(
-    wires: Wires, vector: Tensor, *, codec: Codec, weight: float, usable: bool, key: str
+    wires: Wires, vector: Tensor, own: Share, *, codec: Codec, usable: bool, key: str
 ) -> Exchanged:
-    """Encoded chunks to their owners, fp32 sums there, encoded means to all."""
+    """Encoded chunks to their owners, combined there, encoded results to all.
+
+    `own` has the weight and the policy of this member.
+    """
     base, n = codec.base, len(wires.members)
     block = math.lcm(int(getattr(base, "block", 1)), ALIGNMENT)
     sizes = partition(vector.numel(), n, block=block)
@@ -199,14 +203,16 @@ def _all_to_all(
         # Residuals belong to the whole vector, whoever takes part; encoding the decoded values
         # once more, block by block, changes nothing.
         vector = base.decode(codec.encode(vector, key=key))
-    head = _HEAD.pack(weight if usable else math.nan)
+    head = _HEAD.pack(own.weight if usable else math.nan)
     packets = [base.encode(part.contiguous(), key=key) for part in torch.split(vector, sizes)]
     shares, moved_out, moved_in = _scatter(wires, packets, head)
     contributors, total = _split([share.weight for share in shares], wires.members)
     if not total > 0:
-        return _nothing(vector.numel(), contributors, moved_out)
-    usable_shares = [share for share in shares if not math.isnan(share.weight)]
-    mean = mean_of(usable_shares, codec=base)
+        return _nothing(vector.numel(), contributors, Moved(moved_out, moved_in))
+    usable_shares = [
+        replace(share, policy=own.policy) for share in shares if not math.isnan(share.weight)
+    ]
+    mean = combine(usable_shares, codec=base, policy=own.policy)
     if mean.left_out:
         # The owners of other chunks cannot know; the reducer finds whom to leave out everywhere.
         error = next(iter(mean.left_out.values()))

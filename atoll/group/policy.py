@@ -94,6 +94,23 @@ class GroupPolicy:
         """
         return Policy(self.rule, parse_admission(self.admission), key).spec
 
+    def check_codec(self, codec: str) -> None:
+        """Refuse a codec that the collective cannot carry.
+
+        Args:
+            codec: Its canonical spec.
+
+        Raises:
+            ConfigError: partial sums would be rounded on every hop.
+        """
+        if self.collective in ADD_ON_THE_WAY and codec != "fp32":
+            raise ConfigError(
+                "this collective adds values on the way: they would be encoded anew on every hop",
+                given=f"collective {self.collective} with codec {codec}",
+                expected="codec fp32, or a collective that encodes once each way",
+                remedy='collective = "auto" or "star"',
+            )
+
     def check_members(self, members: int) -> None:
         """Refuse to go on with fewer members than the aggregate needs.
 
