@@ -7,11 +7,13 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from atoll.codec.codec import Codec
+from atoll.codec.codec import Codec, Packet
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.group import Decidable, Parcel, Reduced, Resting, Swapped, Work
 from atoll.group.policy import GroupPolicy
+from atoll.group.servers import Asked, LocalServers
 from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
+from atoll.wire.serving import Ask
 
 ALONE_DIGEST = "alone"
 """Digest of a result that never left its member."""
@@ -32,6 +34,7 @@ class Alone:
         self.received_bytes = 0
         self.upload_s: float | None = None
         self.policy = GroupPolicy()
+        self._servers = LocalServers()
 
     def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
         """Return that nobody else has the state; see :meth:`Group.recover`."""
@@ -83,6 +86,7 @@ class Alone:
         self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
     ) -> Work[Reduced]:
         """Return copies of the values as they are: no wire, hence no codec."""
+        self.policy.check_members(1)
         return Work.of(own_values(xs, me=self.me, weight=weight))
 
     def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
@@ -107,6 +111,12 @@ class Alone:
         )  # fmt: skip
         self.committed_round += committed
         return verdict
+
+    def ask_server(
+        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
+    ) -> Work[Asked]:
+        """Ask a parameter server; see :meth:`Group.ask_server`."""
+        return Work.of(self._servers.ask(self.me, server, ask, packet))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

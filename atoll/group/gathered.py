@@ -16,7 +16,8 @@ from torch import Tensor
 from atoll.codec.codec import Codec, Packet
 from atoll.errors import PeerRefused
 from atoll.group.group import Parcel, Reduced, Swapped, unflatten
-from atoll.reducer.mean import Averaged, Share, average, odd_ones, result_digest
+from atoll.reducer.combine import averaged
+from atoll.reducer.mean import Share, odd_ones, result_digest
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +52,17 @@ class Gathering:
         odd = odd_ones(shares)
         if self.me in odd:
             raise odd[self.me]
-        averaged = self._averaged([share for share in shares if share.member not in odd])
-        for member, error in (odd | averaged.left_out).items():
+        mean = averaged(
+            [share for share in shares if share.member not in odd], codec=self.codec,
+            policy=self.policy, round_=self.round,
+        )  # fmt: skip
+        for member, error in (odd | mean.left_out).items():
             log.warning("left %s out of round %s: %s", member, self.round, error)
         return Reduced(
-            tensors=unflatten(averaged.vector, self.like), contributors=averaged.contributors,
-            weight=averaged.weight, sent_bytes=got.sent_bytes, received_bytes=got.received_bytes,
-            digest=result_digest(got.digest.encode(), averaged.contributors),
+            tensors=unflatten(mean.vector, self.like), contributors=mean.contributors,
+            weight=mean.weight, sent_bytes=got.sent_bytes, received_bytes=got.received_bytes,
+            digest=result_digest(got.digest.encode(), mean.contributors),
         )  # fmt: skip
-
-    def _averaged(self, shares: Sequence[Share]) -> Averaged:
-        return average(shares, codec=self.codec)
 
 
 def _only(member: str, packets: Sequence[Packet]) -> Packet:

@@ -110,7 +110,9 @@ def meet_by_sites(
     )
     answer: RelayedMean | AtollError | None = None
     if me == site[0]:
-        packet = replace(codec.base.encode(inside.vector, key=key), sizes=(len(vector),))
+        packet = replace(
+            codec.base.averaging().encode(inside.vector, key=key), sizes=(len(vector),)
+        )
         try:
             answer = upstairs(packet, inside.weight, inside.contributors)
         except AtollError as error:

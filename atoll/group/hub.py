@@ -115,6 +115,8 @@ class HubGroup:
         """Those of the present plan's reduces, each once."""
         self._lock = threading.Lock()
         self._lost: set[tuple[int, str]] = set()
+        self._gave = False
+        """Whether this member gave values that weigh something to the present plan."""
         self._turns = Turns(self._routes, me=member, is_lost=self._is_lost, trouble=self._tell)
         self._decided = threading.Event()
         """No attempt is open that this member takes part in."""
@@ -210,7 +212,7 @@ class HubGroup:
         plan = self._talk.ask(request, RoundPlan, deadline=deadline)
         with self._lock:
             self._lost = {entry for entry in self._lost if entry[0] >= plan.epoch}
-            self._plan = plan
+            self._plan, self._gave = plan, False
             self._turns.renew()
             if self.leaving:
                 raise GroupLeft("this member leaves its group", given=self.me)
@@ -228,8 +230,11 @@ class HubGroup:
     ) -> Work[Reduced]:
         """Begin the mean over the plan's members; see :meth:`Group.reduce`."""
         plan = self._joined()
+        policy = self.policy
         if plan.route == "alone":
+            policy.check_members(1)
             return Work.of(own_values(xs, me=self.me, weight=weight))
+        self._gave |= weight > 0
         if not any(codec is known for known in self._codecs):
             self._codecs.append(codec)
         codec.begin(plan.round)
@@ -237,7 +242,7 @@ class HubGroup:
 
         def mean(turn: Turn) -> Reduced:
             out = self._routes.exchange(
-                Errand(plan, vector, codec, weight, key, turn.serial, turn.phase)
+                Errand(plan, vector, codec, weight, key, turn.serial, turn.phase, policy)
             )
             return Reduced(
                 tensors=unflatten(out.vector, like), contributors=out.contributors,
@@ -246,7 +251,7 @@ class HubGroup:
             )  # fmt: skip
 
         def gathered(turn: Turn) -> Reduced:
-            by = Gathering(self.me, codec, "", plan.round, like)
+            by = Gathering(self.me, codec, policy.spec(key), plan.round, like)
             parcels = by.parcels(vector, key=key, members=plan.members)
             return by.reduced(self._routes.swap(SwapErrand(plan, parcels, weight, *turn)))
 
@@ -307,6 +312,8 @@ class HubGroup:
                 verdict = self._talk.ask(vote, Verdict)
             committed = verdict.committed and ok and verdict.digest == vote.digest
             counted = committed and self.me in verdict.contributors
+            if committed and not counted and self._gave:
+                log.warning("the others left this member's values out of round %s", plan.round)
         finally:
             self._settle(committed=committed, counted=counted)
         if verdict.committed and not committed:
@@ -334,9 +341,12 @@ class HubGroup:
     # -------------------------------------------------------------------- members
 
     def _look_around(self) -> list[str]:
-        """Return the members that can be dialled; asks only when others are present than before."""
-        if not self._routes.dial:
-            return []
+        """Return the members that can be dialled; asks only when others are present than before.
+
+        None where values are looked at one by one: one place has to see all of them.
+        """
+        if not self._routes.dial or self.policy.robust:
+            return []  # a member that sums a part could lie about it
         if self._asked_with != self.members:
             peers = self._talk.ask(Roster(), RosterReply).peers
             self._reachable = probe({p.member: p.dial for p in peers if p.member != self.me})

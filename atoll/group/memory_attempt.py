@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from atoll.codec.table import make_codec
 from atoll.errors import AtollError
-from atoll.reducer.mean import Mean, Share, mean_of, odd_ones
+from atoll.reducer.combine import Memory, combine
+from atoll.reducer.mean import Mean, Share, odd_ones
 from atoll.reducer.parcels import Dealt, Gift
 from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
@@ -51,8 +52,14 @@ class Exchange:
         """Whether there is a result."""
         return self.mean is not None or self.dealt is not None or self.error is not None
 
-    def compute(self, order: list[str]) -> None:
-        """Average, or hand out, what is there."""
+    def compute(self, order: list[str], *, round_: int, memory: Memory) -> None:
+        """Combine, or hand out, what is there.
+
+        Args:
+            order: All members, in order.
+            round_: The round.
+            memory: What this table remembers of earlier rounds.
+        """
         if self.gifts:
             self.dealt = Dealt.of([self.gifts[name] for name in order if name in self.gifts])
             return
@@ -60,7 +67,11 @@ class Exchange:
         self.refused = odd_ones(shares)
         shares = [share for share in shares if share.member not in self.refused]
         try:
-            self.mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+            self.mean = combine(
+                shares, codec=make_codec(shares[0].packet.codec), policy=shares[0].policy,
+                memory=memory, round_=round_,
+            )  # fmt: skip
+            self.refused |= self.mean.refused
         except AtollError as error:
             self.error = error
 
@@ -89,13 +100,13 @@ class Attempt:
         """What they told of their periods, for people."""
         return {m: join.account for m, join in self.joins.items() if join.account is not None}
 
-    def compute_if_complete(self) -> None:
+    def compute_if_complete(self, memory: Memory) -> None:
         """End every exchange for which no member is missing of those that are waited for."""
         members = self.plan.members
         for exchange in self.exchanges.values():
             here = exchange.shares.keys() | exchange.gifts.keys()
             if here and not exchange.over and not set(members) - here - self.left:
-                exchange.compute(members)
+                exchange.compute(members, round_=self.plan.round, memory=memory)
 
 
 def why_aborted(votes: Mapping[str, Vote]) -> str:

@@ -117,6 +117,7 @@ class MemoryGroup:
         attempt, number = self._begin()
         shapes = [x.detach() for x in xs]
         if attempt.plan.route == "alone":
+            self.policy.check_members(1)
             from_me = flatten(xs)
             return Work.start(
                 lambda: self._alone(attempt, number, from_me, shapes, weight),
@@ -127,14 +128,14 @@ class MemoryGroup:
         codec.begin(attempt.plan.round)
         if codec.gathers:
             plan = attempt.plan
-            by = Gathering(self.me, codec, "", plan.round, shapes)
+            by = Gathering(self.me, codec, self.policy.spec(key), plan.round, shapes)
             given = by.parcels(flatten(xs), key=key, members=plan.members)
             return Work.start(
                 lambda: by.reduced(self._swapped(attempt, number, given, weight)),
                 name=f"reduce-{self.me}",
             )
         packet = codec.encode(flatten(xs), key=key)
-        share = Share(self.me, packet, weight)
+        share = Share(self.me, packet, weight, policy=self.policy.spec(key))
         return Work.start(
             lambda: self._exchange(attempt, number, share, shapes), name=f"reduce-{self.me}"
         )
@@ -216,10 +217,9 @@ class MemoryGroup:
             self.committed_round = verdict.round + 1
         return verdict
 
-    def ask_server(
-        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
-    ) -> Work[Asked]:
+    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
         """Ask a parameter server; see :meth:`Group.ask_server`."""
+
         def asked() -> Asked:
             found = self._table.servers.ask(self.me, server, ask, packet)
             self.sent_bytes += found.sent_bytes

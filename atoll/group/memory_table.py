@@ -25,6 +25,7 @@ from atoll.errors import (
 from atoll.group.memory_attempt import Attempt, Exchange, Join, Vote, why_aborted
 from atoll.group.memory_leases import Leases
 from atoll.group.servers import MemoryServers
+from atoll.reducer.combine import Memory
 from atoll.reducer.mean import Mean, Share
 from atoll.reducer.parcels import Dealt, Gift
 from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Source, Sources, Verdict
@@ -65,6 +66,8 @@ class MemoryTable:
         self._refused: dict[str, AtollError] = {}
         self._attempts: dict[int, Attempt] = {}
         self._leases = Leases(len(self._order))
+        self._memory = Memory()
+        """What policies remember from round to round."""
         self._unwell: set[str] = set()
         """Who voted against the last attempt of this round."""
         self._epoch = 0
@@ -184,7 +187,7 @@ class MemoryTable:
     def _settle(self) -> None:
         """Do everything that follows from a change."""
         for attempt in self._attempts.values():
-            attempt.compute_if_complete()
+            attempt.compute_if_complete(self._memory)
             self._decide_if_voted(attempt)
         self._form()
         self._changed.notify_all()
@@ -346,7 +349,7 @@ class MemoryTable:
                 exchange.shares.setdefault(member, item)
             else:
                 exchange.gifts.setdefault(member, item)
-            attempt.compute_if_complete()
+            attempt.compute_if_complete(self._memory)
             self._changed.notify_all()
             self._enter(member, "sent")
             self._wait(member, lambda: exchange.over or attempt.verdict is not None, "the exchange")

@@ -15,6 +15,7 @@ from atoll.group.collectives import Exchanged
 from atoll.group.direct import DirectRoute
 from atoll.group.group import Parcel, Swapped
 from atoll.group.hierarchy import decoded, meet_by_sites, site_of
+from atoll.group.policy import GroupPolicy
 from atoll.group.relay import REDUCER, RelayedMean, RelayExchange
 from atoll.group.swapping import delivered_by_relay, swapped, upload_of
 from atoll.net.sync_link import SyncLink
@@ -34,8 +35,10 @@ class Errand:
     key: str
     serial: int
     """What :meth:`Routes.begin` returned for its plan."""
-    phase: int = 0
+    phase: int
     """Number of the exchange within the plan."""
+    policy: GroupPolicy
+    """What is done with the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +119,19 @@ class Routes:
 
     def _by_relay(self, errand: Errand) -> Exchanged:
         plan, packet = errand.plan, errand.codec.encode(errand.vector, key=errand.key)
-        mean = self._upstairs(plan, errand.phase, packet, errand.weight, ())
+        mean = self._upstairs(
+            plan, errand.phase, errand.policy.spec(errand.key), packet, errand.weight, ()
+        )
         elements = len(errand.vector)
         return decoded(mean, elements, sent=mean.sent_bytes, received=mean.received_bytes)
 
     def _by_sites(self, errand: Errand) -> Exchanged:
         return meet_by_sites(
             errand.plan, errand.vector, me=self._me, direct=self._direct,
-            upstairs=partial(self._upstairs, errand.plan, errand.phase), serial=errand.serial,
+            serial=errand.serial,
+            upstairs=partial(
+                self._upstairs, errand.plan, errand.phase, errand.policy.spec(errand.key)
+            ),
             codec=errand.codec, weight=errand.weight, key=errand.key,
         )  # fmt: skip
 
@@ -148,7 +156,7 @@ class Routes:
                 plan, gift, serial=errand.serial, anew=errand.phase == 0
             )
         else:
-            answer = self._upstairs(plan, errand.phase, upload_of(gift), errand.weight, ())
+            answer = self._upstairs(plan, errand.phase, "", upload_of(gift), errand.weight, ())
             found = delivered_by_relay(answer, me=me, members=plan.members)
             sent, received = answer.sent_bytes, answer.received_bytes
         return swapped(errand.parcels, found, me=me, sent_bytes=sent, received_bytes=received)
@@ -157,6 +165,7 @@ class Routes:
         self,
         plan: RoundPlan,
         phase: int,
+        policy: str,
         packet: Packet,
         weight: float,
         contributors: Sequence[str],
@@ -164,6 +173,7 @@ class Routes:
         """Send a packet to the reducer and return the mean, or what the others had."""
         exchange = RelayExchange(
             self._link, plan, packet, weight=weight, contributors=contributors, phase=phase,
+            policy=policy,
             deadline=RealClock().monotonic() + plan.timeout_s,
             reducer_lost=lambda: self._is_lost(plan, REDUCER),
         )  # fmt: skip

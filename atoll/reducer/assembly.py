@@ -191,7 +191,13 @@ class Assembly:
     def shares(self) -> list[Share]:
         """Return the complete contributions in member order."""
         return [
-            Share(member, Packet(part.data, part.codec, part.sizes), part.weight, part.contributors)
+            Share(
+                member,
+                Packet(part.data, part.codec, part.sizes),
+                part.weight,
+                part.contributors,
+                policy=part.policy,
+            )
             for member in self.members
             if (part := self._parts.get(member)) is not None and part.complete
         ]

@@ -25,7 +25,8 @@ from atoll.ids import session_id
 from atoll.net.inbox import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
-from atoll.reducer.mean import Share, mean_of, odd_ones
+from atoll.reducer.combine import Memory, combine
+from atoll.reducer.mean import Share, odd_ones
 from atoll.reducer.outcomes import Outcome, in_slot_order
 from atoll.reducer.parcels import Dealt, Gift, opened_gift
 from atoll.reducer.phases import Epoch, Phase
@@ -75,6 +76,8 @@ class Reducer:
         self._garbled: dict[str, int] = {}
         """Member -> the newest epoch when people were last told of its garbled pieces."""
         self._closed: deque[int] = deque(maxlen=_CLOSED_KEPT)
+        self._memory = Memory()
+        """What policies remember from round to round."""
         self._workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
 
@@ -264,7 +267,12 @@ class Reducer:
             raise GroupError("there is nothing to average", given="all were refused")
         if shares[0].packet.codec == PARCELS:
             return Outcome(plan, phase.number, self._dealt(epoch, phase, shares))
-        mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+        mean = combine(
+            shares, codec=make_codec(shares[0].packet.codec), policy=shares[0].policy,
+            memory=self._memory, round_=plan.round,
+        )  # fmt: skip
+        for member, error in mean.refused.items():
+            self._refuse(epoch, phase, member, error)
         for member, error in mean.left_out.items():
             log.warning("left %s out of epoch %s: %s", member, plan.epoch, error)
             self._tell("contribution-left-out", member, error)

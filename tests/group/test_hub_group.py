@@ -25,6 +25,7 @@ from tests.contracts.group_suite import (
     together,
     values,
 )
+from tests.contracts.swap_suite import SwapSuite
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
 
 SIZE = 1_000_000
@@ -57,19 +58,19 @@ def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
         each.close()
 
 
-class TestRelay(GroupSuite):
+class TestRelay(GroupSuite, SwapSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         return lambda n, **options: world(n, route="relay", **options)
 
 
-class TestDirectOverHub(GroupSuite):
+class TestDirectOverHub(GroupSuite, SwapSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         return lambda n, **options: world(n, route="direct", **options)
 
 
-class TestHierarchical(GroupSuite):
+class TestHierarchical(GroupSuite, SwapSuite):
     @pytest.fixture
     def build(self, world: Callable[..., HubWorld]) -> Build:
         sites = [("w0", "w2", "w4"), ("w1", "w3")]

@@ -12,6 +12,7 @@ from atoll.group.agree import Agreed, Transacted, agree, agree_later
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
+from tests.contracts.swap_suite import SwapSuite
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class MemoryWorld:
         self.groups.kill(group.me)
 
 
-class TestMemory(GroupSuite):
+class TestMemory(GroupSuite, SwapSuite):
     @pytest.fixture
     def build(self) -> Build:
         return lambda n, *, timeout_s=20.0: MemoryWorld(n, timeout_s)
