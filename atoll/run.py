@@ -24,6 +24,7 @@ from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.group.policy import GroupPolicy
 from atoll.queues import Queue, Topic
+from atoll.strategies.fitting import check, named
 from atoll.strategies.strategy import SyncResult
 from atoll.strategies.table import resolve_outer
 from atoll.strategies.wrapped import OuterOptimizer
@@ -168,7 +169,8 @@ class Run:
             admission: Which contributions are let in: `finite` ones, or those within `norms`.
 
         Raises:
-            ConfigError: an unknown name, a number out of range, or a second call.
+            ConfigError: an unknown name, a number out of range, things that cannot work together,
+                or a second call.
         """
         if self._optimizer is not None:
             raise ConfigError(
@@ -184,6 +186,7 @@ class Run:
         self.group.policy = GroupPolicy(
             aggregate=aggregate, collective=collective, admission=admission
         )
+        check(named(options, name), nodes=self.num_slots, policy=self.group.policy)
         task = Task(model, optimizer, member=self.member, round=self.group.committed_round)
         self._task = task
         self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
