@@ -3,8 +3,7 @@
 Stich 2018, "Local SGD Converges Fast and Communicates Little" (https://arxiv.org/abs/1805.09767),
 Algorithm 1; any inner optimizer. With `every_step_until` it is post-local SGD (Lin et al. 2018,
 "Don't Use Large Mini-Batches, Use Local SGD", https://arxiv.org/abs/1808.07217): members average in
-every step at first, and only then every H steps. `growing` comes to H by doubling: after 1, 2, 4, ...
-steps.
+every step at first, and only then every H steps. With `growing` they come to H by doubling.
 
 Differs from the paper:
   * what is averaged on the wire are differences to the last common parameters, which is the same

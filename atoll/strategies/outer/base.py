@@ -11,7 +11,6 @@ from atoll.strategies.delta import Flat
 from atoll.strategies.strategy import SyncResult
 from atoll.task import Task
 
-
 SHARED_STATE = "shared."
 """Start of the keys of a strategy's state that are equal on every member after a round."""
 

@@ -24,10 +24,11 @@ from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.agree import Agreed, Transacted
+from atoll.group.agree import Transacted
 from atoll.group.group import Group, Reduced
+from atoll.strategies.codec_state import codec_state, load_codec_state
 from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
-from atoll.strategies.meeting import Meeting
+from atoll.strategies.meeting import Meeting, integrated
 from atoll.strategies.outer.base import OuterDefaults, carrying
 from atoll.strategies.start import DIGEST_ELEMENTS, same_start
 from atoll.strategies.strategy import Committed, SyncResult, Traffic
@@ -179,14 +180,7 @@ class PeriodicOuter(OuterDefaults, ABC):
     def _round(self, task: Task, *, last: bool = False) -> SyncResult:
         entered = self._clock.monotonic()
         delta = pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
-        norm = length(delta)
-        if not math.isfinite(norm):
-            raise LossNotFinite(
-                "the parameters are not finite; they were not averaged",
-                given=f"member {task.member}, step {task.step}",
-                expected="finite parameters",
-                remedy="lower the learning rate, or clip the gradients",
-            )
+        norm = finite_length(delta, task)
         self.prepare(delta)
         number, prepare_s = task.round, self._clock.monotonic() - entered
         weight = self._weigher.weight(task)
@@ -198,6 +192,7 @@ class PeriodicOuter(OuterDefaults, ABC):
                 return work.wait()
 
         agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
+        agreed = integrated(agreed, codec=self._codec, key=KEY)
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
         delta_norm = float(mean.norm())
@@ -242,11 +237,10 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the common state, the counters and the codec's residuals."""
-        own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
         return {
             "shared.start": self._start,
             "own.counters": self._weigher.state(),
-            **own,
+            **codec_state(self._codec),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -262,7 +256,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._resumed = "own.counters" in state
         if self._resumed:  # a newcomer has another member's state, and counts from now
             self._weigher.load(state["own.counters"])
-        self._codec.load_state_dict(residuals(state))
+        load_codec_state(self._codec, state)
         self._base = digest(self._start)
         self._next = self.next_due(self._weigher.step)
 
@@ -281,6 +275,23 @@ class PeriodicOuter(OuterDefaults, ABC):
                 times(volume(self._codec, elements, peers, rank=rank), rounds),
             ]
         )
+
+
+def finite_length(delta: Tensor, task: Task) -> float:
+    """Return the Euclidean norm of a contribution.
+
+    Raises:
+        LossNotFinite: it is not finite.
+    """
+    norm = length(delta)
+    if not math.isfinite(norm):
+        raise LossNotFinite(
+            "the parameters are not finite; they were not averaged",
+            given=f"member {task.member}, step {task.step}",
+            expected="finite parameters",
+            remedy="lower the learning rate, or clip the gradients",
+        )
+    return norm
 
 
 def start_volume(peers: int, *, rank: int) -> Traffic:

@@ -11,10 +11,10 @@ beta the slow momentum.
 With alpha = 1 and beta = 0 it is Local SGD. With a constant rate it is DiLoCo with heavy ball.
 
 Differs from the paper:
-  * what is kept is gamma u, so that with a constant rate no division by a small number occurs; when
+  * what is kept is gamma u, so that with a constant rate nothing is divided by a small number; when
     the rate changes from one round to the next it is scaled by their ratio, which is the same;
-  * gamma is the rate of the optimizer's first group at the time of the round, which MUST be the same
-    on every member, unless `rate` names it; where it is 0 the members average plainly.
+  * gamma is the rate of the optimizer's first group at the time of the round; it MUST be the same
+    on every member, unless `rate` names it. Where it is 0 the members average plainly.
 """
 
 from __future__ import annotations

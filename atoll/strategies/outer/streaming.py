@@ -1,0 +1,429 @@
+"""Streaming DiLoCo: one fragment of the model at a time, while training goes on.
+
+Douillard et al. 2025, "Streaming DiLoCo with overlapping communication"
+(https://arxiv.org/abs/2501.18512), Algorithm 2. Legend: p a fragment of F, t_p its offset, H =
+`every`, tau = `delay`, alpha = `mix`, theta_p the common parameters of a fragment, theta_i a
+member's.
+
+    at step t = t_p (mod H):        Delta_i = theta_p - theta_i ; begin to average
+    at step t = t_p + tau (mod H):  theta_p = OuterSGD_p(theta_p, mean of Delta)
+                                    theta_i = alpha theta_i + (1 - alpha) theta_p
+
+Rounds are as many as fragments times those of DiLoCo, each 1/F as large, and each has tau steps of
+time before anybody waits for it. Members choose the fragment by the step that all share. What is
+evaluated, saved as the model and given to newcomers are the common parameters.
+
+Differs from the paper:
+  * contributions weigh by the tokens they were trained on, unless `weight = "equal"`;
+  * the run may start warm: in the first `shared_steps` all compute on the same data;
+  * what remains after the last rounds is agreed on, all fragments at once, and everybody ends with
+    the common parameters;
+  * what belongs to no numbered layer is spread over all fragments (see `fragments`);
+  * floating-point buffers are averaged plainly, with the fragment of their layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.codec import Codec
+from atoll.errors import ConfigError
+from atoll.group.group import Group
+from atoll.strategies.codec_state import codec_state, load_codec_state
+from atoll.strategies.delta import Flat, digest, pseudo_gradient
+from atoll.strategies.flight import Flight, Landed, Means
+from atoll.strategies.fragments import PATTERNS, cut, names_of
+from atoll.strategies.meeting import Exchange, Meeting
+from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, carrying
+from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
+from atoll.strategies.outer.streaming_plan import StreamingPlan
+from atoll.strategies.outer_optim import OuterSGD
+from atoll.strategies.start import same_start
+from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
+from atoll.strategies.volume import times, total, volume
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """Options of Streaming DiLoCo."""
+
+    every: int = 100
+    """Optimizer steps between two rounds of the same fragment (H)."""
+    fragments: int = 4
+    """Parts that the model is cut into (F)."""
+    pattern: str = "strided"
+    """How layers are dealt to fragments: `strided`, or `sequential` for runs of neighbours."""
+    delay: int = 1
+    """Steps between the begin of a round and taking its result (tau); below H / F."""
+    mix: float = 0.5
+    """What a member keeps of its own parameters when it takes a result (alpha): 0 to 1."""
+    outer_lr: float = 0.4
+    """Rate of the outer optimizer."""
+    outer_momentum: float = 0.9
+    """Nesterov momentum of the outer optimizer, one velocity per fragment; 0: plain SGD."""
+    shared_steps: int = 0
+    """First steps that every member computes on the same data, so that they need no traffic
+    (built-in trainer only)."""
+    staggered: bool = True
+    """Whether fragments take turns; if not, all are combined at the same step, as in DiLoCo."""
+    weight: str = "tokens"
+    """What a member's values weigh: `tokens` trained since the fragment's last round, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return StreamingOuter(self)
+
+
+class StreamingOuter(OuterDefaults):
+    """See the module's docstring."""
+
+    one_model = False
+
+    def __init__(self, options: Streaming, *, clock: Clock | None = None) -> None:
+        """Check the options."""
+        if options.pattern not in PATTERNS:
+            raise ConfigError(
+                "unknown pattern of fragments", given=repr(options.pattern),
+                expected=f"one of {', '.join(PATTERNS)}",
+            )  # fmt: skip
+        if not 0 <= options.mix <= 1:
+            raise ConfigError("mix is out of range", given=options.mix, expected="0 to 1")
+        self.options = options
+        self.shared_steps = options.shared_steps
+        self._schedule = StreamingPlan(
+            every=options.every, count=options.fragments, delay=options.delay,
+            since=options.shared_steps, staggered=options.staggered,
+        )  # fmt: skip
+        self._weighers = [Weigher(options.weight) for _ in range(options.fragments)]
+        self._optimizers = [
+            OuterSGD(lr=options.outer_lr, momentum=options.outer_momentum)
+            for _ in range(options.fragments)
+        ]
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._flight: Flight | None = None
+        self._next = 0
+        self._taken = 0
+        """Step at which the last result was taken: where the common state stands."""
+        self._begun = False
+        """Members are known to stand on the same state."""
+        self._resumed = False
+
+    # --------------------------------------------------------------- the two moments
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Take the parameters as they are for the common state, and cut them into fragments."""
+        self._task, self._codec = task, codec
+        self._meeting = Meeting(group, self._clock)
+        self._flat = Flat([*task.parameters(), *task.buffers()])
+        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        self._fragments = cut(
+            self._flat.tensors, names_of(task.model, self._flat.tensors),
+            trained=len(task.parameters()), count=self.options.fragments,
+            pattern=self.options.pattern,
+        )  # fmt: skip
+        self._stand_on(self._flat.read(), task)
+        self._plan(task)
+
+    def _stand_on(self, start: Tensor, task: Task) -> None:
+        """Take a vector for the common state; count from here."""
+        self._keep(start)
+        self._taken = task.step
+        for weigher in self._weighers:
+            weigher.reset(task)
+
+    def _keep(self, start: Tensor) -> None:
+        """Take a vector for the common state."""
+        self._start = start
+        common = self._flat.views(start)
+        self._common = [fragment.of(common) for fragment in self._fragments]
+        self._digests = [digest(part.read()) for part in self._common]
+
+    def _plan(self, task: Task) -> None:
+        """Begin the period until the next moment: a round, or taking its result."""
+        if self._flight is not None:
+            self._next = self._flight.step + self.options.delay
+        else:
+            self._next = self._schedule.next_due(task.step)
+        task.begin_period(self._next, together=self._next <= self.shared_steps)
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        result = self._same_start(task)
+        self._plan(task)
+        return result
+
+    def _same_start(self, task: Task) -> SyncResult:
+        number = task.round
+        start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        self._stand_on(start, task)
+        self._begun = True
+        last = rounds[-1]
+        return SyncResult(
+            round=number, contributors=last.reduced.contributors, weight=last.reduced.weight,
+            seconds={k: sum(one.seconds[k] for one in rounds) for k in last.seconds},
+            sent_bytes=last.sent_bytes, received_bytes=last.received_bytes, digest=self._base,
+            aborted=last.attempts - 1,
+        )  # fmt: skip
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Begin a round, or take the result of the one under way, if it is time."""
+        if task.step < self._next:
+            return None
+        result: SyncResult | None = None
+        if self._flight is not None:
+            result = self._take(task, self._flight)
+        elif task.step == self.shared_steps:
+            result = self._same_start(task)
+        elif self.options.delay:
+            self._flight = self._begin_round(task, self._schedule.due_at(self._next))
+        else:
+            result = self._hold(task, self._schedule.due_at(self._next))
+        self._plan(task)
+        return result
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Take what is under way, agree on the steps since, and end with the common parameters."""
+        result = self._take(task, self._flight) if self._flight is not None else None
+        rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
+        if rest:
+            last = self._hold(task, rest)
+            result = last if result is None else after(result, last)
+        self._flat.write(self._start)
+        self._plan(task)
+        return result
+
+    # ------------------------------------------------------------------------ rounds
+
+    def _begin_round(self, task: Task, which: Sequence[int]) -> Flight:
+        """Begin a round on a background thread."""
+        entered = self._clock.monotonic()
+        exchange, norm = self._offer(task, which)
+        work = self._meeting.start(task, exchange, base=self._base, norm=norm)
+        return Flight(task.step, self._clock.monotonic() - entered, work)
+
+    def _hold(self, task: Task, which: Sequence[int]) -> SyncResult:
+        """Hold a round while training waits."""
+        entered = self._clock.monotonic()
+        exchange, norm = self._offer(task, which, waiting=True)
+        number, prepare_s = task.round, self._clock.monotonic() - entered
+        agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
+        task.round += 1
+        landed = Landed.of(agreed, agreed.seconds | {"prepare": prepare_s})
+        return self._apply(task, landed, which, number=number, mix=0.0, current=True)
+
+    def _offer(
+        self, task: Task, which: Sequence[int], *, waiting: bool = False
+    ) -> tuple[Exchange[Means], float]:
+        """Return the exchange of some fragments' pseudo-gradients, as they are now, and its norm."""
+        given: list[tuple[int, Tensor, float]] = []
+        squares = 0.0
+        for p in which:
+            now = self._fragments[p].of(self._flat.tensors).read()
+            delta = pseudo_gradient(self._common[p].read(), now, out=now)
+            squares += finite_length(delta, task) ** 2
+            given.append((p, delta, self._weighers[p].weight(task)))
+            self._weighers[p].reset(task)
+
+        def exchange(_: RoundPlan) -> Means:
+            found = []
+            for p, delta, weight in given:
+                work = self._meeting.group.reduce(
+                    [delta], codec=self._codec, weight=weight, key=f"fragment{p}"
+                )
+                if not waiting:
+                    found.append(work.wait())
+                    continue
+                with task.gate.resting():
+                    found.append(work.wait())
+            return Means.of(found)
+
+        return exchange, math.sqrt(squares)
+
+    def _take(self, task: Task, flight: Flight) -> SyncResult:
+        """Take the result of a round that ran beside training."""
+        number = task.round
+        landed = flight.land(task, self._meeting, self._clock)
+        self._flight = None
+        which = self._schedule.due_at(flight.step)
+        return self._apply(
+            task, landed, which, number=number, mix=self.options.mix,
+            current=task.step == flight.step,
+        )  # fmt: skip
+
+    def _apply(
+        self,
+        task: Task,
+        landed: Landed,
+        which: Sequence[int],
+        *,
+        number: int,
+        mix: float,
+        current: bool,
+    ) -> SyncResult:
+        """Take outer steps with the means, and mix the common parameters into the own ones.
+
+        `current`: no step was done since the contribution was made.
+        """
+        began = self._clock.monotonic()
+        norm = math.sqrt(sum(float(mean.norm()) ** 2 for mean in landed.vectors))
+        for p, raw in zip(which, landed.vectors, strict=True):
+            mean = self._codec.integrate(
+                raw, key=f"fragment{p}", contributors=landed.contributors, weight=landed.weight,
+                alone=landed.alone,
+            )  # fmt: skip
+            common, own = self._common[p], self._fragments[p].of(self._flat.tensors)
+            if landed.alone and current and self._optimizers[p].is_plain:
+                # start - (start - now) need not be now to the last bit; one member is to train
+                # exactly as it would without us.
+                theta = own.read()
+            else:
+                theta = common.read()
+                trained = self._fragments[p].num_parameters
+                self._optimizers[p].step(theta[:trained], mean[:trained])
+                theta[trained:].sub_(mean[trained:])
+            common.write(theta)
+            self._digests[p] = digest(theta)
+            if mix == 0.0:
+                own.write(theta)
+            elif mix < 1.0:
+                own.write(theta.mul_(1.0 - mix).add_(own.read(), alpha=mix))
+        self._taken = task.step
+        apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
+        return SyncResult(
+            round=number, contributors=landed.contributors, weight=landed.weight,
+            seconds={**landed.seconds, "apply": apply_s}, sent_bytes=landed.sent_bytes,
+            received_bytes=landed.received_bytes, delta_norm=norm, digest=self._base,
+            aborted=landed.aborted,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------- the common state
+
+    @property
+    def _base(self) -> str:
+        """Digest of the common state: over the fragments' digests, of which a round changes few."""
+        if not self._begun:
+            return "start"
+        text = " ".join(self._digests).encode()
+        return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the common parameters and buffers."""
+        return self._base
+
+    def evaluating(self, task: Task) -> AbstractContextManager[None]:
+        """Put the common parameters into the model inside; see :meth:`Outer.evaluating`."""
+        return carrying(self._flat, self._start)
+
+    def committed(self, task: Task) -> Committed:
+        """Return the common state, without what is under way; see :meth:`Outer.committed`."""
+        return Committed(self._taken, self._base, self._flat.views(self._start))
+
+    def rejoin(self, task: Task) -> None:
+        """Go on from the common state, or as one's own saved state says; see `Outer.rejoin`."""
+        if not self._resumed:
+            self._drop_flight()
+            self._flat.write(self._start)
+            self._taken = task.step
+            for weigher in self._weighers:
+                weigher.reset(task)
+        self._resumed = False
+        self._meeting.restart()
+        self._plan(task)
+
+    def _drop_flight(self) -> None:
+        """Forget a round under way; what it had come to is not taken."""
+        if self._flight is not None and self._flight.work is not None:
+            self._flight.end()
+            self._task.round = self._meeting.group.committed_round
+        self._flight = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the common state, the counters, the codec's residuals and a pending result."""
+        pending = self._flight.state() if self._flight is not None else {}
+        counters = torch.stack([weigher.state() for weigher in self._weighers])
+        return self.shared_state() | {"own.counters": counters} | codec_state(self._codec) | pending
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """Return the common state and the outer velocities; see :meth:`Outer.shared_state`."""
+        velocities = {
+            f"shared.outer.{p}.{name}": value
+            for p, optimizer in enumerate(self._optimizers)
+            for name, value in optimizer.state_dict().items()
+        }
+        sizes = torch.tensor([fragment.num_elements for fragment in self._fragments])
+        place = {"shared.step": torch.tensor(self._taken), "shared.fragments": sizes}
+        codec = {k: v for k, v in codec_state(self._codec).items() if k.startswith(SHARED_STATE)}
+        return {"shared.start": self._start} | place | velocities | codec
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises:
+            ConfigError: it is of another model, or of other fragments.
+        """
+        sizes = [fragment.num_elements for fragment in self._fragments]
+        if state["shared.fragments"].tolist() != sizes:
+            raise ConfigError(
+                "this state belongs to another model or to other fragments",
+                given=f"fragments of {state['shared.fragments'].tolist()} elements",
+                expected=f"{sizes}",
+                remedy="resume with the model, fragments and pattern it was written with",
+            )
+        self._drop_flight()
+        self._keep(state["shared.start"].clone())
+        self._begun = True
+        self._taken = int(state["shared.step"])
+        for p, optimizer in enumerate(self._optimizers):
+            prefix = f"shared.outer.{p}."
+            optimizer.load_state_dict(
+                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            )
+        self._resumed = "own.counters" in state
+        if self._resumed:  # a newcomer has another member's state, and counts from now
+            for weigher, row in zip(self._weighers, state["own.counters"], strict=True):
+                weigher.load(row)
+            self._flight = Flight.load(state)
+        load_codec_state(self._codec, state)
+        self._next = self._schedule.next_due(self._taken)
+        if self._flight is not None:
+            self._next = self._flight.step + self.options.delay
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; a model that was not set up is cut evenly."""
+        count = self.options.fragments
+        sizes = [elements * (p + 1) // count - elements * p // count for p in range(count)]
+        if hasattr(self, "_fragments") and elements == self._flat.num_elements:
+            sizes = [fragment.num_elements for fragment in self._fragments]
+        each = [volume(self._codec, size, peers, rank=rank) for size in sizes]
+        rounds = self._schedule.rounds(steps)
+        marks = 1 + (0 < self.shared_steps <= steps)
+        parts = [times(start_volume(peers, rank=rank), marks)]
+        parts += [replace(total([each[p] for p in which]), rounds=1) for which in rounds]
+        return total(parts)
+
+
+def after(first: SyncResult, last: SyncResult) -> SyncResult:
+    """Return two rounds that were held in a row as one result: that of the last."""
+    phases = {*first.seconds, *last.seconds}
+    return SyncResult(
+        round=last.round, contributors=last.contributors, weight=last.weight,
+        seconds={k: first.seconds.get(k, 0.0) + last.seconds.get(k, 0.0) for k in phases},
+        sent_bytes=first.sent_bytes + last.sent_bytes,
+        received_bytes=first.received_bytes + last.received_bytes, delta_norm=last.delta_norm,
+        digest=last.digest, aborted=first.aborted + last.aborted,
+    )  # fmt: skip
