@@ -27,7 +27,7 @@ class Setting:
     context: int = 64
     batch: int = 4
     steps: int = 600
-    lr: float = 4e-3
+    lr: float = 1.5e-3
     held_out_tokens: int = 131_072
     """How much text one evaluation reads."""
 

@@ -1,33 +1,39 @@
-"""Every contract suite of an outer strategy that a test file has."""
+"""Every contract suite that test files have, found by importing the files that mention it."""
 
 from __future__ import annotations
 
 import importlib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.contracts.strategy_suite import StrategySuite
 
-TESTS = Path(__file__).resolve().parent.parent / "strategies"
+TESTS = Path(__file__).resolve().parent.parent
+T = TypeVar("T")
 
 
 @cache
 def suites() -> tuple[type[StrategySuite], ...]:
-    """Return all suites, found by importing the files that mention the contract."""
-    for path in sorted(TESTS.glob("test_*.py")):
-        if "StrategySuite" in path.read_text(encoding="utf-8"):
-            importlib.import_module(f"tests.strategies.{path.stem}")
-    found: list[type[StrategySuite]] = []
-    todo = list(StrategySuite.__subclasses__())
-    while todo:
-        suite = todo.pop(0)
-        todo += suite.__subclasses__()
-        if getattr(suite, "options", None) is not None:
-            found.append(suite)
-    return tuple(found)
+    """Return all suites of outer strategies."""
+    found = collect(StrategySuite, "strategies")
+    return tuple(suite for suite in found if getattr(suite, "options", None) is not None)
 
 
 def suites_of(options: type[Any]) -> list[type[StrategySuite]]:
-    """Return the suites whose options are of a type."""
+    """Return the suites of outer strategies whose options are of a type."""
     return [suite for suite in suites() if type(suite.options) is options]
+
+
+def collect(contract: type[T], folder: str) -> list[type[T]]:
+    """Return the subclasses of a contract that the test files of a folder hold."""
+    for path in sorted((TESTS / folder).glob("test_*.py")):
+        if contract.__name__ in path.read_text(encoding="utf-8"):
+            importlib.import_module(f"tests.{folder}.{path.stem}")
+    found: list[type[T]] = []
+    todo = list(contract.__subclasses__())
+    while todo:
+        suite = todo.pop(0)
+        todo += suite.__subclasses__()
+        found.append(suite)
+    return found

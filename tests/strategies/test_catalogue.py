@@ -1,0 +1,168 @@
+"""The catalogue: what it says of methods, and the figures beside the words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+
+from atoll.config import read_spec
+from atoll.errors import ConfigError
+from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS
+from atoll.strategies.option_list import defaults_of, options_of
+from atoll.strategies.table import OUTERS, PRESETS, load, read_options, resolve
+from atoll.strategies.weighed import Scale, one_row, part_rows, rows
+
+SCALE = Scale(parameters=1_000_000, peers=4, steps=100)
+TABLES = [METHODS, CODECS, AGGREGATES, COLLECTIVES, ADMISSIONS]
+
+
+def test_every_entry_says_what_it_is_in_one_line_and_what_it_is_good_for() -> None:
+    for table in TABLES:
+        for entry in table.values():
+            assert 10 <= len(entry.line) <= 95, entry.name
+            assert 5 <= len(entry.good_for) <= 95, entry.name
+            assert "\n" not in entry.line + entry.good_for
+
+
+def test_papers_have_a_year_and_a_link_that_belongs_to_one_title() -> None:
+    papers = [paper for table in TABLES for entry in table.values() for paper in entry.papers]
+    assert len(papers) > 30
+    titles: dict[str, set[str]] = {}
+    for paper in papers:
+        assert 1950 < paper.year < 2030
+        assert paper.url.startswith("https://")
+        titles.setdefault(paper.url, set()).add(paper.title)
+    assert all(len(found) == 1 for found in titles.values()), titles
+
+
+def test_arxiv_numbers_begin_with_the_year() -> None:
+    for table in TABLES:
+        for entry in table.values():
+            for paper in entry.papers:
+                if "arxiv.org/abs/" in paper.url:
+                    written = 2000 + int(paper.url.rpartition("/")[2][:2])
+                    assert written <= paper.year <= written + 1, paper
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_options_read_from_the_source_are_those_of_the_class(outer: str) -> None:
+    fields = {field.name: field for field in dataclasses.fields(load(OUTERS[outer]))}
+    found = options_of(outer)
+    assert [option.name for option in found] == list(fields)
+    for option in found:
+        assert option.default == fields[option.name].default, option.name
+        assert option.line, f"{option.name} of {outer} has no words below it"
+
+
+def test_a_row_has_the_traffic_that_the_strategy_itself_tells() -> None:
+    row = next(row for row in rows(SCALE) if row["name"] == "ddp")
+    assert row["per_step"]["relay_sent"] == pytest.approx(4_000_000, rel=1e-4)
+    assert row["rounds"] == 101
+
+
+def test_the_shared_start_of_a_short_run_is_taken_into_account() -> None:
+    short, long = (
+        one_row("diloco", dataclasses.replace(SCALE, steps=steps)) for steps in (100, 1_000)
+    )
+    options = [{o["name"]: o["value"] for o in row["options"]} for row in (short, long)]
+    assert [each["shared_steps"] for each in options] == [10, 100]
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *OUTERS])
+def test_what_is_to_be_pasted_is_a_job_file_that_means_the_same(name: str) -> None:
+    row = one_row(name, SCALE)
+    spec = read_spec(tomllib.loads(row["toml"]))
+    resolved = resolve(spec.strategy)
+    options = dataclasses.asdict(read_options(resolved))
+    assert options == {option["name"]: option["value"] for option in row["options"]}
+    assert resolved.outer == row["outer"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'diloco'"):
+        one_row("dilco", SCALE)
+
+
+def test_defaults_without_torch_are_the_defaults() -> None:
+    assert defaults_of("diloco")["outer_lr"] == 0.7
+    assert [row["name"] for row in part_rows("codecs")][:2] == ["fp32", "fp16"]
+
+
+def test_words_and_options_need_no_torch() -> None:
+    program = (
+        "import sys, atoll.strategies.weighed as w, atoll.strategies.option_list as o\n"
+        "import atoll.strategies.fitting\n"
+        "[o.options_of(name) for name in o.OUTERS]; w.part_rows('codecs')\n"
+        "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------ the verb
+
+
+def atoll(*words: str, width: int = 80) -> str:
+    from typer.testing import CliRunner
+
+    from atoll.cli.main import app
+
+    done = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": str(width)})
+    assert done.exit_code == 0, done.output
+    return str(done.output)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_list_fits_the_screen_and_names_everything(width: int) -> None:
+    text = atoll("--parameters", "1M", "--steps", "20", width=width)
+    lines = text.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    for name in METHODS:
+        assert any(line.startswith(name + " ") for line in lines) is (name in PRESETS)
+    assert ("paper" in lines[0]) is (width == 160)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_one_method_in_full_fits_the_screen(width: int) -> None:
+    text = atoll("diloco", width=width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for part in ("https://arxiv.org/abs/2311.08105", "outer_momentum", "[strategy]", "relay"):
+        assert part in text
+
+
+@pytest.mark.parametrize("kind", ["codecs", "aggregates", "collectives", "admission"])
+def test_the_other_tables_are_listed(kind: str) -> None:
+    lines = atoll(kind).splitlines()
+    for row in part_rows(kind):
+        assert any(line.startswith(row["name"]) for line in lines)
+
+
+def test_json_has_the_same_rows() -> None:
+    found: Any = json.loads(atoll("--json", "--parameters", "115008", "--peers", "2"))
+    assert [row["name"] for row in found] == [name for name in METHODS if name in PRESETS]
+    assert {"name", "line", "good_for", "papers", "page", "per_step"} <= set(found[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("124M", 124_000_000), ("1.5b", 1_500_000_000), ("115_008", 115_008)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, number: int) -> None:
+    from atoll.cli.methods import parse_count
+
+    assert parse_count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "M", "-3", "0", "nan", "1e99", "many"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    from atoll.cli.methods import parse_count
+
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse_count(text)

@@ -1,0 +1,97 @@
+"""Nothing may be forgotten: every row of every table has its suite, its golden, its words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from atoll.codec import table as codecs
+from atoll.group.policy import COLLECTIVES as COLLECTIVE_NAMES
+from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS, Entry
+from atoll.strategies.table import OUTERS, PRESETS, load
+from tests.contracts.codec_suite import CodecSuite
+from tests.contracts.collected import collect, suites, suites_of
+from tests.contracts.strategy_suite import GOLDEN
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_every_outer_strategy_has_a_contract_suite(outer: str) -> None:
+    options = load(OUTERS[outer])
+    assert suites_of(options), f"no StrategySuite in tests/strategies has options of {options}"
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_every_outer_strategy_has_a_golden_trajectory(outer: str) -> None:
+    for suite in suites_of(load(OUTERS[outer])):
+        assert (GOLDEN / f"{suite.name}.json").is_file(), f"{suite.__name__}: run --regenerate"
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_every_outer_strategy_has_a_preset(outer: str) -> None:
+    assert outer in {preset.outer for preset in PRESETS.values()}
+
+
+def test_suites_have_names_of_their_own() -> None:
+    names = [suite.name for suite in suites()]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_golden_is_left_from_a_suite_that_went_away() -> None:
+    written = {path.stem for path in GOLDEN.glob("*.json")}
+    assert written <= {suite.name for suite in suites()} | other_goldens()
+
+
+def other_goldens() -> set[str]:
+    """Return goldens that tests outside the contract read by name."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    return {
+        path.stem
+        for path in GOLDEN.glob("*.json")
+        if any(f'"{path.name}"' in text or f'golden="{path.stem}"' in text for text in texts)
+    }
+
+
+def test_the_catalogue_has_every_preset_and_nothing_else() -> None:
+    assert set(METHODS) == set(PRESETS)
+
+
+def test_the_catalogue_has_every_codec_and_nothing_else() -> None:
+    assert set(CODECS) == {*codecs.CODECS, *codecs.WRAPPERS}
+
+
+def test_the_catalogue_has_every_aggregate_collective_and_admission() -> None:
+    from atoll.reducer import policies
+
+    assert set(AGGREGATES) == set(policies.AGGREGATES)
+    assert set(ADMISSIONS) == set(policies.ADMISSIONS)
+    assert set(COLLECTIVES) == set(COLLECTIVE_NAMES)
+
+
+@pytest.mark.parametrize("entry", METHODS.values(), ids=METHODS)
+def test_every_method_has_a_page_that_speaks_of_it(entry: Entry) -> None:
+    page = ROOT / entry.page
+    assert page.is_file(), f"{entry.name} has no page {entry.page}"
+    text = page.read_text(encoding="utf-8")
+    assert entry.name in text
+    for paper in entry.papers[:1]:
+        assert paper.url in text, f"{entry.page} does not link {paper.url}"
+
+
+@pytest.mark.parametrize("entry", [*CODECS.values(), *AGGREGATES.values(), *COLLECTIVES.values()])
+def test_every_codec_aggregate_and_collective_is_on_its_page(entry: Entry) -> None:
+    assert entry.name in (ROOT / entry.page).read_text(encoding="utf-8")
+
+
+def test_every_page_of_a_method_is_named_by_the_catalogue() -> None:
+    pages = {path.name for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages - {"README.md"} <= {Path(entry.page).name for entry in METHODS.values()}
+
+
+def test_every_codec_has_a_run_of_the_codec_suite() -> None:
+    specs = [getattr(suite, "spec", "") for suite in collect(CodecSuite, "codec")]
+    tested = {name for spec in specs for name in re.findall(r"[a-z][a-z0-9]*", spec)}
+    assert {*codecs.CODECS, *codecs.WRAPPERS} <= tested
