@@ -111,6 +111,9 @@ class RandomK(Selecting):
             chosen[:edge] *= np.float32(WIDTH / self._per_block)
             if rest:
                 chosen[edge:] *= np.float32(rest / self._of(rest))
+        if not math.isfinite(float(x.sum(dtype=torch.float64))):
+            # Perhaps nothing of it lies among the positions: nobody may take the rest for good.
+            chosen.fill(np.nan)
         return torch.from_numpy(chosen)
 
     def where(self, data: Bytes, elements: int) -> Where:

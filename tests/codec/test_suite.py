@@ -1,0 +1,123 @@
+"""Every codec of the table against the one contract; a codec without a suite fails here."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.codec.table import CODECS, WRAPPERS
+from tests.contracts.codec_suite import CodecSuite
+
+
+class TestFp32(CodecSuite):
+    spec, error = "fp32", 0.0
+
+
+class TestFp16(CodecSuite):
+    spec, error = "fp16", 3e-4
+
+    @pytest.mark.parametrize("magnitude", [1e3, 1e-1])
+    def test_error_does_not_depend_on_the_magnitude(self, magnitude: float) -> None:
+        """Only between 6e-5 and 65504, the normal numbers of fp16."""
+        super().test_error_does_not_depend_on_the_magnitude(magnitude)
+
+
+class TestBf16(CodecSuite):
+    spec, error = "bf16", 2e-3
+
+
+class TestFp8(CodecSuite):
+    spec, error = "fp8", 0.028
+
+
+class TestFp8InBlocksOf64(CodecSuite):
+    spec, error = "fp8:64", 0.028
+
+
+class TestInt8(CodecSuite):
+    spec, error = "int8", 0.0075
+
+
+class TestInt8InBlocksOf1000(CodecSuite):
+    spec, error = "int8:1000", 0.0085
+
+
+class TestInt4(CodecSuite):
+    spec, error = "int4", 0.13
+
+
+class TestInt4InBlocksOf32(CodecSuite):
+    spec, error = "int4:32", 0.1
+
+
+class TestE3M0(CodecSuite):
+    spec, error = "e3m0", 0.2
+
+
+class TestInt2(CodecSuite):
+    spec, error = "int2", 0.45
+
+
+class TestSign(CodecSuite):
+    spec, error = "sign", 0.61
+
+
+class TestQSGD(CodecSuite):
+    spec, error, idempotent, contracts = "qsgd", 0.054, False, False
+
+
+class TestQSGDOf7Levels(CodecSuite):
+    spec, error, idempotent, contracts = "qsgd:7", 0.95, False, False
+
+
+class TestQSGDOf1Level(CodecSuite):
+    spec, error, idempotent, contracts = "qsgd:1", 3.5, False, False
+
+
+class TestTopK(CodecSuite):
+    spec, error = "topk:0.1", 0.76
+
+
+class TestTopKOfFewThenInt8(CodecSuite):
+    spec, error = "topk:0.01|int8", 0.97
+
+
+class TestTopKOfMostThenInt4(CodecSuite):
+    spec, error = "topk:0.5|int4", 0.4
+
+
+class TestRandomK(CodecSuite):
+    spec, error, contracts, shows_place = "randomk:0.1", 3.2, False, False
+
+
+class TestRandomKPlain(CodecSuite):
+    spec, error, shows_place = "randomk:0.1:plain", 0.96, False
+
+
+class TestRandomKThenInt8(CodecSuite):
+    spec, error, contracts, shows_place = "randomk:0.25|int8", 1.8, False, False
+
+
+class TestRandomKThenTopKThenInt4(CodecSuite):
+    """What CocktailSGD sends."""
+
+    spec, error, shows_place = "randomk:0.1:plain|topk:0.2|int4", 0.98, False
+
+
+class TestFeedback(CodecSuite):
+    spec, error = "feedback(int8)", 0.0075
+
+
+class TestFeedbackOfTopK(CodecSuite):
+    spec, error = "feedback(topk:0.05|bf16)", 0.9
+
+
+class TestFeedbackOfRandomK(CodecSuite):
+    spec, error, shows_place = "feedback(randomk:0.1)", 0.96, False
+
+
+SUITES = [kind.spec for kind in CodecSuite.__subclasses__()]
+
+
+@pytest.mark.parametrize("name", [*CODECS, *WRAPPERS])
+def test_every_codec_of_the_table_has_a_suite(name: str) -> None:
+    assert any(spec.replace("(", ":").split(":")[0] == name for spec in SUITES)
