@@ -119,6 +119,8 @@ class Task:
     """Whether members that agree on gradients have agreed not to take this step."""
     losses: Losses = field(default_factory=Losses, repr=False)
     """Of the steps since the last round."""
+    waited_s: float = 0.0
+    """Seconds that a strategy waited for others outside of rounds, since somebody took note."""
     _parameters: list[nn.Parameter] = field(init=False, repr=False, default_factory=list)
 
     def begin_period(self, due: int, *, together: bool = False) -> None:

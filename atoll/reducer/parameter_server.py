@@ -1,0 +1,326 @@
+"""A parameter server: one vector that members move whenever they have learned something.
+
+Pure and single-threaded: asks go in, answers come out, some of them later. It knows nothing of
+sockets or of time; who is lost it is told. What it holds can be fetched and loaded, so that the
+group's committed rounds (*anchors*) keep it safe: after a restart it knows nothing until a member
+loads the last anchor.
+
+Clocks (stale synchronous parallel, Ho et al. 2013): a member that has finished c clocks may go on
+when c - min <= bound, where the minimum is over members that will push again. With `synchronous`
+a clock's pushes are averaged in member order, the first n - backups of them; what comes late is
+refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Packet
+from atoll.codec.table import make_codec
+from atoll.errors import AtollError, LossNotFinite, WireError
+from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
+from atoll.reducer.server_roll import Pupil, Reply, ServerRoll
+from atoll.reducer.server_rules import compensate, late_factor, make_rule
+from atoll.wire.serving import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
+
+Answers = list[tuple[str, Answer, Packet | None]]
+
+_EXACT = make_codec("fp32")
+
+
+class ParameterServer:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        """Hold nothing until a member loads it."""
+        self.anchor = -1
+        self.version = 0
+        self.progress = 0.0
+        self.setup = Setup()
+        self.theta = torch.zeros(0)
+        self.roll = ServerRoll()
+        self._rule = make_rule(self.setup)
+        self._arrivals: dict[str, tuple[Push, Packet]] = {}
+        """Of the open clock, in synchronous mode."""
+        self._attaching: dict[str, Attach] = {}
+        """Who waits for a newer anchor than this server stands on."""
+        self._gone: set[str] = set()
+        """Members that were lost before they asked anything."""
+        self._encoded: tuple[int, Packet] | None = None
+
+    # ------------------------------------------------------------------------ asks
+
+    def handle(self, member: str, ask: Ask, packet: Packet | None = None) -> Answers:
+        """Take an ask in and return the answers that are due now, to whomever."""
+        self._gone.discard(member)
+        try:
+            if isinstance(ask, Attach):
+                return self._attach(member, ask)
+            if isinstance(ask, Load):
+                return self._load(member, ask, packet)
+            if ask.anchor != self.anchor:
+                return [(member, Answer("unknown", anchor=self.anchor), None)]
+            if isinstance(ask, Push):
+                return self._push(member, ask, packet)
+            if isinstance(ask, Rest):
+                return self._rest(member, ask)
+            return self._fetch(member)
+        except AtollError as error:
+            return [(member, Answer("refused", self.anchor, error=error.to_dict()), None)]
+
+    def lose(self, member: str) -> Answers:
+        """A member is gone, or was silent for too long: nobody waits for it any more."""
+        self._gone.add(member)
+        self._attaching.pop(member, None)
+        pupil = self.roll.pupils.get(member)
+        if pupil is not None and pupil.standing != "lost":
+            pupil.standing, pupil.waiting = "lost", None
+        return self._released() + self._loader()
+
+    @property
+    def computing(self) -> list[str]:
+        """Members whose next ask nobody holds back: they compute just now."""
+        return [m for m in self.roll.engaged if self.roll.pupils[m].waiting is None]
+
+    # --------------------------------------------------------------------- anchors
+
+    def _attach(self, member: str, ask: Attach) -> Answers:
+        if ask.anchor < self.anchor or (ask.anchor > self.anchor and not ask.members):
+            return [(member, Answer("unknown", anchor=self.anchor), None)]
+        if ask.anchor > self.anchor:
+            self._attaching[member] = ask
+            return self._loader()
+        pupil = self.roll.enter(member)
+        pupil.waiting, pupil.seq = None, -1
+        return [(member, *self._theta(member, pupil, want=ask.want))]
+
+    def _loader(self) -> Answers:
+        """Return the request to load, for the first member that is there, once all know who."""
+        if not self._attaching:
+            return []
+        newest = max(ask.anchor for ask in self._attaching.values())
+        members = next(a.members for a in self._attaching.values() if a.anchor == newest)
+        for member in members:
+            if member in self._attaching:
+                del self._attaching[member]
+                return [(member, Answer("load", anchor=self.anchor), None)]
+            if member not in self._gone:
+                break  # it will come, or be lost
+        return []
+
+    def _load(self, member: str, ask: Load, packet: Packet | None) -> Answers:
+        if ask.anchor < self.anchor:
+            return [(member, Answer("unknown", anchor=self.anchor), None)]
+        if ask.anchor > self.anchor:
+            self._take_up(ask, packet)
+            for lost in self._gone & self.roll.pupils.keys():
+                self.roll.pupils[lost].standing = "lost"
+        waiting, self._attaching = self._attaching, {}
+        answers: Answers = []
+        for name, attach in [*waiting.items(), (member, Attach(ask.anchor, want=False))]:
+            answers += self._attach(name, attach)
+        return answers
+
+    def _take_up(self, ask: Load, packet: Packet | None) -> None:
+        """Stand on an anchor."""
+        setup = ask.setup
+        if packet is None or not 0 <= setup.parameters <= ask.elements:
+            raise WireError("a server cannot be loaded with this", given=str(ask)[:200])
+        rule = make_rule(setup)
+        sizes = [ask.elements, *(setup.parameters for _ in ask.vectors)]
+        vector = _EXACT.decode(packet)
+        if vector.numel() != sum(sizes) or set(ask.vectors) - rule.vectors.keys():
+            raise WireError(
+                "a server cannot be loaded with this", given=f"{vector.numel()} elements",
+                expected=f"{sum(sizes)} for {', '.join(['theta', *ask.vectors])}",
+            )  # fmt: skip
+        theta, *vectors = torch.split(vector, sizes)
+        self.setup, self._rule, self.theta = setup, rule, theta.clone()
+        for name, values in zip(ask.vectors, vectors, strict=True):
+            rule.vectors[name].copy_(values)
+        rule.scalars.update({k: v for k, v in ask.scalars.items() if k in rule.scalars})
+        self.anchor, self.version, self.progress = ask.anchor, ask.version, ask.progress
+        self.roll, self._arrivals, self._encoded = ServerRoll(ask.members), {}, None
+
+    def _rest(self, member: str, ask: Rest) -> Answers:
+        pupil = self.roll.enter(member)
+        pupil.standing, pupil.final, pupil.waiting = "resting", ask.final, None
+        return [(member, Answer("rested", anchor=self.anchor), None), *self._released()]
+
+    def _fetch(self, member: str) -> Answers:
+        """Return everything, for an anchor."""
+        rule = self._rule
+        vector = torch.cat([self.theta, *rule.vectors.values()])
+        answer = Answer(
+            "state", anchor=self.anchor, version=self.version, progress=self.progress,
+            vectors=list(rule.vectors), scalars=dict(rule.scalars), codec="fp32",
+            sizes=[vector.numel()],
+        )  # fmt: skip
+        return [(member, answer, _EXACT.encode(vector))]
+
+    # ---------------------------------------------------------------------- pushes
+
+    def _push(self, member: str, ask: Push, packet: Packet | None) -> Answers:
+        pupil = self.roll.enter(member)
+        if ask.seq == pupil.seq:  # asked again: nothing is applied twice
+            return [(member, *pupil.reply)] if pupil.reply is not None else []
+        self._check(ask, packet)
+        if packet is None:
+            return []
+        pupil.seq, pupil.reply = ask.seq, None
+        self.roll.measure(member, ask.steps, ask.busy_s)
+        if self.setup.mode == "synchronous":
+            return self._enter_clock(member, pupil, ask, packet)
+        late = self.version - ask.version
+        accepted = not self.setup.limit or late <= self.setup.limit
+        if accepted:
+            self._apply(pupil, ask, packet, late=late)
+        pupil.clock += 1
+        pupil.waiting = ask
+        if not accepted or self.setup.mode == "asynchronous":
+            return [self._answer(member, pupil, accepted=accepted, late=late), *self._released()]
+        return self._released()
+
+    def _check(self, ask: Push, packet: Packet | None) -> None:
+        """Refuse what cannot be applied."""
+        if packet is None or packet.num_elements != self.theta.numel():
+            elements = 0 if packet is None else packet.num_elements
+            raise WireError(
+                "a push does not fit this server", given=f"{elements} elements",
+                expected=f"{self.theta.numel()}",
+            )  # fmt: skip
+        if not (is_weight(ask.weight) and math.isfinite(ask.rate) and ask.steps >= 0):
+            raise WireError("a push has numbers that cannot be", given=str(ask)[:200])
+
+    def _decoded(self, packet: Packet) -> Tensor:
+        """Return the values of a push.
+
+        Raises:
+            LossNotFinite: some are not.
+        """
+        x = make_codec(packet.codec).decode(packet)
+        if not is_finite(x):
+            raise LossNotFinite("a push has values that are NaN or infinite; it was not applied")
+        return x
+
+    def _apply(self, pupil: Pupil, ask: Push, packet: Packet, *, late: int) -> None:
+        """Move the vector by one push."""
+        setup, present = self.setup, self.roll.present
+        x = self._decoded(packet)
+        head, buffers = x[: setup.parameters], x[setup.parameters :]
+        if setup.compensation and pupil.read is not None:
+            now = self.theta[: setup.parameters]
+            compensate(head, now, pupil.read, strength=setup.compensation)
+        factor = late_factor(setup, late)
+        if setup.mode == "stale":  # the members take a step of the schedule together
+            factor /= present
+        if factor != 1.0:
+            head.mul_(factor)
+        self._rule.apply(self.theta[: setup.parameters], head, lr=setup.rate * ask.rate)
+        self.theta[setup.parameters :].sub_(buffers, alpha=1.0 / present)
+        self._moved(ask.steps / present)
+
+    def _moved(self, steps: float) -> None:
+        self.version += 1
+        self.progress += steps
+        self._encoded = None
+
+    # ---------------------------------------------------------------- synchronous
+
+    def _enter_clock(self, member: str, pupil: Pupil, ask: Push, packet: Packet) -> Answers:
+        """Keep a push for its clock; one of a clock that is over is refused."""
+        if ask.version != self.version:
+            return [self._answer(member, pupil, accepted=False, late=self.version - ask.version)]
+        self._decoded(packet)  # what is not finite is refused now, not when all have come
+        self._arrivals[member] = (ask, packet)
+        pupil.waiting = ask
+        return self._released()
+
+    def _end_clock(self) -> Answers:
+        """Apply the mean of a clock's pushes when enough are there."""
+        here = [m for m in self.roll.pupils if m in self._arrivals]
+        needed = max(1, len(self.roll.engaged) - self.setup.backups)
+        engaged = sum(self.roll.pupils[m].standing == "engaged" for m in here)
+        if not here or engaged < min(needed, len(self.roll.engaged)):
+            return []
+        pushes, self._arrivals = self._arrivals, {}
+        setup = self.setup
+        shares = [Share(m, pushes[m][1], pushes[m][0].weight) for m in here]
+        steps = sum(pushes[m][0].steps for m in here) / len(here)
+        try:
+            mean = mean_of(shares, codec=make_codec(shares[0].packet.codec))
+        except AtollError as error:
+            return [self._refusal(m, error) for m in here]
+        x = make_codec(mean.packet.codec).decode(mean.packet)
+        lr = setup.rate * pushes[here[0]][0].rate
+        self._rule.apply(self.theta[: setup.parameters], x[: setup.parameters], lr=lr)
+        self.theta[setup.parameters :].sub_(x[setup.parameters :])
+        self._moved(steps)
+        answers: Answers = []
+        for member in here:
+            pupil = self.roll.pupils[member]
+            pupil.clock += 1
+            answers.append(self._answer(member, pupil))
+        return answers
+
+    def _refusal(self, member: str, error: AtollError) -> tuple[str, Answer, Packet | None]:
+        pupil = self.roll.pupils[member]
+        pupil.waiting, pupil.reply = None, (Answer("refused", error=error.to_dict()), None)
+        return (member, *pupil.reply)
+
+    # --------------------------------------------------------------------- answers
+
+    def _released(self) -> Answers:
+        """Return the answers to those that may go on now."""
+        if self.setup.mode == "synchronous":
+            return self._end_clock()
+        answers: Answers = []
+        for member in self.roll.engaged:
+            pupil = self.roll.pupils[member]
+            ahead = pupil.clock - self.roll.slowest()
+            if isinstance(pupil.waiting, Push) and ahead <= self.setup.bound:
+                answers.append(self._answer(member, pupil))
+        return answers
+
+    def _answer(
+        self, member: str, pupil: Pupil, *, accepted: bool = True, late: int = 0
+    ) -> tuple[str, Answer, Packet | None]:
+        """Answer a member's push, and remember how."""
+        pupil.waiting = None
+        pupil.reply = self._theta(member, pupil, accepted=accepted, late=late)
+        return (member, *pupil.reply)
+
+    def _theta(
+        self, member: str, pupil: Pupil, *, want: bool = True, accepted: bool = True, late: int = 0
+    ) -> Reply:
+        """Return the vector as it is now, and what the member does next."""
+        steps, length = self.roll.plan(member, self.setup.every, dynamic=self.setup.dynamic)
+        if self._encoded is None or self._encoded[0] != self.version:
+            self._encoded = (self.version, make_codec(self.setup.reply).encode(self.theta))
+        packet = self._encoded[1] if want else None
+        if self.setup.compensation:
+            pupil.read = self.theta[: self.setup.parameters].clone()
+        answer = Answer(
+            "theta", anchor=self.anchor, version=self.version, clock=pupil.clock,
+            progress=self.progress, steps=steps, length=length, accepted=accepted,
+            staleness=late, hurry=self.roll.hurry,
+            codec=packet.codec if packet is not None else "",
+            sizes=list(packet.sizes) if packet is not None else [],
+        )  # fmt: skip
+        return answer, packet
+
+
+def expected_sizes(ask: Ask) -> Sequence[int]:
+    """Return the elements of the packet that comes with an ask."""
+    if isinstance(ask, Push):
+        return ask.sizes
+    if isinstance(ask, Load):
+        return [ask.elements + len(ask.vectors) * ask.setup.parameters]
+    return []
+
+
+__all__ = ["Answers", "Fetch", "ParameterServer", "expected_sizes"]

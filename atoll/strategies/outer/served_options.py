@@ -1,0 +1,26 @@
+"""Checks of options that methods with parameter servers have in common; pure."""
+
+from __future__ import annotations
+
+from atoll.errors import ConfigError
+
+LATENESS = ("constant", "inverse", "power")
+
+
+def check_lateness(staleness: str, power: float, limit: int) -> None:
+    """Refuse a treatment of late pushes that there is not.
+
+    Raises:
+        ConfigError: a name is unknown or a number out of range.
+    """
+    if staleness not in LATENESS:
+        raise ConfigError(
+            "late pushes cannot be treated like this", given=f"staleness = {staleness!r}",
+            expected=f"one of {', '.join(LATENESS)}",
+        )  # fmt: skip
+    if power < 0 or limit < 0:
+        raise ConfigError(
+            "late pushes cannot be treated like this",
+            given=f"staleness_power = {power}, max_staleness = {limit}",
+            expected="0 or more",
+        )
