@@ -14,6 +14,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from atoll.group.wires import Moved
 from atoll.group.wires import Wires as Wires
 from atoll.reducer.combine import combine
 from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
+from atoll.reducer.rows import Cuttable
 from atoll.wire.frames import Buffer
 
 _HEAD = struct.Struct("!d")
@@ -199,12 +201,8 @@ def _all_to_all(
     base, n = codec.base, len(wires.members)
     block = math.lcm(int(getattr(base, "block", 1)), ALIGNMENT)
     sizes = partition(vector.numel(), n, block=block)
-    if base is not codec and usable:
-        # Residuals belong to the whole vector, whoever takes part; encoding the decoded values
-        # once more, block by block, changes nothing.
-        vector = base.decode(codec.encode(vector, key=key))
     head = _HEAD.pack(own.weight if usable else math.nan)
-    packets = [base.encode(part.contiguous(), key=key) for part in torch.split(vector, sizes)]
+    packets = _chunks(vector, sizes, codec=codec if usable else base, key=key)
     shares, moved_out, moved_in = _scatter(wires, packets, head)
     contributors, total = _split([share.weight for share in shares], wires.members)
     if not total > 0:
@@ -229,6 +227,22 @@ def _all_to_all(
         out, contributors, total, result_digest(gathered, contributors),
         moved_out + shared, moved_in + others,
     )  # fmt: skip
+
+
+def _chunks(vector: Tensor, sizes: Sequence[int], *, codec: Codec, key: str) -> list[Packet]:
+    """Return one packet per chunk; residuals belong to the whole vector, whoever takes part."""
+    base = codec.base
+    if base is not codec:
+        whole = codec.encode(vector, key=key)
+        if isinstance(base, Cuttable) and all(size % base.grain == 0 for size in sizes[:-1]):
+            stops = accumulate(sizes)
+            return [
+                base.cut(whole, stop - size, stop) if size else base.encode(vector[:0], key=key)
+                for size, stop in zip(sizes, stops, strict=True)
+            ]
+        # Encoding the decoded values once more, block by block, changes nothing.
+        vector = base.decode(whole)
+    return [base.encode(part.contiguous(), key=key) for part in torch.split(vector, list(sizes))]
 
 
 def _scatter(wires: Wires, packets: list[Packet], head: bytes) -> tuple[list[Share], int, int]:

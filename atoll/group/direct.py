@@ -20,7 +20,8 @@ from atoll.clock import RealClock
 from atoll.codec.codec import Codec
 from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.board import Board, BoardStore
-from atoll.group.collectives import Exchanged, Wires, check_weight, weighted_mean
+from atoll.group.collectives import PLAIN, Exchanged, Wires, check_weight, weighted_mean
+from atoll.group.policy import GroupPolicy
 from atoll.group.swapping import swap_among
 from atoll.reducer.parcels import Delivered, Gift
 from atoll.wire.messages import RoundPlan
@@ -101,9 +102,10 @@ class DirectRoute:
         codec: Codec,
         weight: float,
         key: str,
+        policy: GroupPolicy = PLAIN,
         anew: bool = True,
     ) -> Exchanged:
-        """Return the weighted mean over the members of the plan.
+        """Return what the values of the plan's members come to, by default their weighted mean.
 
         Args:
             plan: Who takes part.
@@ -112,17 +114,20 @@ class DirectRoute:
             codec: How values are encoded on the wire.
             weight: Weight of the own values.
             key: Names the codec's residual state.
+            policy: What is done with the values.
             anew: Whether connections may be made: only in the first exchange of a plan, so that
                 nobody does one exchange with others who are at another.
 
         Raises:
-            PeerLost: a member's connection broke.
+            PeerLost: a member's connection broke, or the aggregate needs more members.
             DeadlineExceeded: it took longer than `plan.timeout_s`.
             GroupError: nothing was left to average.
         """
         out = self.meet(
             Meeting.of(plan),
-            lambda wires: weighted_mean(wires, vector, codec=codec, weight=weight, key=key),
+            lambda wires: weighted_mean(
+                wires, vector, codec=codec, weight=weight, key=key, policy=policy
+            ),
             serial=serial,
             anew=anew,
         )

@@ -114,7 +114,7 @@ class Routes:
             raise _not_dialled()
         return self._direct.exchange(
             errand.plan, errand.vector, serial=errand.serial, codec=errand.codec,
-            weight=errand.weight, key=errand.key, anew=errand.phase == 0,
+            weight=errand.weight, key=errand.key, policy=errand.policy, anew=errand.phase == 0,
         )  # fmt: skip
 
     def _by_relay(self, errand: Errand) -> Exchanged:

@@ -167,7 +167,8 @@ def _aggregate(let_in: _LetIn, codec: Codec, policy: Policy, history: History) -
     name = policy.aggregate.name
     if name in ("mean", "sum"):
         mean = _mean(let_in, codec)
-        return mean.mul_(len(let_in.shares)) if name == "sum" else mean
+        members = sum(len(share.names) for share in let_in.shares)
+        return mean.mul_(members) if name == "sum" else mean
     if name in ("median", "trimmed"):
         bad = int(policy.aggregate.number(0, 0))
         rule = median if name == "median" else partial(trimmed_mean, bad=bad)

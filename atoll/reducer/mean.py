@@ -110,7 +110,8 @@ def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
 
 def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mean:
     """Return what became of contributions as one packet of their kind."""
-    packet = codec.base.encode(averaged.vector, key="mean")
+    coder = codec.base.averaging(shares[0].packet)
+    packet = coder.encode(averaged.vector, key="mean")
     return Mean(
         replace(packet, sizes=tuple(shares[0].packet.sizes)), averaged.contributors,
         averaged.weight, averaged.left_out, averaged.refused,
@@ -132,18 +133,18 @@ def average(shares: Sequence[Share], *, codec: Codec) -> Averaged:
     """
     left_out = {s.member: bad_weight(s) for s in shares if not is_weight(s.weight)}
     usable = [share for share in shares if share.member not in left_out]
-    total = _total(usable, left_out)
+    total = total_weight(usable, left_out)
     vector = _weighted_sum(usable, codec)
     if not is_finite(vector):
         left_out |= _guilty(usable, codec)
         usable = [share for share in usable if share.member not in left_out]
-        total = _total(usable, left_out)
+        total = total_weight(usable, left_out)
         vector = _weighted_sum(usable, codec)
     names = tuple(name for share in usable for name in share.names)
     return Averaged(vector, names, total, left_out)
 
 
-def _total(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
+def total_weight(shares: Sequence[Share], left_out: dict[str, AtollError]) -> float:
     """Return the sum of weights."""
     total = math.fsum(share.weight for share in shares)
     if total > 0:
