@@ -65,12 +65,16 @@ class NextLetter(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def make_trainer(run: atoll.Run, *, steps: int) -> Trainer:
-    callback = AtollCallback(run, tokens=lambda batch: len(batch[1]))  # 3: ends with the job
+def make_trainer(run: atoll.Run, *, steps: int, callbacks: Any = (), **more: Any) -> Trainer:
+    ours = AtollCallback(run, tokens=lambda batch: len(batch[1]))  # 3: ends with the job
+    settings: dict[str, Any] = {
+        "accelerator": "cpu", "devices": 1, "default_root_dir": str(run.directory),
+        "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }  # fmt: skip
     return Trainer(
-        max_steps=steps, accumulate_grad_batches=2, gradient_clip_val=1.0, callbacks=[callback],
-        accelerator="cpu", devices=1, default_root_dir=str(run.directory), logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_steps=steps, accumulate_grad_batches=2, gradient_clip_val=1.0,
+        callbacks=[ours, *callbacks], **(settings | more),
     )  # fmt: skip
 
 

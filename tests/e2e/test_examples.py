@@ -18,12 +18,16 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
+        "accelerate_loop.py",  # this one and the two trainers: tests/integrations
         "actors.py",
         "elastic.toml",
         "four_laptops.toml",
         "gpt.toml",
+        "lightning_trainer.py",
+        "muloco.toml",
         "plain_loop.py",
         "README.md",
+        "transformers_trainer.py",
     }
 
 
@@ -72,6 +76,15 @@ def test_gpt_job_runs_on_four_nodes_shortened(atoll: Atoll) -> None:
     small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
     words = [word for setting in small for word in ("--set", setting)]
     done = atoll.run("run", str(EXAMPLES / "gpt.toml"), "--local", "4", *words)
+    assert done.code == 0, done.both
+    assert not atoll.processes()
+
+
+def test_muloco_job_runs_on_two_nodes_shortened(atoll: Atoll) -> None:
+    small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
+    small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
+    words = [word for setting in small for word in ("--set", setting)]
+    done = atoll.run("run", str(EXAMPLES / "muloco.toml"), "--local", "2", *words)
     assert done.code == 0, done.both
     assert not atoll.processes()
 

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.e2e.conftest import atoll
+
+__all__ = ["atoll"]

@@ -1,0 +1,46 @@
+"""The example scripts as modules, and as jobs of two real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tests.e2e.conftest import Atoll
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    """Return an example as a module."""
+    found = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def run_on_two_nodes(atoll: Atoll, name: str, *, steps: int) -> dict[str, Tensor]:
+    """Run an example as a job of two processes with a hub; return the weights it published."""
+    words = ("--local", "2", "--", "--steps", str(steps))
+    done = atoll.run("run", str(EXAMPLES / f"{name}.py"), *words)
+    assert done.code == 0, done.both
+    assert "w0 finished with held-out loss" in done.out
+    losses = {line.split()[-1] for line in done.out.splitlines() if "finished with" in line}
+    assert len(losses) == 1, done.out  # both members end with one model
+    assert not atoll.processes()
+    return load_file(atoll.job_folder() / "model.safetensors")
+
+
+def assert_same(found: dict[str, Tensor], model: nn.Module, *, tolerance: float = 1e-6) -> None:
+    """Compare published weights with those of a model, which may name tied ones twice."""
+    state = model.state_dict()
+    assert set(found) <= set(state)
+    assert found
+    for name, value in found.items():
+        assert torch.allclose(value, state[name], rtol=0, atol=tolerance), name

@@ -1,0 +1,163 @@
+"""transformers.Trainer with a wrapped optimizer and the callback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atoll as package
+from atoll.group.alone import Alone
+from atoll.group.group import Group
+from atoll.group.memory import MemoryGroups
+from atoll.run import Run
+from tests.e2e.conftest import Atoll
+from tests.integrations.examples import assert_same, load, run_on_two_nodes
+
+transformers = pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
+STEPS = 24
+
+
+def make_run(group: Group, folder: Path, *, num_slots: int = 2) -> Run:
+    return Run(group, slot=int(group.me[1:]), num_slots=num_slots, directory=folder, seed=7)
+
+
+def vector(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    return load("transformers_trainer")
+
+
+@pytest.mark.e2e
+def test_two_processes_end_as_the_native_loop(atoll: Atoll, tmp_path: Path, example: Any) -> None:
+    groups = MemoryGroups(2)
+    runs = [make_run(group, tmp_path) for group in groups]
+    arguments = example.settings(tmp_path, steps=STEPS)
+    loaders = [
+        transformers.Trainer(
+            example.make_model(),
+            arguments,
+            train_dataset=run.shard(example.Windows(64, 2000)),
+            eval_dataset=example.Windows(0, 8),
+        ).get_train_dataloader()
+        for run in runs
+    ]
+    models = [example.make_model() for _ in runs]
+
+    def native(group: Group) -> None:
+        slot = int(group.me[1:])
+        with runs[slot] as run:
+            model, stream = models[slot], iter(loaders[slot])
+            inner = torch.optim.AdamW(model.parameters(), 3e-3)
+            outer = package.DiLoCo(every=20, outer_lr=0.8, outer_momentum=0.5)
+            optimizer = run.wrap(model, inner, outer=outer)
+            schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 5, STEPS)
+            for _ in range(STEPS):
+                pair = [next(stream) for _ in range(2)]
+                items = sum(batch["labels"].numel() for batch in pair)
+                for batch in pair:
+                    model(**batch, num_items_in_batch=items).loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                run.log(tokens=items)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+
+    groups.together(native)
+    assert torch.equal(vector(models[0]), vector(models[1]))
+    found = run_on_two_nodes(atoll, "transformers_trainer", steps=STEPS)
+    assert_same(found, models[0], tolerance=1e-5)
+
+
+def train_alone(example: Any, folder: Path, *, callback: bool = True, **changes: Any) -> Any:
+    """Train one member whose agreed parameters differ from its own; return its Trainer."""
+    from atoll.integrations.transformers import AtollCallback
+
+    run = make_run(Alone(), folder, num_slots=1)
+    model = example.make_model()
+    optimizer = run.wrap(
+        model,
+        torch.optim.AdamW(model.parameters(), 3e-3),
+        outer=package.DiLoCo(every=4, outer_lr=0.5, outer_momentum=0.0),
+    )
+    arguments = example.settings(folder, steps=changes.pop("steps", 10))
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=example.Windows(64, 400),
+        eval_dataset=example.Windows(0, 32),
+        optimizers=(optimizer, None),
+        callbacks=[AtollCallback(run)] if callback else [],
+    )
+    trainer.train()
+    return trainer
+
+
+def evaluations(trainer: Any) -> dict[int, float]:
+    return {
+        int(line["step"]): float(line["eval_loss"])
+        for line in trainer.state.log_history
+        if "eval_loss" in line
+    }
+
+
+def test_it_evaluates_the_agreed_parameters(tmp_path: Path, example: Any) -> None:
+    found = evaluations(train_alone(example, tmp_path, eval_steps=1))
+    # Between two rounds the agreed parameters rest, so their loss does; the own ones learn.
+    assert found[1] == found[2] == found[3]
+    assert found[3] != found[4]
+    assert found[4] == found[5] == found[6] == found[7]
+    assert found[10] != found[9]  # the last steps were agreed on before the last evaluation
+    own = evaluations(train_alone(example, tmp_path, eval_steps=1, callback=False))
+    assert len({own[step] for step in (1, 2, 3)}) == 3
+
+
+def test_it_saves_the_agreed_parameters_and_training_goes_on_from_its_own(
+    tmp_path: Path, example: Any
+) -> None:
+    quiet = train_alone(example, tmp_path / "quiet", eval_strategy="no")
+    trainer = train_alone(
+        example, tmp_path, eval_strategy="no", save_strategy="steps", save_steps=3
+    )
+    assert torch.equal(vector(quiet.model), vector(trainer.model))
+    kept = type(trainer.model).from_pretrained(tmp_path / "trainer" / "checkpoint-3")
+    assert torch.equal(vector(kept), vector(example.make_model()))  # no round before step 4
+
+
+def test_the_best_model_is_loaded_after_the_last_round(tmp_path: Path, example: Any) -> None:
+    trainer = train_alone(
+        example, tmp_path, eval_steps=2, save_strategy="steps", save_steps=2,
+        load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False,
+    )  # fmt: skip
+    best = type(trainer.model).from_pretrained(trainer.state.best_model_checkpoint)
+    assert torch.equal(vector(best), vector(trainer.model))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric)
+
+
+def test_it_stops_when_the_job_does(tmp_path: Path, example: Any) -> None:
+    from atoll.integrations.transformers import AtollCallback
+
+    group = MemoryGroups(1)[0]
+    run = make_run(group, tmp_path, num_slots=1)
+    model = example.make_model()
+    optimizer = run.wrap(model, torch.optim.SGD(model.parameters(), 0.1), outer="local-sgd")
+
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            group.stopping = state.global_step == 2
+
+    trainer = transformers.Trainer(
+        model, example.settings(tmp_path, steps=50), train_dataset=example.Windows(64, 400),
+        eval_dataset=example.Windows(0, 8), optimizers=(optimizer, None),
+        callbacks=[Stop(), AtollCallback(run)],
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 3
