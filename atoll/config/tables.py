@@ -167,6 +167,12 @@ class StrategyTable:
     """How members come to agree; empty: the preset's."""
     codec: str = ""
     """How tensors are encoded, e.g. `fp32`, `int8`, `feedback(int8)`; empty: the preset's."""
+    aggregate: str = "mean"
+    """How the members' values become one: `mean`, or a robust rule, e.g. `median`, `trimmed:1`."""
+    collective: str = "auto"
+    """How a mean travels between members that can dial each other, e.g. `ring`, `tree`, `star`."""
+    admission: str = "finite"
+    """Whose values are let in: `finite` ones, or those within the usual `norms`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the outer strategy (every, outer_lr, ...): any other key of the table."""
 

@@ -68,7 +68,7 @@ def check(
         nodes: Members that are to train together.
         min_nodes: Fewest with whom it is to go on; 0: all are needed to start.
         route: `auto`, `direct` or `relay`.
-        policy: What the group does with the members' values.
+        policy: What the group does with the members' values; None: what `resolved` says.
 
     Raises:
         ConfigError: they cannot; the message has the reason and the nearest thing that works.
@@ -76,7 +76,7 @@ def check(
     defaults = defaults_of(resolved.outer) if resolved.outer in OUTERS else {}
     plan = Plan(
         outer=resolved.outer, codec=resolved.codec, options={**defaults, **resolved.options},
-        nodes=nodes, min_nodes=min_nodes, route=route, policy=policy or GroupPolicy(),
+        nodes=nodes, min_nodes=min_nodes, route=route, policy=policy or resolved.policy,
     )  # fmt: skip
     for rule in RULES:
         rule(plan)
@@ -134,15 +134,34 @@ def collective_needs_links(plan: Plan) -> None:
 # ------------------------------------------------------------------------------- policies
 
 
-def robust_needs_a_reducer(plan: Plan) -> None:
-    """On the direct route every member adds up a part; one that lies could not be seen."""
-    if plan.policy.robust and plan.route == "direct":
+def rounding_needs_one_way(plan: Plan) -> None:
+    """Partial sums that travel would be rounded on every hop."""
+    if plan.codec != "fp32":
+        plan.policy.check_codec(plan.codec)
+
+
+def robust_needs_whole_vectors(plan: Plan) -> None:
+    """Where each member sends other coordinates, most see zeros at each of them."""
+    sparse = sorted(plan.codecs & GATHERING)
+    if sparse and plan.policy.robust:
         raise ConfigError(
-            "a robust rule needs one place that sees all contributions",
+            f"codec {sparse[0]} leaves nothing for a robust rule to compare",
+            given=f"codec = {plan.codec!r}, aggregate = {plan.policy.aggregate!r}, "
+            f"admission = {plan.policy.admission!r}",
+            expected="a codec that sends every coordinate, or the same ones on every member",
+            remedy='codec = "feedback(int8)" or "feedback(randomk:0.01)"',
+        )
+
+
+def robust_needs_a_reducer(plan: Plan) -> None:
+    """Rules that look at whole vectors, or remember, need one place that sees everything."""
+    if plan.policy.needs_reducer and plan.route == "direct":
+        raise ConfigError(
+            "this rule needs one place that sees all contributions",
             given=f"aggregate = {plan.policy.aggregate!r}, admission = "
             f'{plan.policy.admission!r} with route = "direct"',
             expected='route = "relay" or "auto"',
-            remedy='set route = "relay" in [job]',
+            remedy='set route = "relay" in [job]; aggregate "median" and "trimmed:F" work directly',
         )
 
 
@@ -181,7 +200,7 @@ def aggregate_needs_a_mean(plan: Plan) -> None:
 
 def sums_are_for_gradients(plan: Plan) -> None:
     """The sum of members' moves is as many times too long as there are members."""
-    if plan.policy.aggregate == "sum" and plan.outer != "every_step":
+    if plan.policy.aggregate == "sum":
         raise ConfigError(
             "a sum of what members learned overshoots by their number",
             given=f'aggregate = "sum" with outer = {plan.outer!r}',
@@ -262,7 +281,9 @@ def backups_leave_somebody(plan: Plan) -> None:
 RULES: tuple[Callable[[Plan], None], ...] = (
     sparse_needs_gathering,
     own_compression,
+    rounding_needs_one_way,
     collective_needs_links,
+    robust_needs_whole_vectors,
     robust_needs_a_reducer,
     robust_needs_members,
     aggregate_needs_a_mean,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.config import StrategyTable, read_table
 from atoll.errors import ConfigError, unknown
+from atoll.group.policy import GroupPolicy
 
 if TYPE_CHECKING:
     from atoll.strategies.strategy import Outer
@@ -24,6 +25,11 @@ OUTERS: Mapping[str, str] = MappingProxyType(
         "every_step": "atoll.strategies.outer.every_step:EveryStep",
         "average": "atoll.strategies.outer.average:Average",
         "diloco": "atoll.strategies.outer.diloco:DiLoCo",
+        "asynchronous": "atoll.strategies.outer.asynchronous:Asynchronous",
+        "server": "atoll.strategies.outer.server:Server",
+        "sparta": "atoll.strategies.outer.sparta:Sparta",
+        "sign_majority": "atoll.strategies.outer.sign_majority:SignMajority",
+        "powersgd": "atoll.strategies.outer.powersgd:PowerSGD",
     }
 )
 """Name -> the options of an outer strategy; their `build` makes it."""
@@ -45,6 +51,15 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "alone": Preset(outer="alone"),
         "ddp": Preset(outer="every_step"),
         "local-sgd": Preset(outer="average"),
+        "async-diloco": Preset(outer="asynchronous", codec="feedback(int8)"),
+        "parameter-server": Preset(outer="server"),
+        "stale-synchronous": Preset(outer="server", options={"mode": "stale", "bound": 3}),
+        "async-sgd": Preset(
+            outer="server", options={"mode": "asynchronous", "staleness": "inverse"}
+        ),
+        "sparta": Preset(outer="sparta"),
+        "signsgd": Preset(outer="sign_majority", codec="sign"),
+        "powersgd": Preset(outer="powersgd"),
         # Measured on a small model and 2,000 steps, see docs/tuning.md: as good as data parallel
         # with 219 times fewer bytes. Larger models want a longer interval.
         "diloco": Preset(
@@ -70,10 +85,14 @@ class Resolved:
     outer: str
     codec: str
     options: Mapping[str, Any]
+    policy: GroupPolicy = field(default_factory=GroupPolicy)
+    """What the group does with the members' values."""
 
     def names(self) -> dict[str, str]:
-        """Return the three names, for summaries."""
-        return {"inner": self.inner, "outer": self.outer, "codec": self.codec}
+        """Return the three names, and the words of an unusual policy, for summaries."""
+        plain, words = GroupPolicy(), dataclasses.asdict(self.policy)
+        unusual = {name: word for name, word in words.items() if word != getattr(plain, name)}
+        return {"inner": self.inner, "outer": self.outer, "codec": self.codec} | unusual
 
 
 def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
@@ -101,7 +120,12 @@ def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
     if steps is not None and "shared_steps" in options:
         options["shared_steps"] = min(options["shared_steps"], steps // 10)
     options |= dict(table.options)
-    return Resolved(inner=inner, outer=outer, codec=table.codec or preset.codec, options=options)
+    policy = GroupPolicy(
+        aggregate=table.aggregate, collective=table.collective, admission=table.admission
+    )
+    return Resolved(
+        inner=inner, outer=outer, codec=table.codec or preset.codec, options=options, policy=policy
+    )
 
 
 def load(path: str) -> Any:

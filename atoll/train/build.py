@@ -10,6 +10,7 @@ from atoll.codec import make_codec
 from atoll.codec.codec import Codec
 from atoll.config import JobSpec
 from atoll.data import Dataset, Shards, load_dataset
+from atoll.group.policy import GroupPolicy
 from atoll.models import GPT, build_model
 from atoll.strategies.fitting import check
 from atoll.strategies.strategy import Outer
@@ -51,6 +52,7 @@ class Built:
     codec: Codec
     strategy: str
     """Name of the outer strategy."""
+    policy: GroupPolicy
 
     def rhythm(self, spec: JobSpec, *, peers: int) -> Rhythm:
         """Return after which rounds to evaluate and save."""
@@ -89,4 +91,5 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
     )
     # What only dropout uses differs from member to member; the weights above do not.
     torch.manual_seed(seed * 1_000 + slot + 1)
-    return Built(model, dataset, shards, task, schedule, outer, codec, resolved.outer)
+    name, policy = resolved.outer, resolved.policy
+    return Built(model, dataset, shards, task, schedule, outer, codec, name, policy)

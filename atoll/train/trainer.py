@@ -138,6 +138,7 @@ class Trainer:
         """Build data, model, optimizer and strategy; restore a checkpoint if one is named."""
         built = build(self.spec, member=self.group.me, slot=slot, num_slots=num_slots)
         self.built, self.task, self.outer = built, built.task, built.outer
+        self.group.policy = built.policy
         self.slot, self.num_slots, self.resumed = slot, num_slots, round_ >= 0
         if round_ >= 0:
             cursor = self._restore(round_)
