@@ -105,7 +105,7 @@ def sparse_needs_gathering(plan: Plan) -> None:
             f"codec {sparse[0]} does not add up on the way, which collective {collective} has to",
             given=f"codec = {plan.codec!r}, collective = {collective!r}",
             expected="a codec whose packets add up, or a collective that gathers",
-            remedy='collective = "auto", or codec = "feedback(randomk:0.01)"',
+            remedy='collective = "auto"',
         )
 
 
@@ -199,7 +199,7 @@ def aggregate_needs_a_mean(plan: Plan) -> None:
 
 
 def sums_are_for_gradients(plan: Plan) -> None:
-    """The sum of members' moves is as many times too long as there are members."""
+    """A sum of members' moves is too long, and buffers that travel along must not be summed."""
     if plan.policy.aggregate == "sum":
         raise ConfigError(
             "a sum of what members learned overshoots by their number",

@@ -49,8 +49,12 @@ def test_a_sparse_codec_is_refused_where_packets_are_added_on_the_way(collective
         error = refusal("every_step", codec, policy=policy)
         assert "topk does not add up" in error.what
         assert 'collective = "auto"' in str(error.remedy)
-    dense = Resolved(inner="local", outer="every_step", codec="feedback(int8)", options={})
-    check(dense, nodes=4, policy=policy)
+    assert "every hop" in refusal("every_step", "feedback(int8)", policy=policy).what
+    check(
+        Resolved(inner="local", outer="every_step", codec="fp32", options={}),
+        nodes=4,
+        policy=policy,
+    )
     check(resolve(StrategyTable(preset="ddp", codec="topk:0.01")), nodes=4)
 
 
@@ -79,12 +83,20 @@ def test_what_is_offered_instead_of_a_rule_works() -> None:
     check(resolve(StrategyTable()), nodes=4, policy=GroupPolicy(aggregate=nearest))
 
 
-@pytest.mark.parametrize("policy", [{"aggregate": "median"}, {"admission": "norms"}])
+def test_robust_rules_want_vectors_that_can_be_compared() -> None:
+    error = refusal("diloco", "feedback(topk:0.1)", policy=GroupPolicy(aggregate="median"))
+    assert "randomk" in str(error.remedy)
+    dense = Resolved(inner="local", outer="diloco", codec="feedback(randomk:0.1)", options={})
+    check(dense, nodes=4, policy=GroupPolicy(aggregate="median"))
+
+
+@pytest.mark.parametrize("policy", [{"aggregate": "geometric-median"}, {"admission": "norms"}])
 def test_robust_rules_are_refused_where_nobody_sees_all(policy: dict[str, str]) -> None:
     error = refusal(route="direct", policy=GroupPolicy(**policy))
     assert 'route = "relay"' in str(error.remedy)
     for route in ("auto", "relay"):
         check(resolve(StrategyTable()), nodes=4, route=route, policy=GroupPolicy(**policy))
+    check(resolve(StrategyTable()), nodes=4, route="direct", policy=GroupPolicy(aggregate="median"))
 
 
 def test_collectives_are_refused_over_the_relay() -> None:
@@ -92,10 +104,10 @@ def test_collectives_are_refused_over_the_relay() -> None:
     assert 'route = "auto"' in str(error.remedy)
 
 
-def test_only_gradients_are_summed() -> None:
+def test_only_gradients_are_summed_and_not_the_buffers_that_travel_with_them() -> None:
     policy = GroupPolicy(aggregate="sum")
-    assert "ddp" in str(refusal("diloco", policy=policy).remedy)
-    check(resolve(StrategyTable(preset="ddp")), nodes=4, policy=policy)
+    for outer in ("diloco", "every_step"):
+        assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
 
 
 @pytest.mark.parametrize("outer", sorted((fitting.PAIRED | fitting.SERVED) & set(OUTERS)))
