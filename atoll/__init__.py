@@ -20,12 +20,17 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Alone": "atoll.strategies.outer.alone",
+    "Asynchronous": "atoll.strategies.outer.asynchronous",
     "AtollError": "atoll.errors",
     "Average": "atoll.strategies.outer.average",
     "DiLoCo": "atoll.strategies.outer.diloco",
+    "Eager": "atoll.strategies.outer.eager",
     "EveryStep": "atoll.strategies.outer.every_step",
     "MemoryGroups": "atoll.group.memory",
     "Run": "atoll.run",
+    "Server": "atoll.strategies.outer.server",
+    "SlowMo": "atoll.strategies.outer.slowmo",
+    "Streaming": "atoll.strategies.outer.streaming",
     "join": "atoll.run",
 }
 """Public name -> module that defines it."""
@@ -35,18 +40,28 @@ if TYPE_CHECKING:
     from atoll.group.memory import MemoryGroups
     from atoll.run import Run, join
     from atoll.strategies.outer.alone import Alone
+    from atoll.strategies.outer.asynchronous import Asynchronous
     from atoll.strategies.outer.average import Average
     from atoll.strategies.outer.diloco import DiLoCo
+    from atoll.strategies.outer.eager import Eager
     from atoll.strategies.outer.every_step import EveryStep
+    from atoll.strategies.outer.server import Server
+    from atoll.strategies.outer.slowmo import SlowMo
+    from atoll.strategies.outer.streaming import Streaming
 
 __all__ = [
     "Alone",
+    "Asynchronous",
     "AtollError",
     "Average",
     "DiLoCo",
+    "Eager",
     "EveryStep",
     "MemoryGroups",
     "Run",
+    "Server",
+    "SlowMo",
+    "Streaming",
     "__version__",
     "join",
 ]

@@ -25,6 +25,9 @@ OUTERS: Mapping[str, str] = MappingProxyType(
         "every_step": "atoll.strategies.outer.every_step:EveryStep",
         "average": "atoll.strategies.outer.average:Average",
         "diloco": "atoll.strategies.outer.diloco:DiLoCo",
+        "streaming": "atoll.strategies.outer.streaming:Streaming",
+        "eager": "atoll.strategies.outer.eager:Eager",
+        "slowmo": "atoll.strategies.outer.slowmo:SlowMo",
         "asynchronous": "atoll.strategies.outer.asynchronous:Asynchronous",
         "server": "atoll.strategies.outer.server:Server",
         "sparta": "atoll.strategies.outer.sparta:Sparta",
@@ -51,6 +54,15 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "alone": Preset(outer="alone"),
         "ddp": Preset(outer="every_step"),
         "local-sgd": Preset(outer="average"),
+        "post-local-sgd": Preset(outer="average", options={"every_step_until": 500}),
+        "fedavg": Preset(
+            outer="diloco", options={"every": 100, "outer_optimizer": "sgd", "outer_lr": 1.0}
+        ),
+        "open-diloco": Preset(outer="diloco", codec="fp16"),
+        "muloco": Preset(outer="diloco", codec="feedback(int2)", options={"every": 30}),
+        "streaming-diloco": Preset(outer="streaming", codec="feedback(e3m0)"),
+        "eager-diloco": Preset(outer="eager", codec="feedback(e3m0)"),
+        "slowmo": Preset(outer="slowmo"),
         "async-diloco": Preset(outer="asynchronous", codec="feedback(int8)"),
         "parameter-server": Preset(outer="server"),
         "stale-synchronous": Preset(outer="server", options={"mode": "stale", "bound": 3}),
@@ -75,6 +87,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     }
 )
 """Name in a job file -> inner x outer x codec."""
+
+
+FIRST_STEPS: Mapping[str, int] = MappingProxyType({"shared_steps": 10, "every_step_until": 2})
+"""Options that count first steps -> which part of a run a preset's may be: a tenth, a half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +119,7 @@ def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
 
     Args:
         table: What a person wrote.
-        steps: Of the run; a preset's shared start takes at most a tenth of them.
+        steps: Of the run; a preset's first steps are at most a part of them (`FIRST_STEPS`).
 
     Raises:
         ConfigError: a preset, inner or outer strategy is unknown; the nearest one is named.
@@ -117,8 +133,9 @@ def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
     if inner not in INNERS:
         raise unknown("inner strategy", inner, INNERS)
     options = dict(preset.options if outer == preset.outer else {})
-    if steps is not None and "shared_steps" in options:
-        options["shared_steps"] = min(options["shared_steps"], steps // 10)
+    for name, share in FIRST_STEPS.items():
+        if steps is not None and name in options:
+            options[name] = min(options[name], steps // share)
     options |= dict(table.options)
     policy = GroupPolicy(
         aggregate=table.aggregate, collective=table.collective, admission=table.admission
