@@ -1,0 +1,440 @@
+"""Eager DiLoCo: a round has the whole next period to come about, and the own share goes ahead.
+
+Kale et al. 2025, "Eager Updates For Overlapped Communication and Computation in DiLoCo"
+(https://arxiv.org/abs/2502.12996). Legend: Delta_i^t a member's pseudo-gradient of period t, avg^t
+the mean of all, s_i the member's share of it (1/M with equal weights), H = `every`.
+
+    at the end of period t:  begin to average Delta_i^t, take the result of avg^(t-1)
+    theta_i = OuterSGD_i(theta_i, avg^(t-1) + s_i Delta_i^t - s_i Delta_i^(t-1))
+
+Every pseudo-gradient counts once: the own share at once, those of the others a period later.
+Members therefore carry different parameters between rounds. What they agree on is the sequence of
+means: the common parameters are OuterSGD over avg^1, avg^2, ..., a period behind. These are what is
+evaluated, saved as the model, given to newcomers, and what everybody has at the end.
+
+Differs from the paper:
+  * contributions weigh by the tokens they were trained on, unless `weight = "equal"`; the share that
+    goes ahead is that of the last round, and what went ahead is what is taken back;
+  * sending begins with the next step, so that a checkpoint after a round finds nothing under way;
+  * during the first period members exchange one number, so that every period has its round;
+  * a newcomer sends nothing of weight in the round that is under way when it comes;
+  * the last rounds are waited for, and everybody ends with the common parameters;
+  * floating-point buffers are averaged plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import ConfigError
+from atoll.group.group import Group
+from atoll.strategies.codec_state import codec_state, load_codec_state
+from atoll.strategies.delta import Flat, digest, pseudo_gradient
+from atoll.strategies.flight import Flight, Landed, Means
+from atoll.strategies.meeting import Exchange, Meeting, Told
+from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, carrying
+from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
+from atoll.strategies.outer.streaming import after
+from atoll.strategies.outer_optim import OuterSGD
+from atoll.strategies.start import same_start
+from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
+from atoll.strategies.volume import times, total, volume
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+KEY = "delta"
+"""Names the codec's residual state."""
+
+NEXT_TO_NOTHING = 1e-9
+"""Weight of a newcomer that has nothing to send: if all are newcomers there still is a mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eager:
+    """Options of eager DiLoCo."""
+
+    every: int = 100
+    """Optimizer steps between two rounds (H); a round has as long to come about."""
+    outer_lr: float = 0.7
+    """Rate of the outer optimizer."""
+    outer_momentum: float = 0.9
+    """Nesterov momentum of the outer optimizer; 0: plain SGD."""
+    shared_steps: int = 0
+    """First steps that every member computes on the same data, so that they need no traffic
+    (built-in trainer only)."""
+    weight: str = "tokens"
+    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return EagerOuter(self)
+
+
+class EagerOuter(OuterDefaults):
+    """See the module's docstring."""
+
+    one_model = False
+
+    def __init__(self, options: Eager, *, clock: Clock | None = None) -> None:
+        """Check the options."""
+        for name, least in {"every": 1, "shared_steps": 0}.items():
+            if getattr(options, name) < least:
+                raise ConfigError(
+                    f"{name} is too small", given=getattr(options, name),
+                    expected=f"{least} or more",
+                )  # fmt: skip
+        self.options = options
+        self.shared_steps = options.shared_steps
+        self._weigher = Weigher(options.weight)
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._common_optimizer, self._own_optimizer = self._new_optimizer(), self._new_optimizer()
+        self._base = "start"
+        self._next = 0
+        self._taken = 0
+        """Step at which the common state was last changed."""
+        self._flight: Flight | None = None
+        """None: the next step begins a round."""
+        self._first = True
+        """The next round is one of the first period: there is nothing to average yet."""
+        self._share = 1.0
+        """Part of the own pseudo-gradient that goes, or went, ahead of its mean."""
+        self._sent: Tensor | None = None
+        """The own pseudo-gradient that is, or will be, under way; None: there is none."""
+        self._weight = 0.0
+        self._norm: float | None = None
+        self._told: Told | None = None
+        self._resumed = False
+
+    def _new_optimizer(self) -> OuterSGD:
+        return OuterSGD(lr=self.options.outer_lr, momentum=self.options.outer_momentum)
+
+    # ------------------------------------------------------------------------- moments
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Take the parameters as they are for the common state and for the own one."""
+        self._task, self._codec, self._exact = task, codec, make_codec("fp32")
+        self._meeting = Meeting(group, self._clock)
+        self._flat = Flat([*task.parameters(), *task.buffers()])
+        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        self._num_parameters = task.num_parameters
+        self._start = self._flat.read()
+        self._settle(task)
+
+    def _settle(self, task: Task) -> None:
+        """Let the own state be the common one; count from here."""
+        self._theta = self._start.clone()
+        self._own_optimizer.load_state_dict(self._common_optimizer.state_dict())
+        self._sent, self._share = None, 1.0 / len(self._meeting.group.members or ("",))
+        self._weight, self._norm, self._told = 0.0, None, None
+        self._weigher.reset(task)
+        self._taken = task.step
+        self._plan(task)
+
+    def _plan(self, task: Task) -> None:
+        """Begin the period until the next round."""
+        self._next = self._next_due(task.step)
+        task.begin_period(self._next, together=self._next <= self.shared_steps)
+
+    def _next_due(self, step: int) -> int:
+        since, every = self.shared_steps, self.options.every
+        return since if step < since else since + ((step - since) // every + 1) * every
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        return self._same_start(task)
+
+    def _same_start(self, task: Task) -> SyncResult:
+        number = task.round
+        self._start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        self._base = digest(self._start)
+        self._settle(task)
+        last = rounds[-1]
+        return SyncResult(
+            round=number, contributors=last.reduced.contributors, weight=last.reduced.weight,
+            seconds={k: sum(one.seconds[k] for one in rounds) for k in last.seconds},
+            sent_bytes=last.sent_bytes, received_bytes=last.received_bytes, digest=self._base,
+            aborted=last.attempts - 1,
+        )  # fmt: skip
+
+    def gradients(self, task: Task) -> None:
+        """Begin the round that this period is for, with its first step."""
+        if self._flight is None and task.step >= self.shared_steps:
+            entered = self._clock.monotonic()
+            work = self._meeting.start(
+                task, self._exchange(task, waiting=False), base=self._base, norm=self._norm,
+                period=self._told,
+            )  # fmt: skip
+            self._told = None
+            self._flight = Flight(task.step, self._clock.monotonic() - entered, work)
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Take the round of the period that ends here, and let the own share go ahead."""
+        if task.step < self._next:
+            return None
+        if task.step == self.shared_steps:
+            return self._same_start(task)
+        delta, norm = self._delta(task)
+        self._told = self._meeting.period(task)
+        number, landed = self._land(task, self._flight)
+        began = self._clock.monotonic()
+        mean = self._mean_of(landed)
+        before = self._go_ahead(task, delta, mean, landed)
+        self._norm = norm
+        result = self._result(task, number, landed, mean, reached=before, began=began)
+        self._plan(task)
+        return result
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Wait for what is under way, agree on the rest, and end with the common parameters."""
+        results: list[SyncResult] = []
+        if self._flight is not None or not self._first:
+            results.append(self._last_round(task, self._flight, reached=self._theta))
+        if task.step > self._weigher.step:
+            self._sent, self._norm = self._delta(task)
+            self._weight, self._first = self._weigher.weight(task), False
+            results.append(self._last_round(task, None, reached=self._flat.read()))
+        self._first = True
+        self._flat.write(self._start)
+        self._settle(task)
+        if not results:
+            return None
+        return results[0] if len(results) == 1 else after(results[0], results[1])
+
+    # -------------------------------------------------------------------------- rounds
+
+    def _delta(self, task: Task) -> tuple[Tensor, float]:
+        """Return the own pseudo-gradient since the last round, and its norm."""
+        now = self._flat.read()
+        delta = pseudo_gradient(self._theta, now, out=now)
+        return delta, finite_length(delta, task)
+
+    def _exchange(self, task: Task, *, waiting: bool) -> Exchange[Means]:
+        """Return the exchange of what is to be sent now."""
+        codec, key, weight = self._codec, KEY, self._weight
+        if self._first:
+            vector, codec, key, weight = torch.zeros(1), self._exact, "first", 1.0
+        elif self._sent is None:
+            vector, weight = torch.zeros_like(self._start), NEXT_TO_NOTHING
+        else:
+            vector = self._sent
+
+        def mean(_: RoundPlan) -> Means:
+            work = self._meeting.group.reduce([vector], codec=codec, weight=weight, key=key)
+            if not waiting:
+                return Means.of([work.wait()])
+            with task.gate.resting():
+                return Means.of([work.wait()])
+
+        return mean
+
+    def _land(self, task: Task, flight: Flight | None) -> tuple[int, Landed]:
+        """Return the number and the result of the round under way, or of one that is held now."""
+        number = task.round
+        if flight is not None:
+            landed = flight.land(task, self._meeting, self._clock)
+            self._flight = None
+            return number, landed
+        exchange = self._exchange(task, waiting=True)
+        agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=self._norm)
+        task.round += 1
+        return number, Landed.of(agreed, agreed.seconds)
+
+    def _mean_of(self, landed: Landed) -> Tensor | None:
+        """Return the mean that a round brought; None in the first period."""
+        if self._first:
+            return None
+        return self._codec.integrate(
+            landed.vectors[0], key=KEY, contributors=landed.contributors, weight=landed.weight,
+            alone=landed.alone,
+        )  # fmt: skip
+
+    def _last_round(self, task: Task, flight: Flight | None, *, reached: Tensor) -> SyncResult:
+        """Take a round into the common state only: the own one ends there."""
+        number, landed = self._land(task, flight)
+        began = self._clock.monotonic()
+        mean = self._mean_of(landed)
+        return self._result(task, number, landed, mean, reached=reached, began=began)
+
+    def _result(
+        self,
+        task: Task,
+        number: int,
+        landed: Landed,
+        mean: Tensor | None,
+        *,
+        reached: Tensor,
+        began: float,
+    ) -> SyncResult:
+        """Move the common state by a mean; `reached`: where the own update alone has led to."""
+        norm = 0.0
+        if mean is not None:
+            norm = float(mean.norm())
+            if landed.alone and self._common_optimizer.is_plain:
+                # start - (start - now) need not be now to the last bit; one member is to train
+                # exactly as it would without us.
+                self._start.copy_(reached)
+            else:
+                self._move(self._start, self._common_optimizer, mean)
+            self._base = digest(self._start)
+        self._first, self._taken = False, task.step
+        apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
+        return SyncResult(
+            round=number, contributors=landed.contributors, weight=landed.weight,
+            seconds={**landed.seconds, "apply": apply_s}, sent_bytes=landed.sent_bytes,
+            received_bytes=landed.received_bytes, delta_norm=norm, digest=self._base,
+            aborted=landed.aborted,
+        )  # fmt: skip
+
+    def _go_ahead(self, task: Task, delta: Tensor, mean: Tensor | None, landed: Landed) -> Tensor:
+        """Move the own state by the others' last share and the own new one; return where it was."""
+        share = self._share_in(landed)
+        before = self._theta
+        alone = landed.alone and share == 1.0 and (self._sent is None or self._share == 1.0)
+        if alone and self._own_optimizer.is_plain:
+            self._theta = self._flat.read()
+        else:
+            g = torch.zeros_like(delta) if mean is None else mean.clone()
+            if self._sent is not None and mean is not None:
+                g.sub_(self._sent, alpha=self._share)
+            g.add_(delta, alpha=share)
+            self._theta = before.clone()
+            self._move(self._theta, self._own_optimizer, g)
+            self._flat.write(self._theta)
+        self._sent, self._share, self._weight = delta, share, self._weigher.weight(task)
+        self._weigher.reset(task)
+        return before
+
+    def _share_in(self, landed: Landed) -> float:
+        """Return which part of a round's weight was this member's, as far as it had any."""
+        if self._first or self._sent is None:
+            return 1.0 / max(1, len(landed.contributors))
+        return self._weight / landed.weight
+
+    def _move(self, vector: Tensor, optimizer: OuterSGD, g: Tensor) -> None:
+        """Take an outer step with the parameters; average buffers. `g` is used up."""
+        trained = self._num_parameters
+        optimizer.step(vector[:trained], g[:trained])
+        vector[trained:].sub_(g[trained:])
+
+    # ----------------------------------------------------------------- the common state
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the common parameters and buffers."""
+        return digest(self._start)
+
+    def evaluating(self, task: Task) -> AbstractContextManager[None]:
+        """Put the common parameters into the model inside; see :meth:`Outer.evaluating`."""
+        return carrying(self._flat, self._start)
+
+    def committed(self, task: Task) -> Committed:
+        """Return the common state, without what is under way; see :meth:`Outer.committed`."""
+        return Committed(self._taken, self._base, self._flat.views(self._start))
+
+    def rejoin(self, task: Task) -> None:
+        """Go on from the common state, or as one's own saved state says; see `Outer.rejoin`."""
+        if self._resumed:
+            self._plan(task)
+        else:
+            self._drop_flight()
+            self._flat.write(self._start)
+            self._settle(task)
+        self._resumed = False
+        self._meeting.restart()
+
+    def _drop_flight(self) -> None:
+        """Forget a round under way; what it had come to is not taken."""
+        if self._flight is not None and self._flight.work is not None:
+            self._flight.end()
+            self._task.round = self._meeting.group.committed_round
+        self._flight = None
+
+    # ---------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the common and the own state, what is under way, and the codec's residuals."""
+        pending = self._flight.state() if self._flight is not None else {}
+        velocity = self._own_optimizer.state_dict()
+        own = {f"own.outer.{name}": value for name, value in velocity.items()}
+        sent = {} if self._sent is None else {"own.sent": self._sent}
+        shares = torch.tensor([self._share, self._weight], dtype=torch.float64)
+        return {
+            **self.shared_state(),
+            "own.counters": self._weigher.state(),
+            "own.theta": self._theta,
+            "own.shares": shares,
+            **own, **sent, **codec_state(self._codec), **pending,
+        }  # fmt: skip
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """Return the common state and its velocity; see :meth:`Outer.shared_state`."""
+        velocity = self._common_optimizer.state_dict()
+        codec = codec_state(self._codec)
+        return {
+            "shared.start": self._start,
+            "shared.step": torch.tensor(self._taken),
+            "shared.first": torch.tensor(self._first),
+            **{f"shared.outer.{name}": value for name, value in velocity.items()},
+            **{key: value for key, value in codec.items() if key.startswith(SHARED_STATE)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises:
+            ConfigError: it is of another model.
+        """
+        start = state["shared.start"]
+        if start.shape != self._start.shape:
+            raise ConfigError(
+                "this state belongs to another model",
+                given=f"{start.numel()} elements",
+                expected=f"{self._start.numel()}",
+            )
+        self._drop_flight()
+        self._start = start.clone()
+        self._base = digest(self._start)
+        self._first, self._taken = bool(state["shared.first"]), int(state["shared.step"])
+        _load_velocity(self._common_optimizer, state, prefix="shared.outer.")
+        self._resumed = "own.counters" in state
+        if self._resumed:  # a newcomer has another member's state, and counts from now
+            self._weigher.load(state["own.counters"])
+            self._theta = state["own.theta"].clone()
+            self._sent = state["own.sent"].clone() if "own.sent" in state else None
+            self._share, self._weight = state["own.shares"].tolist()
+            self._norm = None if self._sent is None else float(self._sent.norm())
+            _load_velocity(self._own_optimizer, state, prefix="own.outer.")
+            self._flight = Flight.load(state)
+        load_codec_state(self._codec, state)
+        self._next = self._next_due(self._taken)
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`."""
+        marks = 1 + (0 < self.shared_steps <= steps)
+        alone = max(0, steps - self.shared_steps)
+        periods = -(-alone // self.options.every) if alone else int(steps < self.shared_steps)
+        return total(
+            [
+                times(start_volume(peers, rank=rank), marks),
+                times(volume(self._exact, 1, peers, rank=rank), int(alone > 0)),
+                times(volume(self._codec, elements, peers, rank=rank), periods),
+            ]
+        )
+
+
+def _load_velocity(optimizer: OuterSGD, state: Mapping[str, Tensor], *, prefix: str) -> None:
+    optimizer.load_state_dict(
+        {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    )
