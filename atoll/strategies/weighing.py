@@ -11,26 +11,42 @@ from atoll.strategies.strategy import Traffic
 from atoll.strategies.table import Resolved, build_outer
 from atoll.task import Task
 
-WIDTH, DEPTH = 64, 4
+WIDTH_PER_LAYER = 64
+"""A transformer of 12 layers is about 768 wide."""
 
 
-def stand_in() -> nn.Module:
-    """Return a small model whose matrices have the proportions of a transformer's."""
-    blocks = [
-        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH))
-        for _ in range(DEPTH)
-    ]
-    return nn.Sequential(nn.Embedding(256, WIDTH), *blocks)
+class Shapes(nn.Module):
+    """Parameters in the shapes of a transformer, exactly as many as asked for."""
+
+    def __init__(self, elements: int) -> None:
+        """Fill most of the number with blocks, the rest with the embedding."""
+        super().__init__()
+        width = max(1, int((WIDTH_PER_LAYER * elements / 14) ** (1 / 3)))
+        width = width // 16 * 16 or width
+        layers = max(1, width // WIDTH_PER_LAYER)
+        while layers and 12 * layers * width**2 > elements:
+            layers -= 1
+        sizes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+        rows, rest = divmod(elements - 12 * layers * width**2, width)
+        self.tensors = nn.ParameterList(
+            nn.Parameter(torch.empty(size))
+            for size in [(rows, width), *(sizes * layers), (rest,)]
+            if 0 not in size
+        )
 
 
 def weigh(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traffic:
     """Return what the first of some members would send and receive in a run of `steps`.
 
+    The model has the shapes of a transformer of that size, for methods that look at matrices, but
+    no memory is taken: on torch's device `meta` tensors are shapes and nothing else.
+
     Raises:
         ConfigError: an option or the codec is unknown or out of range.
     """
-    model = stand_in()
-    task = Task(model, torch.optim.SGD(model.parameters(), lr=0.0), member="w0", last=steps)
-    outer = build_outer(resolved)
-    outer.setup(task, group=Alone(), codec=make_codec(resolved.codec))
+    outer, codec = build_outer(resolved), make_codec(resolved.codec)
+    with torch.device("meta"):
+        model = Shapes(elements)
+        task = Task(model, torch.optim.SGD(model.parameters(), lr=1.0), member="w0", last=steps)
+        outer.setup(task, group=Alone(), codec=codec)
     return outer.traffic(elements, peers, steps=steps)
