@@ -28,11 +28,13 @@ class Shapes(nn.Module):
             layers -= 1
         sizes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
         rows, rest = divmod(elements - 12 * layers * width**2, width)
-        self.tensors = nn.ParameterList(
-            nn.Parameter(torch.empty(size))
-            for size in [(rows, width), *(sizes * layers), (rest,)]
-            if 0 not in size
-        )
+        self.beside = _tensors([(rows, width), (rest,)])
+        self.blocks = nn.ModuleList(_tensors(sizes) for _ in range(layers))
+
+
+def _tensors(sizes: list[tuple[int, ...]]) -> nn.ParameterList:
+    """Return parameters of these shapes; empty ones are left out."""
+    return nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes if 0 not in size)
 
 
 def weigh(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traffic:
