@@ -15,6 +15,8 @@ from atoll.group.shapes import folded, group_size, halves, tree_places
 
 WIDTH = 4
 """Bytes of an element where partial sums travel."""
+WEIGHT_BYTES = 8
+"""A weight in front of an encoded vector."""
 
 
 def moved_bytes(collective: str, *, rank: int, members: int, elements: int) -> tuple[int, int]:
@@ -50,6 +52,21 @@ def moved_bytes(collective: str, *, rank: int, members: int, elements: int) -> t
 def wire_elements(elements: int, members: int) -> int:
     """Return how long a vector is on the wire: every member's weight and whether it counts."""
     return elements + 2 * members
+
+
+def star_bytes(up: int, down: int, *, rank: int, members: int) -> tuple[int, int]:
+    """Return the bytes that a member of a star sends and receives, with everybody's weight.
+
+    Args:
+        up: Bytes of an encoded contribution.
+        down: Bytes of the encoded result.
+        rank: The member; the first one is in the middle.
+        members: n.
+    """
+    up, down = up + WEIGHT_BYTES, down + WEIGHT_BYTES * members
+    if rank:
+        return up, down
+    return (members - 1) * down, (members - 1) * up
 
 
 def _rings(rank: int, members: int, elements: int, *, size: int) -> tuple[int, int]:

@@ -8,7 +8,8 @@ Differs from DistributedDataParallel:
   * gradients weigh by the tokens of the step, so that uneven batches give the mean over all
     tokens, not the mean of means (`weight = "equal"` gives the latter);
   * floating-point buffers are averaged, not taken from the first member;
-  * a parameter without a gradient takes part with zeros.
+  * a parameter without a gradient takes part with zeros;
+  * gradients may be summed, and the learning rate may follow the number of members.
 """
 
 from __future__ import annotations
@@ -16,23 +17,29 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from atoll.clock import Clock, RealClock
 from atoll.codec.codec import Codec
-from atoll.errors import LossNotFinite
+from atoll.errors import ConfigError, LossNotFinite, unknown
+from atoll.group.collective_costs import moved_bytes, star_bytes, wire_elements
 from atoll.group.group import Group
+from atoll.strategies.codec_state import codec_state, load_codec_state
 from atoll.strategies.delta import Flat, digest, length
 from atoll.strategies.meeting import Meeting
 from atoll.strategies.outer.base import OuterDefaults
-from atoll.strategies.outer.periodic import Weigher, outcome, residuals, start_volume
+from atoll.strategies.outer.periodic import Weigher, outcome, start_volume
+from atoll.strategies.overflow import any_overflowed, told_weight
+from atoll.strategies.rate import SCALINGS, ScaledRate
 from atoll.strategies.start import same_start
 from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
 from atoll.task import Task
+
+REDUCTIONS = ("average", "sum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,12 @@ class EveryStep:
 
     weight: str = "tokens"
     """What a member's gradient weighs: the `tokens` of its batch, or `equal`."""
+    reduction: str = "average"
+    """The gradients' weighted `average`, or their `sum`: the average times the members' number."""
+    lr_scaling: str = "none"
+    """The learning rate times the members' number (`linear`, for SGD) or its root (`sqrt`)."""
+    lr_warmup: int = 0
+    """Steps in which the rate grows from that of one member to the scaled one."""
 
     def build(self) -> Outer:
         """Return the strategy with these options.
@@ -48,6 +61,28 @@ class EveryStep:
         Raises:
             ConfigError: an option is out of range.
         """
+        for name, given, known in (
+            ("reduction", self.reduction, REDUCTIONS),
+            ("lr_scaling", self.lr_scaling, SCALINGS),
+        ):
+            if given not in known:
+                raise unknown(name, given, known)
+        if self.lr_warmup < 0 or (self.lr_warmup and self.lr_scaling == "none"):
+            raise ConfigError(
+                "lr_warmup has nothing to warm up"
+                if self.lr_warmup > 0
+                else "lr_warmup is negative",
+                given=f"lr_warmup = {self.lr_warmup}, lr_scaling = {self.lr_scaling!r}",
+                expected='0, or steps with lr_scaling = "linear" or "sqrt"',
+                remedy="warmup in [train] warms the learning rate itself up",
+            )
+        if self.reduction == "sum" and self.lr_scaling != "none":
+            raise ConfigError(
+                "a sum is scaled by the members' number already",
+                given=f"reduction = 'sum' with lr_scaling = {self.lr_scaling!r}",
+                expected="one of the two",
+                remedy='reduction = "average"',
+            )
         return EveryStepOuter(self)
 
 
@@ -61,6 +96,8 @@ class EveryStepOuter(OuterDefaults):
         self._clock: Clock = clock if clock is not None else RealClock()
         self._base = "start"
         self._last: SyncResult | None = None
+        self._rate = ScaledRate(options.lr_scaling, warmup=options.lr_warmup)
+        self._collective = "auto"
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for gradients of the task's parameters."""
@@ -70,6 +107,8 @@ class EveryStepOuter(OuterDefaults):
         self._state = Flat([*self._parameters, *self._buffers])
         codec.fit([tensor.shape for tensor in self._state.tensors])
         self._scratch = self._state.new()
+        self._collective = group.policy.collective
+        self._rate.attach(task.optimizer)
         self.rejoin(task)
 
     def rejoin(self, task: Task) -> None:
@@ -111,8 +150,12 @@ class EveryStepOuter(OuterDefaults):
         finally:
             task.free_period()
         began = self._clock.monotonic()
-        mean = agreed.reduced.tensors[0]
+        mean, members = agreed.reduced.tensors[0], len(agreed.reduced.contributors)
+        if self.options.reduction == "sum":
+            mean[: len(mean) - sum(buffer.numel() for buffer in self._buffers)].mul_(members)
         combined.write(mean)
+        self._rate.set(members, step=task.step)
+        task.skipped = any_overflowed(agreed.reduced.weight)
         # The parameters follow from what was agreed so far: hashing that is enough, every step.
         chain = (self._base + agreed.reduced.digest).encode()
         self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
@@ -127,9 +170,10 @@ class EveryStepOuter(OuterDefaults):
 
     def _weight(self, task: Task) -> float:
         """Return the weight of this step, which is not counted as done yet."""
-        if self._weigher.kind == "equal":
-            return 1.0
-        return float(max(task.tokens - self._weigher.tokens, 0) or 1)
+        tokens = 1.0
+        if self._weigher.kind == "tokens":
+            tokens = float(max(task.tokens - self._weigher.tokens, 0) or 1)
+        return told_weight(tokens, overflowed=task.overflowed)
 
     def sync(self, task: Task) -> SyncResult | None:
         """Return the round that this step's gradients were agreed in."""
@@ -146,21 +190,40 @@ class EveryStepOuter(OuterDefaults):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what the next round stands on, the counters and the codec's residuals."""
-        own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
         base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
-        return {"shared.base": base, "own.counters": self._weigher.state(), **own}
+        return {
+            "shared.base": base,
+            "own.counters": self._weigher.state(),
+            **codec_state(self._codec),
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned."""
         self._base = bytes(state["shared.base"].tolist()).decode()
         if "own.counters" in state:
             self._weigher.load(state["own.counters"])
-        self._codec.load_state_dict(residuals(state))
+        load_codec_state(self._codec, state)
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return what a member sends; see :meth:`Outer.traffic`."""
         each = volume(self._codec, elements, peers, rank=rank)
+        if peers > 1 and self._collective != "auto":
+            sent, received = collective_bytes(
+                self._collective, self._codec, elements, peers, rank=rank
+            )
+            each = replace(each, direct_sent_bytes=sent, direct_received_bytes=received)
         return total([start_volume(peers, rank=rank), times(each, steps)])
+
+
+def collective_bytes(
+    collective: str, codec: Codec, elements: int, peers: int, *, rank: int
+) -> tuple[int, int]:
+    """Return the bytes that a member sends and receives in a reduce by a named collective."""
+    if collective == "star":
+        up, down = codec.nbytes(elements), codec.base.nbytes(elements)
+        return star_bytes(up, down, rank=rank, members=peers)
+    length = wire_elements(elements, peers)
+    return moved_bytes(collective, rank=rank, members=peers, elements=length)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> Tensor:
