@@ -82,7 +82,7 @@ class Asking:
             self._key = offer.key
             self._connect()
             shared, inner = (self._manifest(offer, name) for name in (SHARED, INNER))
-            self._board.opened(member, shared, inner)
+            self._board.opened(member, shared, inner, alike=offer.alike)
             while (claim := self._board.claim(member)) is not None:
                 try:
                     target = claim.target

@@ -3,6 +3,9 @@
 Every source says first what it has. Shared images of the same round must be equal; what most
 sources have is taken, and fetched from the first moment on. The others are dropped, with a reason,
 as soon as most have agreed or all have spoken. Nothing counts as complete before that.
+
+Where members carry different states on purpose, and all that were asked say so, everything comes
+from one of them; the others stand by in case it is lost.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class _Entry:
     shared: StateManifest
     root: str
     inner: StateManifest
+    alike: bool = True
+    """Whether it says that others must have the same."""
     delivered: int = 0
     busy_s: float = 0.0
     began: float = 0.0
@@ -95,11 +100,13 @@ class Board:
 
     # ------------------------------------------------------------------ threads of sources
 
-    def opened(self, member: str, shared: StateManifest, inner: StateManifest) -> None:
-        """A source says what it has."""
+    def opened(
+        self, member: str, shared: StateManifest, inner: StateManifest, *, alike: bool = True
+    ) -> None:
+        """A source says what it has, and whether others must have the same shared image."""
         with self._condition:
             self._expected.discard(member)
-            self._entries[member] = _Entry(shared, shared.root, inner)
+            self._entries[member] = _Entry(shared, shared.root, inner, alike)
             self._elect()
             self._condition.notify_all()
 
@@ -225,7 +232,7 @@ class Board:
     def _next(self, member: str, entry: _Entry) -> Claim | None:
         shared = self.shared
         if shared is None or entry.root != shared.root:
-            if self._settled:
+            if self._settled and not self._apart:
                 raise SourceDiffers(
                     "its state differs from that of the other members",
                     given=f"digest {entry.root[:16]}",
@@ -249,6 +256,11 @@ class Board:
             return True
         fastest = max(other.rate for other in self._entries.values())
         return entry.delivered >= TRIED_CHUNKS and entry.rate >= fastest / 2
+
+    @property
+    def _apart(self) -> bool:
+        """Whether members carry different states: only if all say so is none of them wrong."""
+        return not any(entry.alike for entry in self._entries.values())
 
     def _elect(self) -> None:
         """Aim at the shared image that most sources have; at equal numbers the first slot's."""

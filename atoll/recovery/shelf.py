@@ -71,6 +71,11 @@ class StateOf(Protocol):
         """Digest of the committed state."""
         ...
 
+    @property
+    def alike(self) -> bool:
+        """Whether the shared part is equal on all members that stand on the same round."""
+        ...
+
     def parts(self) -> tuple[Part, Part]:
         """Return the shared part and the inner part; the tensors are copied afterwards."""
         ...
@@ -94,6 +99,7 @@ class _Shelved:
     """The images of one round."""
 
     base: str
+    alike: bool
     images: dict[str, _Held]
     used: float
     """Monotonic time of the last ask."""
@@ -168,8 +174,9 @@ class Shelf:
         if ask.kind == OFFER:
             offers = [held.offer for held in shelved.images.values()]
             answer = StateAnswer(
-                ask.number, OK, ask.round, base=shelved.base, key=self._key, images=offers
-            )
+                ask.number, OK, ask.round, base=shelved.base, key=self._key, images=offers,
+                alike=shelved.alike,
+            )  # fmt: skip
             return answer, _NOTHING
         held = shelved.images.get(ask.image)
         if held is None or ask.kind not in (MANIFEST, CHUNK):
@@ -270,7 +277,7 @@ class Shelf:
         with self._condition:
             if self._state is not None and self._state[0] is state:
                 now = self._clock.monotonic()
-                self._rounds[round_] = _Shelved(base, held, now, now)
+                self._rounds[round_] = _Shelved(base, state.alike, held, now, now)
                 self._outcomes.pop(round_, None)
         return stands
 

@@ -101,6 +101,14 @@ class Outer(Protocol):
         ...
 
     @property
+    def one_state(self) -> bool:
+        """Whether members on the same round have the same committed state, for who comes late.
+
+        If not, a newcomer takes over that of one donor.
+        """
+        ...
+
+    @property
     def inherits(self) -> bool:
         """Whether who comes late starts from another member's state, be it equal or not."""
         ...

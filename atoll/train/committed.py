@@ -1,9 +1,10 @@
 """The committed state on its way from members that have it to one that lacks it.
 
 Two parts: `shared` has the same bytes on every member that stands on the same round; `inner` is one
-member's own optimizer, which a newcomer borrows rather than to start its moments at zero. Both are
-taken between two optimizer steps, in the middle of a period if need be: the common state does not
-change from one round to the next.
+member's own optimizer, which a newcomer borrows rather than to start its moments at zero. Where
+members carry different models on purpose, both are one donor's own, and a newcomer becomes its
+copy. Both are taken between two optimizer steps, in the middle of a period if need be: the common
+state does not change from one round to the next.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class CommittedState:
     def base(self) -> str:
         """Digest of the committed state."""
         return self._outer.committed(self._task).base
+
+    @property
+    def alike(self) -> bool:
+        """Whether all members that stand on the same round have the same state."""
+        return self._outer.one_state
 
     def parts(self) -> tuple[Part, Part]:
         """Return the shared and the inner part; tensors are not copied."""

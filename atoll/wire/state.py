@@ -117,6 +117,8 @@ class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What opens the donor's own port; told to members of the job only."""
     images: list[ImageOffer] = []
     reason: str = ""
+    alike: bool = True
+    """Whether every member has this very state; if not, one donor has to give all of it."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -240,3 +241,29 @@ def test_a_source_that_was_given_up_is_told_so() -> None:
         board.put("w0", claim.target, 0, chunk_of(SHARED_DATA, 0))
     with pytest.raises(SourceFailed, match="given up already"):
         board.claim("w0")
+
+
+def test_one_source_gives_all_where_members_differ_and_another_takes_its_place() -> None:
+    other = manifest_of(data_of("shared", seed=1))
+    board = new_board("w0", "w1")
+    board.opened("w0", SHARED_MANIFEST, INNER_MANIFEST, alike=False)
+    board.opened("w1", other, INNER_MANIFEST, alike=False)
+    first = board.claim("w0")
+    assert first is not None
+    put(board, "w0", first.target, first.indices[0])
+    waiting: list[str] = []
+
+    def stand_by() -> None:
+        claim = board.claim("w1")
+        assert claim is not None
+        assert board.shared is not None
+        waiting.append(board.shared.root)
+
+    thread = threading.Thread(target=stand_by)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    board.left("w0")
+    thread.join(5)
+    assert waiting == [other.root]
+    assert board.gave == set()

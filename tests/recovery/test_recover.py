@@ -188,3 +188,27 @@ def test_a_broken_link_of_a_donor_loses_nothing(world: World) -> None:
     wait_until(lambda: proxy.cuts == 1)
     assert_same(found.shared, model.shared())
     assert world.told("recovery-source-refused") == {}
+
+
+def test_where_members_differ_on_purpose_one_donor_gives_everything(world: World) -> None:
+    models = [world.donor(f"w{slot}", numel=600_000, seed=slot + 1) for slot in range(3)]
+    for model in models:
+        model.alike = False
+    found = world.recover()
+    (source,) = found.sources
+    assert_same(found.shared, models[int(source[1:])].shared())
+    assert_same(found.inner, models[int(source[1:])].inner())
+    assert world.events == []
+
+
+def test_a_donor_that_alone_claims_to_differ_on_purpose_is_not_believed(world: World) -> None:
+    gates = spoil.together(3)
+    models = [
+        world.donor(f"w{slot}", spoil=gates, numel=600_000, seed=int(slot == 0))
+        for slot in range(3)
+    ]
+    models[0].alike = False
+    found = world.recover()
+    assert_same(found.shared, models[1].shared())
+    assert "w0" not in found.sources
+    assert list(world.told("recovery-source-refused")) == ["w0"]

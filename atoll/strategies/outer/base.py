@@ -20,6 +20,7 @@ class OuterDefaults:
 
     shared_steps = 0
     one_model = True
+    one_state = True
     inherits = True
 
     def gradients(self, task: Task) -> None:
