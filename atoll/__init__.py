@@ -27,9 +27,12 @@ _PLACES = {
     "Eager": "atoll.strategies.outer.eager",
     "EveryStep": "atoll.strategies.outer.every_step",
     "MemoryGroups": "atoll.group.memory",
+    "PowerSGD": "atoll.strategies.outer.powersgd",
     "Run": "atoll.run",
     "Server": "atoll.strategies.outer.server",
+    "SignMajority": "atoll.strategies.outer.sign_majority",
     "SlowMo": "atoll.strategies.outer.slowmo",
+    "Sparta": "atoll.strategies.outer.sparta",
     "Streaming": "atoll.strategies.outer.streaming",
     "join": "atoll.run",
 }
@@ -45,8 +48,11 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.diloco import DiLoCo
     from atoll.strategies.outer.eager import Eager
     from atoll.strategies.outer.every_step import EveryStep
+    from atoll.strategies.outer.powersgd import PowerSGD
     from atoll.strategies.outer.server import Server
+    from atoll.strategies.outer.sign_majority import SignMajority
     from atoll.strategies.outer.slowmo import SlowMo
+    from atoll.strategies.outer.sparta import Sparta
     from atoll.strategies.outer.streaming import Streaming
 
 __all__ = [
@@ -58,9 +64,12 @@ __all__ = [
     "Eager",
     "EveryStep",
     "MemoryGroups",
+    "PowerSGD",
     "Run",
     "Server",
+    "SignMajority",
     "SlowMo",
+    "Sparta",
     "Streaming",
     "__version__",
     "join",
