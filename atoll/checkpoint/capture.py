@@ -159,11 +159,13 @@ def collect(
     base: str | None = None,
     leases: Leases | None = None,
     strategy: str = "",
+    agreed: Mapping[str, Tensor] | None = None,
 ) -> tuple[Part, Part]:
     """Return the member's own part and the shared part; tensors are not copied.
 
-    With `base`, the digest that the members agreed on in the last round, nothing is hashed. The
-    other arguments are those of :func:`save`.
+    With `base`, the digest that the members agreed on in the last round, nothing is hashed.
+    `agreed` are tensors by which the shared part's model differs from this member's own. The other
+    arguments are those of :func:`save`.
 
     Raises:
         CheckpointError: some state has a type that cannot be saved.
@@ -195,13 +197,14 @@ def collect(
     own_tensors, own_tree = flatten(own, prefix="own")
     tensors, tree = flatten(common, prefix="common")
     named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
+    common_model = {MODEL_PREFIX + name: tensor for name, tensor in (agreed or {}).items()}
     return (
         Part(
             member_part(task.member),
             own_tensors | (named if own_model else {}),
             {TREE: own_tree, **state},
         ),
-        Part(SHARED, {**named, **tensors}, {**about, TREE: tree, **state}),
+        Part(SHARED, {**named, **common_model, **tensors}, {**about, TREE: tree, **state}),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from atoll.checkpoint import BackgroundSaver, Saved, Store, collect
 from atoll.checkpoint.image import image_nbytes
 from atoll.strategies.strategy import Outer
@@ -47,7 +49,7 @@ class Saving:
             return
         own, common = collect(
             task, outer=outer.state_dict(), codec={}, cursor={}, counters={}, about={},
-            own_model=not outer.one_model, base="", leases=task.leases,
+            own_model=not outer.one_model, base="", leases=task.leases, agreed=agreed(task, outer),
         )  # fmt: skip
         parts = (own, common) if shared else (own,)
         self.saver.reserve(sum(image_nbytes(part) for part in parts) + SLACK_BYTES)
@@ -65,7 +67,7 @@ class Saving:
         own, common = collect(
             task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
             counters=moment.counters, about=moment.about, own_model=not outer.one_model,
-            base=base, leases=task.leases, strategy=moment.strategy,
+            base=base, leases=task.leases, strategy=moment.strategy, agreed=agreed(task, outer),
         )  # fmt: skip
         if self.saver is not None:
             outcome = self.saver.save(
@@ -80,3 +82,16 @@ class Saving:
                 task.round, parts, step=task.step, member=task.member, members=moment.members
             )
         return True
+
+
+def agreed(task: Task, outer: Outer) -> dict[str, Tensor]:
+    """Return the members' common parameters by name, where they are ahead of them; not copied."""
+    tensors = None if outer.one_model else outer.committed(task).tensors
+    if tensors is None:
+        return {}
+    places = {
+        id(t): found
+        for t, found in zip([*task.parameters(), *task.buffers()], tensors, strict=True)
+    }
+    state = task.model.state_dict(keep_vars=True)
+    return {name: places[id(value)] for name, value in state.items() if id(value) in places}

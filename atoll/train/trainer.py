@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -271,18 +272,27 @@ class Trainer:
         # Who leaves between two rounds has no agreed model to give; the others go on.
         left = reason == LEFT and not isinstance(self.group, Alone)
         if self._is_first and not left:
-            path = self.directory / "model.safetensors"
-            save_weights(path, self.built.model.state_dict(), about=self._about())
-            if self._publish is not None:
-                self._publish(path, path.name)
-            if not reason:
-                began = self.clock.monotonic()
-                result |= last_look(self.built, seed=self.spec.job.seed)
-                self.totals.evaluation_s += self.clock.monotonic() - began
-                self.recorder.point({"held_out_loss": result["loss_final"]})
+            # Stopped in the middle of a period, one alone keeps what it has trained since.
+            halfway = reason and isinstance(self.group, Alone)
+            with nullcontext() if halfway else self.outer.evaluating(self.task):
+                result |= self._hand_over(finished=not reason)
         path = self.directory / "result.json"
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return result
+
+    def _hand_over(self, *, finished: bool) -> dict[str, Any]:
+        """Write the weights down, and look at what they can do if they are `finished`."""
+        path = self.directory / "model.safetensors"
+        save_weights(path, self.built.model.state_dict(), about=self._about())
+        if self._publish is not None:
+            self._publish(path, path.name)
+        if not finished:
+            return {}
+        began = self.clock.monotonic()
+        look = last_look(self.built, seed=self.spec.job.seed)
+        self.totals.evaluation_s += self.clock.monotonic() - began
+        self.recorder.point({"held_out_loss": look["loss_final"]})
+        return look
 
     @property
     def _is_first(self) -> bool:
@@ -306,11 +316,13 @@ class Trainer:
         """Evaluate this member's share of the held-out text on the common parameters."""
         began = self.clock.monotonic()
         members = self.group.members or (self.group.me,)
-        found = evaluate(
-            self.built.model, self.built.dataset.held_out, context=self.built.model.config.context,
-            limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
-            shares=len(members),
-        )  # fmt: skip
+        with self.outer.evaluating(self.task):
+            found = evaluate(
+                self.built.model, self.built.dataset.held_out,
+                context=self.built.model.config.context,
+                limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
+                shares=len(members),
+            )  # fmt: skip
         seconds = self.clock.monotonic() - began
         self.totals.evaluation_s += seconds
         self.recorder.point(

@@ -13,8 +13,8 @@ means: the common parameters are OuterSGD over avg^1, avg^2, ..., a period behin
 evaluated, saved as the model, given to newcomers, and what everybody has at the end.
 
 Differs from the paper:
-  * contributions weigh by the tokens they were trained on, unless `weight = "equal"`; the share that
-    goes ahead is that of the last round, and what went ahead is what is taken back;
+  * contributions weigh by the tokens they were trained on, unless `weight = "equal"`; the share
+    that goes ahead is that of the last round, and what went ahead is what is taken back;
   * sending begins with the next step, so that a checkpoint after a round finds nothing under way;
   * during the first period members exchange one number, so that every period has its round;
   * a newcomer sends nothing of weight in the round that is under way when it comes;
