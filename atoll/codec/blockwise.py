@@ -82,7 +82,7 @@ class BlockwiseInt8(Stateless):
     def cut(self, packet: Packet, start: int, stop: int) -> Packet:
         """Return the packet of the elements from `start` to `stop`; its bytes are copied."""
         edge = 4 * self._num_blocks(check_packet(packet, self))
-        first, last = start // self.block, self._num_blocks(stop)
+        first, last = start // self.block, self._num_blocks(stop) if stop > start else 0
         data = memoryview(packet.data)
         part = b"".join([data[4 * first : 4 * last], data[edge + start : edge + stop]])
         return Packet(part, self.spec, (stop - start,))

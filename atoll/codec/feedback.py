@@ -22,6 +22,9 @@ from torch import Tensor
 from atoll.codec.codec import Codec, Packet, check_vector
 from atoll.errors import ConfigError
 
+SHARED, INNER = "shared.", "inner."
+"""Begin the names of state that is equal on all members, and of state of the codec inside."""
+
 
 class Feedback:
     """Wraps a codec and keeps, per key, what it lost.
@@ -33,7 +36,7 @@ class Feedback:
     """
 
     def __init__(self, inner: Codec) -> None:
-        self.base = inner
+        self.inner = inner
         self.spec = f"feedback({inner.spec})"
         self._residuals: dict[str, Tensor] = {}
         self._provisional: dict[str, Tensor] = {}
@@ -41,21 +44,26 @@ class Feedback:
         """Vectors to write into: fresh ones of 40 MB cost 10 ms of page faults each."""
 
     @property
+    def base(self) -> Codec:
+        """What decodes the packets."""
+        return self.inner.base
+
+    @property
     def gathers(self) -> bool:
         """Whether members add packets up themselves: as the inner codec."""
-        return self.base.gathers
+        return self.inner.gathers
 
     def fit(self, shapes: Sequence[Sequence[int]]) -> None:
         """Tell the inner codec the shapes."""
-        self.base.fit(shapes)
+        self.inner.fit(shapes)
 
     def begin(self, round_: int) -> None:
         """Tell the inner codec the round."""
-        self.base.begin(round_)
+        self.inner.begin(round_)
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet: the inner codec's."""
-        return self.base.nbytes(elements)
+        return self.inner.nbytes(elements)
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the inner codec's packet of `x` plus the residual of `key`.
@@ -79,11 +87,11 @@ class Feedback:
             total.copy_(x)
         else:
             torch.add(x, residual, out=total)
-        packet = self.base.encode(total, key=key)
+        packet = self.inner.encode(total, key=key)
         lost = self._provisional.pop(key, None)
         if lost is None or lost.numel() != x.numel():
             lost = self._memory(x.numel())
-        self.base.decode(packet, out=lost)
+        self.inner.decode(packet, out=lost)
         torch.sub(total, lost, out=lost)
         self._provisional[key] = lost
         self._spare.append(total)
@@ -91,15 +99,15 @@ class Feedback:
 
     def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
         """Return the vector, shape (n,)."""
-        return self.base.decode(packet, out=out)
+        return self.inner.decode(packet, out=out)
 
     def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
         """Add `weight` times the vector to `out`."""
-        self.base.decode_add(packet, out=out, weight=weight)
+        self.inner.decode_add(packet, out=out, weight=weight)
 
     def averaging(self, packet: Packet | None = None) -> Codec:
         """Return what encodes a mean: nothing is fed back there."""
-        return self.base.averaging(packet)
+        return self.inner.averaging(packet)
 
     def integrate(
         self,
@@ -118,6 +126,7 @@ class Feedback:
 
         A residual that is not finite (the vector was not) is forgotten in either case.
         """
+        self.inner.settle(committed=committed)
         for key, lost in self._provisional.items():
             if committed and bool(torch.isfinite(lost).all()):
                 old = self._residuals.get(key)
@@ -131,13 +140,15 @@ class Feedback:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the residuals by key; provisional ones are not part of the state."""
-        return {key: residual.clone() for key, residual in self._residuals.items()}
+        own = {key: residual.clone() for key, residual in self._residuals.items()}
+        return own | inner_state(self.inner)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up residuals; what was provisional is forgotten."""
+        own = load_inner_state(self.inner, state)
         self._residuals = {
             key: check_vector(residual, role=f"the residual of {key!r}").clone()
-            for key, residual in state.items()
+            for key, residual in own.items()
         }
         self._provisional.clear()
 
@@ -147,3 +158,18 @@ class Feedback:
             if vector.numel() == elements:
                 return self._spare.pop(index)
         return torch.empty(elements)
+
+
+def inner_state(inner: Codec) -> dict[str, Tensor]:
+    """Return the state of a wrapped codec for that of its wrapper; `shared.*` keeps its name."""
+    return {
+        name if name.startswith(SHARED) else INNER + name: value
+        for name, value in inner.state_dict().items()
+    }
+
+
+def load_inner_state(inner: Codec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give a wrapped codec its part of the wrapper's state, and return the rest."""
+    names = [name for name in state if name.startswith((SHARED, INNER))]
+    inner.load_state_dict({name.removeprefix(INNER): state[name] for name in names})
+    return {name: value for name, value in state.items() if name not in names}

@@ -34,6 +34,7 @@ from atoll.errors import ConfigError
 WIDTH = 4096
 """Elements that share a permutation."""
 _HEAD_BYTES = 8
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class RandomK(Selecting):
@@ -104,17 +105,18 @@ class RandomK(Selecting):
         if not x.numel():
             return torch.empty(0)
         np.copyto(out, np.array([self._round], dtype="<i8").view(np.uint8))
-        chosen = x.numpy()[self._positions(x.numel(), self._round)]
+        chosen = torch.from_numpy(x.numpy()[self._positions(x.numel(), self._round)])
         if self._scales:
             full, rest = divmod(x.numel(), WIDTH)
             edge = full * self._per_block
-            chosen[:edge] *= np.float32(WIDTH / self._per_block)
+            chosen[:edge].mul_(WIDTH / self._per_block)
             if rest:
-                chosen[edge:] *= np.float32(rest / self._of(rest))
+                chosen[edge:].mul_(rest / self._of(rest))
+            chosen.clamp_(-_LARGEST, _LARGEST)
         if not math.isfinite(float(x.sum(dtype=torch.float64))):
             # Perhaps nothing of it lies among the positions: nobody may take the rest for good.
-            chosen.fill(np.nan)
-        return torch.from_numpy(chosen)
+            chosen.fill_(torch.nan)
+        return chosen
 
     def where(self, data: Bytes, elements: int) -> Where:
         """Return the positions of the packet's round."""

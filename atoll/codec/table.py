@@ -1,10 +1,10 @@
 """The table of codecs, and how their specs are read.
 
     spec  = item { "|" item }
-    item  = name { ":" argument } | name "(" spec { "," spec } ")"
+    item  = name { ":" argument } [ "(" spec { "," spec } ")" ]
 
-e.g. `fp32`, `int8:128`, `topk:0.01`, `topk:0.01|int8`, `feedback(randomk:0.1|topk:0.2|int4)`. What
-stands before a `|` chooses numbers of a vector, what follows says how these are written. A new
+e.g. `fp32`, `int8:128`, `topk:0.01|int8`, `feedback(randomk:0.1|topk:0.2|int4)`, `auto(fp32,int8)`.
+What stands before a `|` chooses numbers of a vector, what follows says how these are written. A new
 codec is one file and one row.
 """
 
@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from atoll.codec.auto import Auto
 from atoll.codec.blockwise import BlockwiseInt8
+from atoll.codec.by_size import BySize
 from atoll.codec.cast import Cast
 from atoll.codec.codec import Codec
+from atoll.codec.ef21 import EF21
 from atoll.codec.exponents import E3M0, BlockwiseFp8
 from atoll.codec.feedback import Feedback
 from atoll.codec.integers import BlockwiseInt2, BlockwiseInt4
@@ -144,42 +147,86 @@ CODECS: Mapping[str, Row] = MappingProxyType(
 class Wrapper:
     """A codec around others."""
 
-    build: Callable[[Sequence[Codec], str], Codec]
-    """From the codecs in the brackets, and the whole spec for messages."""
+    build: Callable[[Arguments, Sequence[Codec]], Codec]
+    """From its own arguments and the codecs in the brackets; none when there are no brackets."""
     example: str
     about: str
 
 
-def _feedback(inner: Sequence[Codec], spec: str) -> Codec:
-    return Feedback(_fed(inner, spec, "feedback"))
-
-
-def _fed(inner: Sequence[Codec], spec: str, name: str) -> Codec:
+def _fed(given: Arguments, inner: Sequence[Codec]) -> Codec:
     """Return the one codec whose loss is to be made up for later.
 
     Raises:
         ConfigError: there is not one, it is wrapped itself, or it loses nothing on average.
     """
-    if len(inner) != 1 or inner[0].base is not inner[0]:
+    given.at_most(0)
+    if not inner:
         raise ConfigError(
-            f"{name} cannot wrap several codecs" if len(inner) != 1
-            else f"{name} cannot wrap a codec that is wrapped already",
-            given=repr(spec), expected=f"one plain codec, e.g. {name}(int8)",
+            f"{given.name} wraps another codec",
+            given=repr(given.spec), expected=f"e.g. {given.example}",
         )  # fmt: skip
     codec = inner[0]
+    if len(inner) != 1 or (codec.base is not codec and not isinstance(codec, Auto)):
+        raise ConfigError(
+            f"{given.name} cannot wrap several codecs" if len(inner) != 1
+            else f"{given.name} cannot wrap a codec that is wrapped already",
+            given=repr(given.spec), expected=f"one plain codec, e.g. {given.example}",
+        )  # fmt: skip
+    if isinstance(codec, Auto):
+        plain = codec.candidates if codec.spec != "auto" else _defaults(_FED)
+        return Auto([_fed(given, [one]) for one in plain], spec=codec.spec)
     if isinstance(codec, QSGD):
         raise ConfigError(
-            f"{name} around a codec that is unbiased does harm: its noise averages out by itself, "
-            "and feeding it back adds it up",
-            given=repr(spec), expected=f"{codec.spec} alone, or {name}(int8)",
+            f"{given.name} around a codec that is unbiased does harm: its noise averages out by "
+            "itself, and can be longer than what it is to make up for",
+            given=repr(given.spec), expected=f"{codec.spec} alone, or {given.example}",
         )  # fmt: skip
     return codec.plain() if isinstance(codec, RandomK) else codec
+
+
+_PLAIN = ("fp32", "bf16", "int8")
+_FED = (*_PLAIN, "int4")
+"""What `auto` chooses from, alone and where a wrapper makes up for what is lost."""
+
+
+def _defaults(specs: Sequence[str]) -> list[Codec]:
+    return [make_codec(spec) for spec in specs]
+
+
+def _auto(given: Arguments, inner: Sequence[Codec]) -> Codec:
+    given.at_most(0)
+    if not inner:
+        return Auto(_defaults(_PLAIN), spec="auto")
+    return Auto(inner, spec=f"auto({','.join(codec.spec for codec in inner)})")
+
+
+def _by_size(given: Arguments, inner: Sequence[Codec]) -> Codec:
+    given.at_most(1)
+    if len(inner) != 2 or not given.values:
+        raise ConfigError(
+            "by_size takes a number of elements and two codecs",
+            given=repr(given.spec), expected=f"e.g. {given.example}",
+        )  # fmt: skip
+    return BySize(given.whole(0), *inner)
 
 
 WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
     {
         "feedback": Wrapper(
-            _feedback, "feedback(int8)", "what was lost in a round goes along in the next"
+            lambda given, inner: Feedback(_fed(given, inner)),
+            "feedback(int8)",
+            "what was lost in a round goes along in the next",
+        ),
+        "ef21": Wrapper(
+            lambda given, inner: EF21(_fed(given, inner)),
+            "ef21(topk:0.1)",
+            "differences to what was sent so far; everybody keeps the sum",
+        ),
+        "auto": Wrapper(
+            _auto, "auto(fp32,bf16,int8)", "the codec that pays at the measured speed of the link"
+        ),
+        "by_size": Wrapper(
+            _by_size, "by_size:65536(fp32,int8)", "short vectors in one codec, long ones in another"
         ),
     }
 )
@@ -229,29 +276,25 @@ def _split(text: str, mark: str, spec: str) -> list[str]:
 
 def _item(text: str, spec: str) -> Codec:
     """Return the codec of one item."""
-    name, bracket, rest = text.partition("(")
-    name = name.strip()
-    if not bracket:
+    head, bracket, rest = text.partition("(")
+    name, *values = (part.strip() for part in head.split(":"))
+    if not bracket and name not in WRAPPERS:
         row, given = _row(text, spec)
         return row.build(given)
     if name not in WRAPPERS:
         raise unknown("codec around another", name, WRAPPERS)
-    if not rest.endswith(")"):
+    wrapper = WRAPPERS[name]
+    if bracket and not rest.endswith(")"):
         raise ConfigError(
-            "something follows a codec's bracket", given=repr(spec), expected=WRAPPERS[name].example
+            "something follows a codec's bracket", given=repr(spec), expected=wrapper.example
         )
-    inner = [make_codec(part) for part in _split(rest[:-1], ",", spec)]
-    return WRAPPERS[name].build(inner, spec)
+    inner = [make_codec(part) for part in _split(rest[:-1], ",", spec)] if bracket else []
+    return wrapper.build(Arguments(name, tuple(values), spec, wrapper.example), inner)
 
 
 def _row(text: str, spec: str) -> tuple[Row, Arguments]:
     """Return the row and the arguments of `name:argument:...`."""
     name, *values = (part.strip() for part in text.split(":"))
-    if name in WRAPPERS:
-        raise ConfigError(
-            f"{name} wraps another codec",
-            given=repr(spec), expected=f"e.g. {WRAPPERS[name].example}",
-        )  # fmt: skip
     if name not in CODECS:
         raise unknown("codec", name, [*CODECS, *WRAPPERS])
     row = CODECS[name]
@@ -264,7 +307,7 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
     Raises:
         ConfigError: it chooses nothing, or what follows cannot take what it chose.
     """
-    if "(" in text:
+    if "(" in text or text in WRAPPERS:
         raise ConfigError(
             "a codec that wraps another cannot stand before `|`",
             given=repr(spec), expected="the whole inside, e.g. feedback(topk:0.1|int8)",
@@ -277,9 +320,9 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
             given=repr(spec), expected=f"one of {', '.join(selecting)} before `|`",
             remedy=f"topk:0.1|{given.name}" if given.name != "fp32" else "topk:0.1",
         )  # fmt: skip
-    if values.base is not values:
+    if values.base is not values or isinstance(values, BySize):
         raise ConfigError(
-            "a codec with a memory cannot follow `|`: the numbers chosen are others every time",
+            "a codec around others cannot follow `|`: what it knows is not about chosen numbers",
             given=repr(spec), expected="the wrapper around the whole, e.g. feedback(topk:0.1|int8)",
         )  # fmt: skip
     if isinstance(values, Selecting) and not (given.name == "randomk" and values.gathers):

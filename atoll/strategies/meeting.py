@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from atoll.clock import Clock
+from atoll.codec.auto import auto_inside
 from atoll.codec.codec import Codec
 from atoll.group.agree import Agreed, Transacted, transact
 from atoll.group.group import Decidable, Group, Reduced, Resting, Work, flatten, unflatten
+from atoll.strategies.choosing import Choosing
 from atoll.task import Task
 from atoll.wire.messages import Account, Lease, RoundPlan
 
@@ -63,7 +65,13 @@ class Meeting:
         mean = mean_exchange(
             self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
         )
-        agreed = self.hold_with(task, mean, base=base, norm=norm)
+        choosing = auto_inside(codec)
+        if choosing is None:
+            agreed = self.hold_with(task, mean, base=base, norm=norm)
+        else:
+            chosen = Choosing(self.group, choosing, mean, clock=self._clock)
+            agreed = self.hold_with(task, chosen.exchange, base=base, norm=norm)
+            chosen.committed()
         return integrated(agreed, codec=codec, key=key)
 
     def hold_with(
