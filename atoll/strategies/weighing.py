@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -32,7 +34,7 @@ class Shapes(nn.Module):
         self.blocks = nn.ModuleList(_tensors(sizes) for _ in range(layers))
 
 
-def _tensors(sizes: list[tuple[int, ...]]) -> nn.ParameterList:
+def _tensors(sizes: Sequence[tuple[int, ...]]) -> nn.ParameterList:
     """Return parameters of these shapes; empty ones are left out."""
     return nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes if 0 not in size)
 

@@ -37,14 +37,22 @@ SHORT = {"every": 5, "shared_steps": 10}
 """Intervals of the comparison, where a method has them, so that there are some rounds."""
 PLAIN_CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "int2", "e3m0")
 """Whose packets are one mean, and the same in every round."""
+VARIANTS = {"drop", "prune", "growing", "every_step_until", "outer_optimizer"}
+"""Options that tests/reference does not have."""
 MEMBERS_OF_FORMULA = 3
 
 
 def compare(trial: Trial) -> dict[str, Any]:
     """Return how far a method's run is from its reference: plain values."""
-    if trial.row.preset in REFERENCES and _is_plain(trial.resolved().codec):
+    known = trial.resolved().outer in REFERENCES and _is_plain(trial.resolved().codec)
+    if known and not trial.row.train and not VARIANTS & _changed(trial):
         return _on_language_model(trial)
     return _with_formula(trial)
+
+
+def _changed(trial: Trial) -> set[str]:
+    """Return the options that are switched on."""
+    return {name for name, value in trial.resolved().options.items() if value}
 
 
 def _is_plain(codec: str) -> bool:
@@ -60,7 +68,7 @@ def _on_language_model(trial: Trial) -> dict[str, Any]:
     options = dict(trial.row.options) | {k: v for k, v in SHORT.items() if k in resolved}
     row = dataclasses.replace(trial.row, options=options)
     trial = shortened(dataclasses.replace(trial, row=row), STEPS)
-    name, reference = REFERENCES[row.preset]
+    name, reference = REFERENCES[trial.resolved().outer]
     trajectory = reference(trial)
     steps = _steps_of_rounds(trial, len(trajectory.rounds))
     found = train(trial, keep=frozenset(steps), evaluated=False)[0]
@@ -161,11 +169,11 @@ def _diloco(trial: Trial) -> Trajectory:
 
 REFERENCES: dict[str, tuple[str, Callable[[Trial], Trajectory]]] = {
     "alone": ("one_node", _one_node),
-    "ddp": ("data_parallel", _data_parallel),
-    "local-sgd": ("local_sgd", _local_sgd),
+    "every_step": ("data_parallel", _data_parallel),
+    "average": ("local_sgd", _local_sgd),
     "diloco": ("diloco", _diloco),
 }
-"""Preset -> its reference on the language model."""
+"""Outer strategy -> its reference on the language model."""
 
 
 # --------------------------------------------------------------------------- by its formula
@@ -176,9 +184,7 @@ def _with_formula(trial: Trial) -> dict[str, Any]:
     suites = suites_of(load(OUTERS[trial.resolved().outer]))
     distances = []
     for suite in suites:
-        runs = train_together(
-            suite.options, members=MEMBERS_OF_FORMULA, steps=suite.steps, codec=suite.codec
-        )
+        runs = train_together(suite.options, members=MEMBERS_OF_FORMULA, steps=suite.steps)
         expected = suite().reference(MEMBERS_OF_FORMULA, suite.steps)
         distances.append(float((runs[0].vector().double() - expected).abs().max()))
     torch.set_num_threads(1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+EVERY = 24
+"""Steps between two rounds (H), where nothing else is said."""
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
 """The warm start and the outer step of docs/tuning.md, for 600 steps."""
+SIGN_SGD = {"optimizer": "sgd", "lr": 1e-3, "clip": 0.0, "weight_decay": 0.0}
+"""For votes: every number moves by the rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,20 +40,98 @@ def _row(name: str, preset: str, codec: str = "fp32", **more: Any) -> Row:
     return Row(name=name, preset=preset, codec=codec, options=options, **more)
 
 
-def _diloco(name: str, codec: str = "fp32", *, every: int = 25, **more: Any) -> Row:
+def _diloco(name: str, codec: str = "fp32", *, every: int = EVERY, **more: Any) -> Row:
     options = WARM | {"every": every} | more.pop("options", {})
     return _row(name, "diloco", codec, options=options, **more)
 
 
-ROWS: tuple[Row, ...] = (
-    _row("alone", "alone", members=(1,), core=True, quick=True),
-    _row("ddp", "ddp", core=True, quick=True),
-    _diloco("diloco", core=True, quick=True),
-    _diloco("diloco/int8", "feedback(int8)", core=True, quick=True),
-    _diloco("diloco h10", every=10, core=True),
-    _diloco("diloco h50", every=50, core=True),
-    _diloco("diloco h200", every=200, core=True),
-    _diloco("diloco cold", options={"shared_steps": 0}, core=True),
-    _row("local-sgd", "local-sgd", options={"every": 25}, quick=True),
+def _streaming(name: str, codec: str = "fp32", **more: Any) -> Row:
+    options = WARM | {"every": EVERY, "fragments": 4, "delay": 1} | more.pop("options", {})
+    overlap = options["delay"]
+    return _row(name, "streaming-diloco", codec, options=options, overlap_steps=overlap, **more)
+
+
+CORE: tuple[Row, ...] = (
+    _row("alone", "alone", members=(1,), quick=True),
+    _row("ddp", "ddp", quick=True),
+    _diloco("diloco", quick=True),
+    _diloco("diloco/int8", "feedback(int8)", quick=True),
+    _streaming("streaming", quick=True),
+    _diloco("diloco/int4", "feedback(int4)"),
+    _diloco("diloco/e3m0", "feedback(e3m0)"),
+    _diloco("diloco h10", every=10),
+    _diloco("diloco h50", every=50),
+    _diloco("diloco h200", every=200),
+    _diloco("diloco cold", options={"shared_steps": 0}),
+    _diloco("diloco drop30", options={"drop": 0.3}),
+    _row("async-diloco", "async-diloco", options={"every": EVERY}),
+    _row(
+        "async plain", "async-diloco", options={"every": EVERY, "outer_optimizer": "nesterov"}
+    ),
+    _row("d-psgd ring", "d-psgd", options={"graph": "ring"}),
+    _row("d-psgd exponential", "d-psgd", options={"graph": "exponential"}),
+)  # fmt: skip
+"""What shapes are judged by; several seeds."""
+
+FAMILY: tuple[Row, ...] = (
+    _row("local-sgd", "local-sgd", options={"every": EVERY}, quick=True),
+    _row("post-local-sgd", "post-local-sgd", options={"every": EVERY, "every_step_until": 60}),
+    _row("fedavg", "fedavg", options={"every": EVERY}),
+    _row("slowmo", "slowmo", options={"every": EVERY}),
+    _row("open-diloco", "open-diloco", "fp16", options=WARM | {"every": EVERY}),
+    _row("intellect-1", "intellect-1", "sigma8", options=WARM | {"every": EVERY}),
+    _row(
+        "muloco", "muloco", "feedback(int2)", options=WARM | {"every": EVERY},
+        train={"optimizer": "muon"},
+    ),
+    _streaming("streaming/e3m0", "feedback(e3m0)"),
+    _streaming("streaming delay 5", options={"delay": 5}),
+    _row(
+        "eager", "eager-diloco", options=WARM | {"every": EVERY}, overlap_steps=EVERY, quick=True
+    ),
+    _row(
+        "eager/e3m0", "eager-diloco", "feedback(e3m0)", options=WARM | {"every": EVERY},
+        overlap_steps=EVERY,
+    ),
+    _row("noloco", "noloco", options={"every": EVERY}),
+    _diloco("diloco momentum", options={"outer_optimizer": "momentum"}),
+    _diloco(
+        "diloco sgd", options={"outer_optimizer": "sgd", "outer_momentum": 0.0, "outer_lr": 1.0}
+    ),
+    _diloco("diloco adam", options={"outer_optimizer": "adam", "outer_momentum": 0.9}),
+    _diloco("diloco prune50", options={"prune": 0.5}),
+)  # fmt: skip
+"""Methods with rounds now and then."""
+
+EVERY_STEP: tuple[Row, ...] = (
+    _row("ddp/int8", "ddp", "feedback(int8)"),
+    _row("ddp/topk", "ddp", "feedback(topk:0.01|int8)"),
+    _row("ddp/randomk", "ddp", "feedback(randomk:0.05)"),
+    _row("ddp/sign", "ddp", "feedback(sign)"),
+    _row("ddp/ef21", "ddp", "ef21(topk:0.01)"),
+    _row("powersgd", "powersgd"),
+    _row("signsgd", "signsgd", "sign", train=SIGN_SGD),
+    _row("one-bit-adam", "one-bit-adam"),
+    _row("demo", "demo"),
+    _row("cocktail-sgd", "cocktail-sgd", overlap_steps=1),
+    _row("sparta", "sparta", quick=True),
+    _row("sparta h120", "sparta", options={"every": 120}),
+    _row("one-peer-exponential", "one-peer-exponential"),
+    _row("push-sum", "push-sum"),
+    _row("ad-psgd", "ad-psgd"),
+    _row("parameter-server", "parameter-server"),
+    _row("stale-synchronous", "stale-synchronous"),
+    _row("async-sgd", "async-sgd"),
 )
+"""Methods that speak in every step."""
+
+CODECS: tuple[Row, ...] = tuple(
+    _diloco(f"diloco/{spec.partition(':')[0]}", f"feedback({spec})")
+    for spec in ("fp8", "int2", "sign", "topk:0.05|int8", "randomk:0.1", "lowrank:4", "dct:0.05")
+)
+"""DiLoCo with the remaining codecs."""
+
+ROWS = (
+    *(dataclasses.replace(row, core=True) for row in CORE), *FAMILY, *EVERY_STEP, *CODECS,
+)  # fmt: skip
 """All rows, in the order in which they are run."""

@@ -39,6 +39,8 @@ class Outcome:
     loss: float = float("nan")
     exchanges: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(bytes sent, bytes received) of a round -> how many such rounds."""
+    peak_bytes: int = 0
+    """Sent in the largest round; the last one, for what remains, does not count."""
     rounds: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -88,6 +90,7 @@ def run(trial: Trial) -> dict[str, Any]:
         "loss": first.loss,
         "sent_bytes": max(outcome.sent_bytes for outcome in outcomes),
         "received_bytes": max(outcome.received_bytes for outcome in outcomes),
+        "peak_bytes": max(outcome.peak_bytes for outcome in outcomes),
         "rounds": first.rounds,
         "exchanges": [[*nbytes, count] for nbytes, count in sorted(first.exchanges.items())],
         "identical": all(torch.equal(flat(other.model), last) for other in outcomes[1:]),
@@ -127,7 +130,9 @@ def _member(
     stream = MemberStream(shards, slot=slot, batch=table.batch, shared_steps=outer.shared_steps)
     inner = Local(language_model_loss, clip=table.clip)
     while task.step < table.steps:
-        outcome.note(inner.step(task, next(stream), outer).sync)
+        sync = inner.step(task, next(stream), outer).sync
+        outcome.note(sync)
+        outcome.peak_bytes = max(outcome.peak_bytes, sync.sent_bytes if sync is not None else 0)
         if task.step in keep and slot == 0:
             outcome.kept[task.step] = flat(model)
     outcome.note(outer.finish(task))

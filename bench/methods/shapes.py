@@ -70,8 +70,7 @@ class Losses:
 
     def peak(self, row: str, *, members: int = 4) -> int:
         """Return the bytes that a member sends in the largest round of a row."""
-        rounds = [each for r in self._of(row, members).values() for each in r["exchanges"]]
-        return max(int(sent) for sent, _, _ in rounds)
+        return max(int(record["peak_bytes"]) for record in self._of(row, members).values())
 
 
 @dataclass(frozen=True)

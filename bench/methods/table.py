@@ -48,7 +48,7 @@ def _row(
         "seeds": loss["seeds"],
         "bytes_per_node_per_token": _mean(runs, "sent_bytes") / tokens,
         "received_per_node_per_token": _mean(runs, "received_bytes") / tokens,
-        "peak_bytes": max((sent for run in runs for sent, _, _ in run["exchanges"]), default=0),
+        "peak_bytes": max(run["peak_bytes"] for run in runs),
         "rounds": first["rounds"],
         "identical": all(run["identical"] for run in runs),
         "wall_s": {
