@@ -45,7 +45,7 @@ class Plan:
     @property
     def codecs(self) -> frozenset[str]:
         """Names in the codec's spec, wrappers and parts alike."""
-        return frozenset(re.findall(r"[a-z][a-z0-9]*", self.codec))
+        return frozenset(re.findall(r"[a-z][a-z0-9_]*", self.codec))
 
     @property
     def fewest(self) -> int:
@@ -224,13 +224,13 @@ def streaming_delay(plan: Plan) -> None:
             expected="at most one fragment a step",
             remedy=f"fragments = {every}, or every = {fragments}",
         )
-    if delay >= every / fragments:
+    gap = every // fragments if plan.options.get("staggered", True) else every
+    if delay >= gap:
         raise ConfigError(
             "a fragment's round would still be under way when the next one's begins",
-            given=f"delay = {delay}, every / fragments = {every} / {fragments}",
-            expected="delay below every / fragments",
-            remedy=f"delay = {max(0, -(-every // fragments) - 1)}, or every = "
-            f"{(delay + 1) * fragments}",
+            given=f"delay = {delay}, every = {every}, fragments = {fragments}",
+            expected=f"delay below every / fragments, {gap} here",
+            remedy=f"delay = {gap - 1}, or every = {(delay + 1) * fragments}",
         )
 
 

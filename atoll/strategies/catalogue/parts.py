@@ -139,6 +139,11 @@ CODECS: Mapping[str, Entry] = table(
             ),
         ),
         _codec(
+            "by_size",
+            "short vectors in one codec, long ones in another",
+            "methods that send many small pieces",
+        ),
+        _codec(
             "auto",
             "the one that is fastest on the links that were measured",
             "machines whose links nobody knows",
