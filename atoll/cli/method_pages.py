@@ -28,15 +28,41 @@ def listing(rows: Sequence[Row], scale: Scale, *, width: int) -> RenderableType:
     return Group(table, Text(""), _legend(scale))
 
 
-def parts(rows: Sequence[Row], *, width: int) -> RenderableType:
+def parts(rows: Sequence[Row], scale: Scale, *, width: int) -> RenderableType:
     """Return the codecs, the aggregates, the collectives or the admission rules."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", width=width)
     table.add_column("name", no_wrap=True, style="bold")
-    for heading in _headings(width):
-        table.add_column(heading, ratio=2 if heading == "paper" else 3)
+    heading, legend = _figure_words(rows[0], scale)
+    if heading:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in _headings(width):
+        table.add_column(name, ratio=2 if name == "paper" else 3)
     for row in rows:
-        table.add_row(escape(row["name"]), *_words(row, width))
-    return Group(table, Text(""), Text(f"more: {rows[0]['page']}", style="dim"))
+        figure = [_figure(row)] if heading else []
+        table.add_row(escape(row["name"]), *figure, *_words(row, width))
+    return Group(table, Text(""), Text(f"{legend}More: {rows[0]['page']}", style="dim"))
+
+
+def _figure_words(row: Row, scale: Scale) -> tuple[str, str]:
+    """Return the heading of the column of figures, if there is one, and what it means."""
+    size = f"{screen.count(scale.parameters)} parameters"
+    if "busiest_sent" in row:
+        return "sends", (
+            f"sends: bytes that the busiest of {scale.peers} members sends to add up {size} in "
+            "fp32 once. "
+        )
+    if "bits_per_value" in row:
+        return "bits", (
+            f"bits: what each number of {size} weighs, with the usual settings of the codec. "
+        )
+    return "", ""
+
+
+def _figure(row: Row) -> str:
+    if "busiest_sent" in row:
+        return screen.size(row["busiest_sent"])
+    bits = row["bits_per_value"]
+    return "?" if bits is None else f"{bits:.2f}"
 
 
 def _headings(width: int) -> tuple[str, ...]:

@@ -31,8 +31,8 @@ def methods(
     console = screen.output()
     found: list[Row] | Row
     if name in PARTS:
-        found = part_rows(name)
-        page = method_pages.parts(found, width=console.width)
+        found = part_rows(name, scale)
+        page = method_pages.parts(found, scale, width=console.width)
     elif name:
         found = one_row(name, scale)
         page = method_pages.full(found, scale)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.config import StrategyTable
 from atoll.errors import unknown
+from atoll.group.collective_costs import moved_bytes
 from atoll.strategies.catalogue import (
     ADMISSIONS,
     AGGREGATES,
@@ -77,12 +78,39 @@ def one_row(name: str, scale: Scale) -> Row:
         }
         for option in options_of(resolved.outer)
     ]
-    return row | {"name": name, "toml": toml(name, row["options"])}
+    return row | {"name": name, "toml": toml(name, row["options"]) + _train(entry, name)}
 
 
-def part_rows(kind: str) -> list[Row]:
-    """Return a table of the catalogue besides the methods, by its name."""
-    return [_words(entry) for entry in PARTS[kind].values()]
+def part_rows(kind: str, scale: Scale) -> list[Row]:
+    """Return a table of the catalogue besides the methods, by its name.
+
+    Codecs come with what they make of a number, in bits, of a model of that size (without torch:
+    None); collectives with what the busiest member sends to add up such a model once.
+    """
+    found = [_words(entry) for entry in PARTS[kind].values()]
+    for row in found:
+        if kind == "collectives":
+            row["busiest_sent"] = max(
+                moved_bytes(row["name"], rank=rank, members=scale.peers, elements=scale.parameters)[
+                    0
+                ]
+                for rank in range(scale.peers)
+            )
+        elif kind == "codecs":
+            row |= _codec_figures(row["name"], scale)
+    return found
+
+
+def _codec_figures(name: str, scale: Scale) -> Row:
+    if importlib.util.find_spec("torch") is None:
+        return {"example": None, "bits_per_value": None}
+    from atoll.codec.table import CODECS as BUILT
+    from atoll.codec.table import WRAPPERS
+    from atoll.strategies.weighing import bits_per_value
+
+    example = BUILT[name].example if name in BUILT else WRAPPERS[name].example
+    bits = bits_per_value(example, elements=scale.parameters)
+    return {"example": example, "bits_per_value": round(bits, 3)}
 
 
 def toml(name: str, options: list[Row]) -> str:
@@ -97,6 +125,12 @@ def toml(name: str, options: list[Row]) -> str:
         elif isinstance(value, str):
             lines.append(f'{option["name"]} = "{value}"')
     return "\n".join(lines) + "\n"
+
+
+def _train(entry: Entry, name: str) -> str:
+    """Return the inner optimizer that a preset wants, as a table of a job file."""
+    optimizer = entry.optimizer if name in PRESETS else ""
+    return f'\n[train]\noptimizer = "{optimizer}"\n' if optimizer else ""
 
 
 def _resolved(name: str, scale: Scale) -> Resolved:

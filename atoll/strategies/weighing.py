@@ -54,3 +54,11 @@ def weigh(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traff
         task = Task(model, torch.optim.SGD(model.parameters(), lr=1.0), member="w0", last=steps)
         outer.setup(task, group=Alone(), codec=codec)
     return outer.traffic(elements, peers, steps=steps)
+
+
+def bits_per_value(spec: str, *, elements: int) -> float:
+    """Return what a codec makes of each number of a model with so many, in the mean."""
+    codec = make_codec(spec)
+    with torch.device("meta"):
+        codec.fit([parameter.shape for parameter in Shapes(elements).parameters()])
+    return 8 * codec.nbytes(elements) / elements

@@ -91,14 +91,15 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 def test_defaults_without_torch_are_the_defaults() -> None:
     assert defaults_of("diloco")["outer_lr"] == 0.7
-    assert [row["name"] for row in part_rows("codecs")][:2] == ["fp32", "fp16"]
+    assert [row["name"] for row in part_rows("codecs", SCALE)][:2] == ["fp32", "fp16"]
 
 
 def test_words_and_options_need_no_torch() -> None:
     program = (
         "import sys, atoll.strategies.weighed as w, atoll.strategies.option_list as o\n"
         "import atoll.strategies.fitting\n"
-        "[o.options_of(name) for name in o.OUTERS]; w.part_rows('codecs')\n"
+        "[o.options_of(name) for name in o.OUTERS]\n"
+        "w.part_rows('collectives', w.Scale(parameters=9, peers=2, steps=1))\n"
         "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
     )
     done = subprocess.run(
@@ -141,7 +142,7 @@ def test_one_method_in_full_fits_the_screen(width: int) -> None:
 @pytest.mark.parametrize("kind", ["codecs", "aggregates", "collectives", "admission"])
 def test_the_other_tables_are_listed(kind: str) -> None:
     lines = atoll(kind).splitlines()
-    for row in part_rows(kind):
+    for row in part_rows(kind, SCALE):
         assert any(line.startswith(row["name"]) for line in lines)
 
 

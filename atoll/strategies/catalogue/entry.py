@@ -32,6 +32,8 @@ class Entry:
     """When to choose it."""
     papers: tuple[Paper, ...] = ()
     """The first one is the method's own."""
+    optimizer: str = ""
+    """Inner optimizer that belongs to it, where it is not the usual one."""
     page: str
     """Its page, below the project's root."""
 

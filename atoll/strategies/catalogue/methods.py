@@ -13,9 +13,13 @@ def _arxiv(number: str, title: str, year: int) -> Paper:
     return Paper(title, year, ARXIV + number)
 
 
-def _entry(name: str, line: str, good_for: str, *papers: Paper, page: str = "") -> Entry:
+def _entry(
+    name: str, line: str, good_for: str, *papers: Paper, page: str = "", optimizer: str = ""
+) -> Entry:
     page = f"docs/methods/{page or name}.md"
-    return Entry(name=name, line=line, good_for=good_for, papers=papers, page=page)
+    return Entry(
+        name=name, line=line, good_for=good_for, papers=papers, page=page, optimizer=optimizer
+    )
 
 
 _DILOCO = _arxiv(
@@ -95,6 +99,7 @@ METHODS: Mapping[str, Entry] = table(
             "DiLoCo whose inner optimizer is Muon; moves bear 2 to 4 bits",
             "the least bytes per round at DiLoCo's loss",
             _arxiv("2505.23725", "MuLoCo: Muon is a Practical Inner Optimizer for DiLoCo", 2025),
+            optimizer="muon",
         ),
         _entry(
             "streaming-diloco",
