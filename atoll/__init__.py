@@ -23,6 +23,7 @@ _PLACES = {
     "Asynchronous": "atoll.strategies.outer.asynchronous",
     "AtollError": "atoll.errors",
     "Average": "atoll.strategies.outer.average",
+    "DeMo": "atoll.strategies.outer.demo",
     "DiLoCo": "atoll.strategies.outer.diloco",
     "Eager": "atoll.strategies.outer.eager",
     "EveryStep": "atoll.strategies.outer.every_step",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.alone import Alone
     from atoll.strategies.outer.asynchronous import Asynchronous
     from atoll.strategies.outer.average import Average
+    from atoll.strategies.outer.demo import DeMo
     from atoll.strategies.outer.diloco import DiLoCo
     from atoll.strategies.outer.eager import Eager
     from atoll.strategies.outer.every_step import EveryStep
@@ -60,6 +62,7 @@ __all__ = [
     "Asynchronous",
     "AtollError",
     "Average",
+    "DeMo",
     "DiLoCo",
     "Eager",
     "EveryStep",

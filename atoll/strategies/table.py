@@ -33,6 +33,7 @@ OUTERS: Mapping[str, str] = MappingProxyType(
         "sparta": "atoll.strategies.outer.sparta:Sparta",
         "sign_majority": "atoll.strategies.outer.sign_majority:SignMajority",
         "powersgd": "atoll.strategies.outer.powersgd:PowerSGD",
+        "demo": "atoll.strategies.outer.demo:DeMo",
     }
 )
 """Name -> the options of an outer strategy; their `build` makes it."""
@@ -72,6 +73,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "sparta": Preset(outer="sparta"),
         "signsgd": Preset(outer="sign_majority", codec="sign"),
         "powersgd": Preset(outer="powersgd"),
+        "demo": Preset(outer="demo", codec="bf16"),
         # Measured on a small model and 2,000 steps, see docs/tuning.md: as good as data parallel
         # with 219 times fewer bytes. Larger models want a longer interval.
         "diloco": Preset(

@@ -83,6 +83,7 @@ class SpartaOuter(Lockstep):
     """See the module's docstring."""
 
     one_model = False
+    one_state = False
 
     def __init__(self, options: Sparta) -> None:
         """Check the options."""

@@ -1,0 +1,297 @@
+"""DeMo: momenta stay apart, and what changes fastest in them is sent.
+
+Peng et al. 2024, "DeMo: Decoupled Momentum Optimization" (https://arxiv.org/abs/2411.19870).
+Legend: g_i a member's gradient, d_i its momentum, z coefficients of cosines piece by piece, beta =
+`decay`, k = `topk`.
+
+    d_i   = beta d_i + lr g_i
+    z_i   = the k largest coefficients of every piece of d_i
+    d_i   = d_i - what z_i stands for
+    z     = for every coefficient the mean over the members that sent it
+    theta = (1 - lr * weight_decay) theta - lr sign(what z stands for)
+
+The method is the optimizer: it takes `lr` and `weight_decay` from the inner one, whose own rule
+(and gradient clipping) has no part in it. Rates are those of Adam. The codec says what a
+coefficient weighs; a position takes two bytes. What the codec rounds away stays in the momentum.
+
+Differs from the paper and its code:
+  * positions are of 2 bytes, values of the codec's (the code sends 8 and 4);
+  * a dimension without a useful divisor, e.g. a prime, is padded instead of sent whole;
+  * decoding is in double precision and in member order, and what is zero but for rounding counts
+    as zero, so that all members take the same signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Codec, Packet
+from atoll.codec.cosine import Pieces, cosines
+from atoll.errors import ConfigError, GroupError, WireError
+from atoll.group.group import Group, Parcel, Swapped
+from atoll.strategies.outer.lockstep import (
+    Came,
+    Exchanging,
+    Floor,
+    GradientRounds,
+    buffer_volume,
+    one_round,
+)
+from atoll.strategies.outer.periodic import start_volume
+from atoll.strategies.own_step import own_step
+from atoll.strategies.strategy import Outer, Traffic
+from atoll.strategies.volume import swapped, times, total
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+POSITION_BYTES = 2
+LARGEST_SIDE = 256
+"""Pieces have at most 65536 numbers, so that a position fits two bytes."""
+NOTHING = 1e-12
+"""Share of a tensor's largest number below which rounding is all there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeMo:
+    """Options of DeMo."""
+
+    decay: float = 0.999
+    """Of the momentum, per step (beta)."""
+    topk: int = 32
+    """Coefficients sent of every piece (k)."""
+    side: int = 64
+    """Largest side of a piece."""
+    weight: str = "equal"
+    """What a member's coefficients weigh: all the same, or the `tokens` of its batch."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return DeMoOuter(self)
+
+
+class Spectrum:
+    """The pieces of a model's parameters, and what is sent of them."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]], *, side: int, topk: int) -> None:
+        """Cut parameters of these shapes."""
+        self.pieces = [Pieces.of(shape, limit=side) for shape in shapes]
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.topk = topk
+        sides = {each for p in self.pieces for each in (p.height, p.width)}
+        self._cosines = {side: cosines(side) for side in sides}
+
+    @property
+    def sent(self) -> int:
+        """Coefficients of one packet."""
+        return sum(p.count * min(self.topk, p.size) for p in self.pieces)
+
+    def choose(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest coefficients: positions within their pieces, and values."""
+        positions: list[Tensor] = []
+        values: list[Tensor] = []
+        for piece, part in zip(self.pieces, torch.split(vector, self.sizes), strict=True):
+            found = piece.coefficients(part, *self._sides(piece, torch.float32))
+            kept = min(self.topk, piece.size)
+            chosen = found.abs().topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
+            positions.append(chosen.flatten())
+            values.append(found.gather(1, chosen).flatten())
+        empty = vector[:0]
+        return torch.cat([empty.long(), *positions]), torch.cat([empty, *values])
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """Where the piece of every sent coefficient begins among all coefficients."""
+        ends = self._piece_sizes.cumsum(0)
+        return (ends - self._piece_sizes).repeat_interleave(self._kept_sizes)
+
+    @cached_property
+    def limits(self) -> Tensor:
+        """The size of the piece of every sent coefficient."""
+        return self._piece_sizes.repeat_interleave(self._kept_sizes)
+
+    @property
+    def _piece_sizes(self) -> Tensor:
+        return torch.tensor([p.size for p in self.pieces for _ in range(p.count)]).long()
+
+    @property
+    def _kept_sizes(self) -> Tensor:
+        return self._piece_sizes.clamp(max=self.topk)
+
+    @property
+    def coefficients(self) -> int:
+        """Coefficients of all pieces."""
+        return sum(p.count * p.size for p in self.pieces)
+
+    def values(self, coefficients: Tensor) -> Tensor:
+        """Return the vector that coefficients stand for, float32."""
+        return torch.cat([coefficients[:0], *self._parts(coefficients, torch.float32)])
+
+    def signs(self, coefficients: Tensor) -> Tensor:
+        """Return the signs of what coefficients stand for, float32."""
+        signs = [coefficients[:0]]
+        for part in self._parts(coefficients, torch.float64):
+            if part.numel():
+                part[part.abs() <= NOTHING * part.abs().max()] = 0.0
+            signs.append(part.sign().float())
+        return torch.cat(signs)
+
+    def _parts(self, coefficients: Tensor, kind: torch.dtype) -> Iterator[Tensor]:
+        """Yield every parameter's values, computed in the given type."""
+        sizes = [p.count * p.size for p in self.pieces]
+        for piece, part in zip(self.pieces, torch.split(coefficients, sizes), strict=True):
+            yield piece.values(part.to(kind), *self._sides(piece, kind))
+
+    def _sides(self, piece: Pieces, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self._cosines[piece.height].to(kind), self._cosines[piece.width].to(kind)
+
+
+class DeMoOuter(GradientRounds[Tensor]):
+    """See the module's docstring."""
+
+    def __init__(self, options: DeMo) -> None:
+        """Check the options."""
+        super().__init__(weight=options.weight)
+        if not 0.0 <= options.decay < 1.0:
+            raise ConfigError("decay is out of range", given=options.decay, expected="0 to below 1")
+        if options.topk < 1:
+            raise ConfigError("topk is too small", given=options.topk, expected="1 or more")
+        if not 1 <= options.side <= LARGEST_SIDE:
+            raise ConfigError("side is out of range", given=options.side, expected="1 to 256")
+        self.options = options
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Cut the task's parameters into pieces.
+
+        Raises:
+            ConfigError: the codec cannot carry coefficients.
+        """
+        if codec.gathers or codec.base is not codec:
+            raise ConfigError(
+                f"DeMo cannot use codec {codec.spec}",
+                given="what is not sent stays in the momentum already",
+                expected="a codec that sends every number and keeps no state",
+                remedy='codec = "bf16"',
+            )
+        super().setup(task, group=group, codec=codec)
+        options = self.options
+        shapes = [parameter.shape for parameter in self._parameters]
+        self._spectrum = Spectrum(shapes, side=options.side, topk=options.topk)
+        self._momentum = self._flat.new().zero_()
+
+    def prepare(self, task: Task, gradient: Tensor) -> Exchanging[Tensor]:
+        """Move the momentum on, and send its largest coefficients."""
+        self._moved = self._momentum * self.options.decay
+        rates = {
+            id(p): float(group["lr"])
+            for group in task.optimizer.param_groups
+            for p in group["params"]
+        }
+        parts = zip(self._parameters, self._flat.views(self._moved), strict=True)
+        for (parameter, moved), part in zip(parts, self._flat.views(gradient), strict=True):
+            moved.add_(part, alpha=rates.get(id(parameter), 0.0))
+        positions, values = self._spectrum.choose(self._moved)
+        self._codec.begin(task.round)
+        packet = self._codec.encode(values.contiguous(), key="coefficients")
+        self._kept = self._scattered(positions, self._codec.decode(packet))
+        where = positions.numpy().astype("<u2").tobytes()
+        sent = Packet(b"".join((packet.data, where)), f"demo:{packet.codec}", packet.sizes)
+
+        def swap(floor: Floor, plan: RoundPlan) -> Came[Tensor]:
+            if plan.route == "alone":
+                return Came(self._kept, (floor.group.me,), floor.weight, "alone")
+            return self._mean(floor.swap([Parcel(tuple(plan.members), sent)]))
+
+        return swap
+
+    def _scattered(self, positions: Tensor, values: Tensor) -> Tensor:
+        """Return all coefficients, zero where none was sent."""
+        whole = torch.zeros(self._spectrum.coefficients)
+        whole[self._spectrum.offsets + positions] = values
+        return whole
+
+    def _mean(self, swapped: Swapped) -> Came[Tensor]:
+        """Return for every coefficient the mean over those that sent it, in member order.
+
+        Who sent something unusable is left out; everybody sees the same packets.
+
+        Raises:
+            GroupError: nobody sent anything usable.
+        """
+        total = torch.zeros(self._spectrum.coefficients)
+        weights, offsets = torch.zeros_like(total), self._spectrum.offsets
+        contributors: list[str] = []
+        for member, packets in swapped.packets.items():
+            opened = self._open(packets[0]) if packets else None
+            if opened is None:
+                continue
+            contributors.append(member)
+            weight, at = swapped.weights[member], offsets + opened[0]
+            total[at] += weight * opened[1]
+            weights[at] += weight
+        if not contributors:
+            raise GroupError("there is nothing to average", given="no usable coefficients")
+        total /= weights.where(weights > 0, 1.0)
+        weight = math.fsum(swapped.weights[member] for member in contributors)
+        return Came(total, tuple(contributors), weight, swapped.digest)
+
+    def _open(self, packet: Packet) -> tuple[Tensor, Tensor] | None:
+        """Return positions and values; None if they cannot be used."""
+        count, data = self._spectrum.sent, memoryview(packet.data)
+        edge = self._codec.nbytes(count)
+        if len(data) != edge + POSITION_BYTES * count:
+            return None
+        try:
+            values = self._codec.decode(Packet(data[:edge], self._codec.spec, (count,)))
+        except WireError:
+            return None
+        raw = np.frombuffer(data[edge:], dtype="<u2").astype(np.int64)
+        positions = torch.from_numpy(raw)
+        usable = bool((positions < self._spectrum.limits).all() and values.isfinite().all())
+        return (positions, values) if usable else None
+
+    def apply(self, task: Task, value: Tensor, *, counted: bool) -> float:
+        """Keep in the momentum what was not sent, and step along the signs."""
+        self._momentum = self._moved
+        if counted:
+            self._momentum -= self._spectrum.values(self._kept)
+        direction = self._spectrum.signs(value)
+        own_step(task, self._flat, direction)
+        return float(direction.norm())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the own momentum."""
+        return super().state_dict() | {"own.momentum": self._momentum}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; a newcomer has no momentum yet."""
+        super().load_state_dict(state)
+        self._adopt("own.momentum", self._momentum, state)
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`.
+
+        The shapes are those of the model it was set up with; of another number of elements, one
+        square matrix is assumed.
+        """
+        parameters, buffers = self._split(elements)
+        spectrum = self._spectrum
+        if parameters != self._flat.num_elements:
+            side = math.isqrt(parameters)
+            shapes = [(side, side), (parameters - side * side,)]
+            spectrum = Spectrum(shapes, side=self.options.side, topk=self.options.topk)
+        nbytes = self._codec.nbytes(spectrum.sent) + POSITION_BYTES * spectrum.sent
+        others = peers - 1
+        each = swapped([(nbytes, others)] if others else [], [nbytes] * others)
+        each = one_round([each, buffer_volume(buffers, peers, rank=rank)])
+        return total([start_volume(peers, rank=rank), times(each, steps)])
