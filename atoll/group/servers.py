@@ -59,6 +59,12 @@ class _Server:
     pending: dict[str, tuple[float, Ask, Packet | None]] = field(default_factory=dict)
     answers: dict[str, tuple[Answer, Packet | None]] = field(default_factory=dict)
 
+    def meet(self, members: Sequence[str], at: float) -> float:
+        """Let members that have held an anchor be where the last of them came; return when."""
+        at = max(at, *(self.times.get(member, 0.0) for member in members))
+        self.times.update(dict.fromkeys(members, at))
+        return at
+
 
 class MemoryServers:
     """The parameter servers of a :class:`MemoryGroups`."""
@@ -148,6 +154,9 @@ class MemoryServers:
             if member is None:
                 break
             at, ask, packet = served.pending.pop(member)
+            at = max(at, served.times.get(member, 0.0))
+            if isinstance(ask, Load) and ask.anchor > server.anchor:
+                at = served.meet(ask.members, at)
             served.times[member] = at
             if isinstance(ask, Push) and number == 0:
                 self.log.append((at, member))
@@ -157,12 +166,9 @@ class MemoryServers:
 
     def _next(self, served: _Server) -> str | None:
         """Return whose ask comes next; None while somebody computes who could be earlier."""
-        newer = [
-            member for member, (_, ask, _) in served.pending.items()
-            if isinstance(ask, Attach | Load) and ask.anchor > served.server.anchor
-        ]  # fmt: skip
-        if newer:  # a new era: what is under way for the old one is over
-            return newer[0]
+        for member, (_, ask, _) in served.pending.items():
+            if isinstance(ask, Attach | Load):  # they move nothing, whenever they come
+                return member
         if set(served.server.computing) - served.pending.keys():
             return None
         return min(served.pending, key=lambda m: (served.pending[m][0], self._order.index(m)))

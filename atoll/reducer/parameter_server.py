@@ -144,7 +144,8 @@ class ParameterServer:
             rule.vectors[name].copy_(values)
         rule.scalars.update({k: v for k, v in ask.scalars.items() if k in rule.scalars})
         self.anchor, self.version, self.progress = ask.anchor, ask.version, ask.progress
-        self.roll, self._arrivals, self._encoded = ServerRoll(ask.members), {}, None
+        self._arrivals, self._encoded = {}, None
+        self.roll = ServerRoll(ask.members, speeds=self.roll.speeds)
 
     def _rest(self, member: str, ask: Rest) -> Answers:
         pupil = self.roll.enter(member)
@@ -298,7 +299,9 @@ class ParameterServer:
         self, member: str, pupil: Pupil, *, want: bool = True, accepted: bool = True, late: int = 0
     ) -> Reply:
         """Return the vector as it is now, and what the member does next."""
-        steps, length = self.roll.plan(member, self.setup.every, dynamic=self.setup.dynamic)
+        steps = length = self.setup.every
+        if self.setup.mode == "asynchronous":  # with clocks all come equally far
+            steps, length = self.roll.plan(member, steps, dynamic=self.setup.dynamic)
         if self._encoded is None or self._encoded[0] != self.version:
             self._encoded = (self.version, make_codec(self.setup.reply).encode(self.theta))
         packet = self._encoded[1] if want else None

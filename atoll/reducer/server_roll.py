@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -40,9 +40,17 @@ class Pupil:
 class ServerRoll:
     """The members of one server since it was loaded."""
 
-    def __init__(self, members: Sequence[str] = ()) -> None:
-        """Expect asks of `members`, in the order of their slots."""
-        self.pupils = {member: Pupil() for member in members}
+    def __init__(
+        self, members: Sequence[str] = (), *, speeds: Mapping[str, float] | None = None
+    ) -> None:
+        """Expect asks of `members`, in the order of their slots; `speeds` are known already."""
+        known = speeds if speeds is not None else {}
+        self.pupils = {member: Pupil(speed=known.get(member, 0.0)) for member in members}
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Return every member's steps per second."""
+        return {member: pupil.speed for member, pupil in self.pupils.items()}
 
     def enter(self, member: str) -> Pupil:
         """Return a member that asks just now; one that was lost is back."""

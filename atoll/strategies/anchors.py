@@ -86,6 +86,8 @@ class Anchored:
     """Every member has done all its steps."""
     contributors: tuple[str, ...]
     digest: str
+    weight: float
+    """How many took part."""
 
 
 def marks(members: int, servers: int) -> int:
@@ -124,6 +126,7 @@ def meet(group: Group, plan: RoundPlan, view: View, *, resting: Resting) -> Anch
         progress=max(_number(table[row, 2:]) for row in present) / FINE,
         done=all(bool(table[row, 1]) for row in present),
         contributors=reduced.contributors,
+        weight=float(len(reduced.contributors)),
         digest=hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest(),
     )
 

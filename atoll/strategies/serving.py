@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -93,9 +94,14 @@ class Serving:
         """
         deadline = self._clock.monotonic() + (WAIT_S if patient else EAGER_S)
         taken = Taken([0] * len(self._shards))
-        for number in range(len(self._shards)):
-            ask = Attach(anchor, members=list(members), want=not members)
-            asked = self._entered(ask, number, loading, deadline)
+        ask = Attach(anchor, members=list(members), want=not members)
+        for number, work in enumerate(
+            [  # at once: a server may hold back its answer until others have come to all of them
+                Work.start(partial(self._entered, ask, n, loading, deadline), name=f"attach-{n}")
+                for n in range(len(self._shards))
+            ]
+        ):
+            asked = self._wait(work)
             if asked is None and patient:
                 raise DeadlineExceeded(
                     "a parameter server is away", given=f"server {number}, for {WAIT_S:.0f} s",
@@ -111,11 +117,11 @@ class Serving:
         """Return a server's answer to an attach; None if it is away until the deadline."""
         while True:
             try:
-                asked = self._wait(self._group.ask_server(ask, server=number))
+                asked = self._group.ask_server(ask, server=number).wait()
                 if asked.answer.kind == "load":
                     shard, setup, progress = loading(number)
                     load, packet = _load(ask, shard, setup, progress)
-                    asked = self._wait(self._group.ask_server(load, packet, server=number))
+                    asked = self._group.ask_server(load, packet, server=number).wait()
                 if asked.answer.kind == "refused":
                     raise from_dict(asked.answer.error)
                 return asked
@@ -165,9 +171,11 @@ class Serving:
         """Tell the servers that no push follows before the next anchor; best effort."""
         if not self.attached:
             return
-        for number in range(len(self._shards)):
+        ask = Rest(anchor, final=final)
+        works = [self._group.ask_server(ask, server=n) for n in range(len(self._shards))]
+        for number, work in enumerate(works):
             try:
-                self._wait(self._group.ask_server(Rest(anchor, final=final), server=number))
+                self._wait(work)
             except (PeerLost, DeadlineExceeded) as error:
                 log.warning("parameter server %s: %s", number, error)
 

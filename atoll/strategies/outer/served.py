@@ -147,7 +147,8 @@ class ServedOuter(ServedState):
             return False
         if not fresh:
             self._take(task, taken)
-            self._done = 0
+        elif not self._done:
+            self._new_period(task, taken.first.steps, taken.first.length)
         return True
 
     def _load_of(self, number: int) -> tuple[Shard, Setup, float]:
