@@ -101,8 +101,8 @@ class OuterAdam:
     """Adam on the mean pseudo-gradient, bit for bit `torch.optim.Adam`.
 
     FedAdam of Reddi et al. 2020, "Adaptive Federated Optimization"
-    (https://arxiv.org/abs/2003.00295), with the bias correction of Adam. Coordinates that hardly move would be blown up to full steps:
-    hence an epsilon of about 0.1, as DiLoCo's authors found too.
+    (https://arxiv.org/abs/2003.00295), with the bias correction of Adam. Coordinates that hardly
+    move would be blown up to full steps: hence an epsilon of about 0.1, as DiLoCo's authors found.
     """
 
     def __init__(self, *, lr: float, beta1: float, eps: float, beta2: float = BETA2) -> None:

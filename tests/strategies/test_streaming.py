@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.errors import ConfigError
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroups
 from atoll.strategies.outer.diloco import DiLoCo

@@ -77,7 +77,7 @@ class Streaming:
     staggered: bool = True
     """Whether fragments take turns; if not, all are combined at the same step, as in DiLoCo."""
     weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the fragment's last round, or `equal`."""
+    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
 
     def build(self) -> Outer:
         """Return the strategy with these options.
@@ -127,7 +127,7 @@ class StreamingOuter(OuterDefaults):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state, and cut them into fragments."""
         self._task, self._codec = task, codec
-        self._meeting = Meeting(group, self._clock)
+        self._meeting = Meeting(group, self._clock, codec=codec)
         self._flat = Flat([*task.parameters(), *task.buffers()])
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._fragments = cut(
@@ -150,7 +150,7 @@ class StreamingOuter(OuterDefaults):
         self._start = start
         common = self._flat.views(start)
         self._common = [fragment.of(common) for fragment in self._fragments]
-        self._digests = [digest(part.read()) for part in self._common]
+        self._digests: list[str] = []
 
     def _plan(self, task: Task) -> None:
         """Begin the period until the next moment: a round, or taking its result."""
@@ -228,7 +228,7 @@ class StreamingOuter(OuterDefaults):
     def _offer(
         self, task: Task, which: Sequence[int], *, waiting: bool = False
     ) -> tuple[Exchange[Means], float]:
-        """Return the exchange of some fragments' pseudo-gradients, as they are now, and its norm."""
+        """Return the exchange of some fragments' pseudo-gradients of now, and their norm."""
         given: list[tuple[int, Tensor, float]] = []
         squares = 0.0
         for p in which:
@@ -296,7 +296,8 @@ class StreamingOuter(OuterDefaults):
                 self._optimizers[p].step(theta[:trained], mean[:trained])
                 theta[trained:].sub_(mean[trained:])
             common.write(theta)
-            self._digests[p] = digest(theta)
+            if self._digests:
+                self._digests[p] = digest(theta)
             if mix == 0.0:
                 own.write(theta)
             elif mix < 1.0:
@@ -318,6 +319,8 @@ class StreamingOuter(OuterDefaults):
         """Digest of the common state: over the fragments' digests, of which a round changes few."""
         if not self._begun:
             return "start"
+        if not self._digests:
+            self._digests = [digest(part.read()) for part in self._common]
         text = " ".join(self._digests).encode()
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 

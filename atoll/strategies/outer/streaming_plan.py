@@ -10,8 +10,8 @@ from atoll.errors import ConfigError
 class StreamingPlan:
     """Steps at which rounds begin, by the step that all members share.
 
-    Legend: H steps between two rounds of a fragment, F fragments, tau steps until a result is taken.
-    Fragment p begins at (p + 1) H / F, rounded down, and every H steps from then on.
+    Legend: H steps between two rounds of a fragment, F fragments, tau steps until a result is
+    taken. Fragment p begins at (p + 1) H / F, rounded down, and every H steps from then on.
     """
 
     def __init__(self, *, every: int, count: int, delay: int, since: int, staggered: bool) -> None:
