@@ -34,6 +34,8 @@ EVERY = 50
 """Rounds between two agreements."""
 TELLING_BYTES = 1 << 16
 """Packets below this are not measured: how long they take is a matter of delay."""
+FIRST = 10
+"""In each of so many first rounds members try to agree, until somebody has measured a link."""
 _CHOICE = f"{SHARED}auto.choice"
 
 
@@ -79,7 +81,7 @@ class Auto:
 
     def due(self, round_: int) -> bool:
         """Return whether members agree anew in this round; the same on every member."""
-        return not self.agreed or round_ % EVERY == 0
+        return round_ % EVERY == 0 or (not self.agreed and round_ < FIRST)
 
     def observe(self, nbytes: int, seconds: float) -> None:
         """Note how long an exchange of so many bytes took over this member's link, one way.
@@ -111,7 +113,7 @@ class Auto:
         # All at the top: nobody has measured anything, or sending costs next to nothing.
         bytes_per_s = SLOWEST * 2 ** ((max(reached, 1) - 1) / 2) if reached < STEPS else math.inf
         self.choice = self.chosen(bytes_per_s)
-        self.agreed = True
+        self.agreed = self.agreed or reached < STEPS
 
     def chosen(self, bytes_per_s: float) -> int:
         """Return the number of the codec that pays on a link of that speed."""

@@ -39,9 +39,11 @@ class Told:
 class Meeting:
     """Tells the group how fast this member was and where its data stands, round by round."""
 
-    def __init__(self, group: Group, clock: Clock) -> None:
-        """Measure the first period from now."""
+    def __init__(self, group: Group, clock: Clock, *, codec: Codec | None = None) -> None:
+        """Measure the first period from now; `codec` may be one that suits itself to the link."""
         self.group, self._clock = group, clock
+        auto = auto_inside(codec) if codec is not None else None
+        self._choosing = Choosing(group, auto, clock=clock) if auto is not None else None
         self._ended = clock.monotonic()
         self._phases: dict[str, float] = {}
 
@@ -65,13 +67,7 @@ class Meeting:
         mean = mean_exchange(
             self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
         )
-        choosing = auto_inside(codec)
-        if choosing is None:
-            agreed = self.hold_with(task, mean, base=base, norm=norm)
-        else:
-            chosen = Choosing(self.group, choosing, mean, clock=self._clock)
-            agreed = self.hold_with(task, chosen.exchange, base=base, norm=norm)
-            chosen.committed()
+        agreed = self.hold_with(task, mean, base=base, norm=norm)
         return integrated(agreed, codec=codec, key=key)
 
     def hold_with(
@@ -79,7 +75,8 @@ class Meeting:
     ) -> Transacted[T]:
         """Do what :meth:`hold` does, with any exchange; see :func:`atoll.group.agree.transact`."""
         told = self._told(task, base=base, norm=norm)
-        agreed = transact(self.group, exchange, resting=task.gate.resting, **told)
+        measured = self._measured(exchange)
+        agreed = transact(self.group, measured, resting=task.gate.resting, **told)
         self.obey(task, agreed)
         return agreed
 
@@ -100,9 +97,15 @@ class Meeting:
         when the contribution was made, where that is a while ago.
         """
         told = self._told(task, base=base, norm=norm, period=period)
+        measured = self._measured(exchange)
         return Work.start(
-            lambda: transact(self.group, exchange, **told), name=f"round-{self.group.me}"
+            lambda: transact(self.group, measured, **told), name=f"round-{self.group.me}"
         )
+
+    def _measured(self, exchange: Exchange[T]) -> Exchange[T]:
+        """Return the exchange with what a codec wants to know of the link."""
+        choosing = self._choosing
+        return exchange if choosing is None else lambda plan: choosing.around(exchange, plan)
 
     def period(self, task: Task) -> Told:
         """Return what was done since the last round; the losses are taken out of the task."""
@@ -137,6 +140,8 @@ class Meeting:
         own one this member is past the place that the verdict knows.
         """
         self._ended = self._clock.monotonic()
+        if self._choosing is not None:
+            self._choosing.committed()
         told = {"wait": "join", "send": "reduce", "vote": "commit"}
         self._phases = {name: agreed.seconds[phase] for name, phase in told.items()}
         if self.group.upload_s is not None:

@@ -125,7 +125,7 @@ class EagerOuter(OuterDefaults):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state and for the own one."""
         self._task, self._codec, self._exact = task, codec, make_codec("fp32")
-        self._meeting = Meeting(group, self._clock)
+        self._meeting = Meeting(group, self._clock, codec=codec)
         self._flat = Flat([*task.parameters(), *task.buffers()])
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters = task.num_parameters

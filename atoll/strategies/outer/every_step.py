@@ -101,7 +101,7 @@ class EveryStepOuter(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for gradients of the task's parameters."""
-        self._meeting, self._codec = Meeting(group, self._clock), codec
+        self._meeting, self._codec = Meeting(group, self._clock, codec=codec), codec
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat([*self._parameters, *self._buffers])
