@@ -327,7 +327,6 @@ def _is_dense(codec: Codec) -> bool:
     if codec.base is not codec or codec.gathers:
         return False
     with torch.device("cpu"):  # also where the model is only shapes
-        with torch.device("cpu"):  # also where a model without memory is looked at
         probe = torch.linspace(1.0, 2.0, 1024)
         found = codec.decode(codec.encode(probe, key="probe"))
         return bool((found - probe).abs().max() <= 0.05)
