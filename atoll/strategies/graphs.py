@@ -108,7 +108,7 @@ def mixing(graph: str, n: int, *, round_: int = 0) -> Tensor:
         ConfigError: there is no such graph.
     """
     found = neighbours(graph, n, round_=round_)
-    weights = torch.zeros(n, n, dtype=torch.float64)
+    weights = torch.zeros(n, n, dtype=torch.float64, device="cpu")
     for i, senders in enumerate(found):
         for j in senders:
             weights[i, j] = 1.0 / (1 + max(len(senders), len(found[j])))
@@ -126,7 +126,7 @@ def pushing(graph: str, n: int, *, round_: int = 0) -> Tensor:
         ConfigError: there is no such graph.
     """
     found = neighbours(graph, n, round_=round_)
-    weights = torch.eye(n, dtype=torch.float64)
+    weights = torch.eye(n, dtype=torch.float64, device="cpu")
     for i, senders in enumerate(found):
         weights[i, senders] = 1.0
     return weights / weights.sum(0, keepdim=True)

@@ -30,6 +30,7 @@ OUTERS: Mapping[str, str] = MappingProxyType(
         "slowmo": "atoll.strategies.outer.slowmo:SlowMo",
         "asynchronous": "atoll.strategies.outer.asynchronous:Asynchronous",
         "server": "atoll.strategies.outer.server:Server",
+        "gossip": "atoll.strategies.outer.gossip:Gossip",
         "sparta": "atoll.strategies.outer.sparta:Sparta",
         "sign_majority": "atoll.strategies.outer.sign_majority:SignMajority",
         "powersgd": "atoll.strategies.outer.powersgd:PowerSGD",
@@ -70,6 +71,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "async-sgd": Preset(
             outer="server", options={"mode": "asynchronous", "staleness": "inverse"}
         ),
+        "d-psgd": Preset(outer="gossip"),
+        "one-peer-exponential": Preset(outer="gossip", options={"graph": "one-peer"}),
+        "push-sum": Preset(outer="gossip", options={"graph": "random", "push_sum": True}),
         "sparta": Preset(outer="sparta"),
         "signsgd": Preset(outer="sign_majority", codec="sign"),
         "powersgd": Preset(outer="powersgd"),

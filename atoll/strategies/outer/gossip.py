@@ -1,0 +1,207 @@
+"""Gossip: every member averages with its neighbours in a graph, and nobody with all.
+
+D-PSGD (Lian et al. 2017, https://arxiv.org/abs/1705.09056), and with `push_sum` stochastic gradient
+push (Assran et al. 2019, https://arxiv.org/abs/1811.10792). Legend: x_i the parameters of member i
+before its step, u_i what its optimizer adds (-gamma g_i for SGD), W the weights of the graph
+(`graphs`), w_i the mass of member i, X_i = w_i x_i.
+
+    plain:     x_i = sum_j W_ij x_j + u_i
+    push-sum:  X_i = sum_j A_ij X_j + u_i ;  w_i = sum_j A_ij w_j ;  x_i = X_i / w_i
+
+The gradient is taken at x_i as it was before the mixing, as in the paper: what is exchanged after a
+step are the parameters from before it, and the own update comes on top. That holds for every inner
+optimizer. With `every` above 1 the steps between two rounds are local, and the last one is the u_i
+of the formula.
+
+A codec is applied to the parameters: x^_j is what everybody decodes, the sender too, and
+x_i + sum_j W_ij (x^_j - x^_i) keeps the mean, whatever the codec loses. `feedback(...)` sends in
+the next round what was lost in this one.
+
+A member that is lost leaves its weight to those who would have got its values (plain), or to those
+who would have sent to it (push-sum): rows still add up to 1, or no mass is lost.
+
+Differs from the papers:
+  * a round is agreed on by all members, though each talks to its neighbours only: a round that
+    cannot be finished is made again by everybody;
+  * floating-point buffers are mixed like parameters;
+  * at the end everybody gets the mean of all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock
+from atoll.errors import ConfigError, unknown
+from atoll.strategies.delta import length
+from atoll.strategies.graphs import GRAPHS, UNEVEN, mixing, neighbours, pushing
+from atoll.strategies.meeting import Exchange
+from atoll.strategies.outer.apart import ApartOuter
+from atoll.strategies.strategy import Outer, SyncResult, Traffic
+from atoll.strategies.swapping import Got
+from atoll.strategies.volume import swapped
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+KEY = "parameters"
+"""Names the codec's residual state."""
+
+MASS = "own.mass"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip:
+    """Options of gossip."""
+
+    graph: str = "ring"
+    """Who talks to whom: `ring`, `torus`, `exponential`, `one-peer`, `complete`; with push-sum
+    also `random`."""
+    every: int = 1
+    """Optimizer steps between two rounds."""
+    push_sum: bool = False
+    """Whether members send parts of themselves and keep track of their mass, for graphs in which
+    some get more than they give."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return GossipOuter(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """What a round of gossip came to for one member."""
+
+    vector: Tensor
+    """Its mixed values, without its own last step."""
+    mass: float
+    alone: bool
+    """Nothing came and nothing went: the values are its own, to the bit."""
+    contributors: tuple[str, ...]
+    weight: float
+    digest: str
+
+
+class GossipOuter(ApartOuter):
+    """See the module's docstring."""
+
+    def __init__(self, options: Gossip, *, clock: Clock | None = None) -> None:
+        """Check the options."""
+        super().__init__(every=options.every, clock=clock)
+        if options.graph not in GRAPHS:
+            raise unknown("graph", options.graph, GRAPHS)
+        if options.graph in UNEVEN and not options.push_sum:
+            raise ConfigError(
+                "in this graph some members get more than they give: plain averaging would miss "
+                "the mean",
+                given=f"graph {options.graph}", expected="push_sum = true",
+                remedy='switch push_sum on, or take graph = "one-peer"',
+            )  # fmt: skip
+        self.options = options
+        self._mass = 1.0
+
+    @property
+    def _own_weight(self) -> float:
+        return self._mass
+
+    def _stand(self, task: Task) -> None:
+        self._before = self._flat.read()
+        self._mass = 1.0
+
+    def _weights(self, n: int, round_: int) -> Tensor:
+        graph = pushing if self.options.push_sum else mixing
+        return graph(self.options.graph, n, round_=round_)
+
+    def gradients(self, task: Task) -> None:
+        """Keep the parameters as they are before the step: these are what others get."""
+        self._flat.read(self._before)
+
+    def _round(self, task: Task) -> SyncResult:
+        entered = self._clock.monotonic()
+        update = self._flat.read(self._scratch).sub_(self._before)
+        norm = self._check(update, task)
+        self._check(self._before, task)
+        number, prepare_s = task.round, self._clock.monotonic() - entered
+        try:
+            agreed = self._meeting.hold_with(task, self._exchange(task), base=self._base, norm=norm)
+        except BaseException:
+            self._swaps.settle(committed=False)
+            raise
+        began = self._clock.monotonic()
+        mixed = agreed.reduced
+        self._swaps.settle(committed=self._group.me in mixed.contributors)
+        moved = 0.0
+        if not mixed.alone:
+            new = mixed.vector.add_(update).div_(mixed.mass)
+            moved = length(new - self._before)
+            self._flat.write(new)
+        self._mass = mixed.mass
+        self._advance(task, mixed.digest)
+        apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
+        return SyncResult(
+            round=number, contributors=mixed.contributors, weight=mixed.weight,
+            seconds={**agreed.seconds, "prepare": prepare_s, "apply": apply_s},
+            sent_bytes=agreed.sent_bytes, received_bytes=agreed.received_bytes, delta_norm=moved,
+            digest=self._base, aborted=agreed.attempts - 1,
+        )  # fmt: skip
+
+    def _exchange(self, task: Task) -> Exchange[Mixed]:
+        """Return what gives this member's values to its neighbours, and mixes theirs in."""
+        values = self._before if self._mass == 1.0 else self._before * self._mass
+
+        def exchange(plan: RoundPlan) -> Mixed:
+            members = plan.members
+            me, weights = members.index(self._group.me), self._weights(len(members), plan.round)
+            receivers = [
+                member for k, member in enumerate(members) if k != me and weights[k, me] > 0
+            ]
+            got = self._swaps.swap(
+                plan, {KEY: values}, to=receivers, weight=self._mass, resting=task.gate.resting
+            )
+            return self._mix(got, values, weights, members)
+
+        return exchange
+
+    def _mix(self, got: Got, values: Tensor, weights: Tensor, members: list[str]) -> Mixed:
+        """Return the own values with those of the neighbours that came."""
+        me, own = members.index(self._group.me), got.own[KEY]
+        row, column = weights[me].tolist(), weights[:, me].tolist()
+        coming = {m: row[members.index(m)] for m in got.others}
+        if self.options.push_sum:
+            given = sum(column[k] for k, m in enumerate(members) if k != me and m in got.weights)
+        else:
+            given = sum(coming.values())
+        facts = tuple(got.weights), sum(got.weights.values()), got.digest
+        if len(members) == 1 or (not coming and not given and self._mass == 1.0):
+            return Mixed(values, 1.0, True, *facts)
+        vector = torch.sub(values, own).add_(own, alpha=1.0 - given)
+        mass = (1.0 - given) * self._mass
+        for member, weight in coming.items():
+            vector.add_(got.others[member][KEY], alpha=weight)
+            mass += weight * got.weights[member]
+        return Mixed(vector, mass if self.options.push_sum else 1.0, False, *facts)
+
+    # ----------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state of every member that goes apart, and this one's mass."""
+        return super().state_dict() | {MASS: torch.tensor(self._mass, dtype=torch.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; who copies another's model begins with mass 1."""
+        super().load_state_dict(state)
+        self._mass = float(state[MASS]) if MASS in state else 1.0
+
+    def _round_volume(self, elements: int, peers: int, *, round_: int, rank: int) -> Traffic:
+        nbytes = self._codec.nbytes(elements)
+        found = neighbours(self.options.graph, peers, round_=round_)
+        receivers = sum(rank in senders for senders in found)
+        return swapped([(nbytes, receivers)] if receivers else [], [nbytes] * len(found[rank]))
