@@ -32,7 +32,7 @@ from atoll.reducer.mean import (
     total_weight,
 )
 from atoll.reducer.memory import History, Memory
-from atoll.reducer.policies import Policy, check_members, parse_policy
+from atoll.reducer.policies import Policy, Rule, fitted, parse_policy
 from atoll.reducer.rows import Rows
 from atoll.reducer.rules.clipping import centred_clipping
 from atoll.reducer.rules.distances import squared_distances
@@ -89,7 +89,7 @@ def averaged(
     refused = evictions([share.member for share in shares], history)
     shares = [share for share in shares if share.member not in refused]
     let_in = _let_in(shares, codec, wanted, history, round_)
-    vector = _aggregate(let_in, codec, wanted, history)
+    vector = _aggregate(let_in, codec, history)
     if not is_finite(vector):
         raise PeerRefused(
             "the aggregate of the members' values is not finite", given=f"aggregate {policy}",
@@ -111,6 +111,8 @@ def averaged(
 class _LetIn:
     """Contributions with a weight that are to be combined."""
 
+    rule: Rule
+    """The aggregate for so many."""
     shares: list[Share]
     norms: list[float]
     """After scaling."""
@@ -151,8 +153,8 @@ def _let_in(
         left_out, history = dict(admitted.rejected), admitted.history
         weighty = [s for s in weighty if s.member in scales]
     total_weight(weighty, left_out)
-    check_members(policy.aggregate, len(weighty))
     return _LetIn(
+        rule=fitted(policy.aggregate, len(weighty), found=len(left_out)),
         shares=weighty,
         norms=[norms[s.member] * scales[s.member] for s in weighty],
         scales=[scales[s.member] for s in weighty],
@@ -162,17 +164,17 @@ def _let_in(
     )
 
 
-def _aggregate(let_in: _LetIn, codec: Codec, policy: Policy, history: History) -> Tensor:
+def _aggregate(let_in: _LetIn, codec: Codec, history: History) -> Tensor:
     """Return the one vector, (P,)."""
-    name = policy.aggregate.name
+    rule, name = let_in.rule, let_in.rule.name
     if name in ("mean", "sum"):
         mean = _mean(let_in, codec)
         members = sum(len(share.names) for share in let_in.shares)
         return mean.mul_(members) if name == "sum" else mean
     if name in ("median", "trimmed"):
-        bad = int(policy.aggregate.number(0, 0))
-        rule = median if name == "median" else partial(trimmed_mean, bad=bad)
-        return _by_coordinate(Rows(let_in.shares, codec, scales=let_in.scales), rule)
+        trimmed = partial(trimmed_mean, bad=int(rule.number(0, 0)))
+        rows = Rows(let_in.shares, codec, scales=let_in.scales)
+        return _by_coordinate(rows, median if name == "median" else trimmed)
     middle = median_low(let_in.norms)
     far = FAR * middle if middle > 0.0 else math.inf
     scales = [
@@ -181,12 +183,12 @@ def _aggregate(let_in: _LetIn, codec: Codec, policy: Policy, history: History) -
     ]
     rows = Rows(let_in.shares, codec, scales=scales)
     if name == "clip":
-        return _clipped(rows, policy, history)
+        return _clipped(rows, rule, history)
     squares = squared_distances(rows)
     if name == "geometric-median":
         return rows.combination(geometric_median(squares))
-    bad = int(policy.aggregate.number(0, 0))
-    best = int(policy.aggregate.number(1, len(rows) - bad)) if name == "multi-krum" else 1
+    bad = int(rule.number(0, 0))
+    best = int(rule.number(1, len(rows) - bad)) if name == "multi-krum" else 1
     ties = [hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in rows.shares]
     return rows.combination(krum(squares, bad=bad, best=best, ties=ties))
 
@@ -212,13 +214,13 @@ def _by_coordinate(rows: Rows, rule: Callable[[Tensor], Tensor]) -> Tensor:
     return vector
 
 
-def _clipped(rows: Rows, policy: Policy, history: History) -> Tensor:
+def _clipped(rows: Rows, rule: Rule, history: History) -> Tensor:
     """Return the last aggregate, moved by centred clipping."""
     start = history.aggregate
     if start is None or start.numel() != rows.num_elements:
         start = torch.zeros(rows.num_elements)
     factors = centred_clipping(
-        squared_distances(rows, anchor=start), radius=policy.aggregate.number(0, math.inf),
-        rounds=int(policy.aggregate.number(1, 1)),
+        squared_distances(rows, anchor=start), radius=rule.number(0, math.inf),
+        rounds=int(rule.number(1, 1)),
     )  # fmt: skip
     return rows.combination(factors[1:]).add_(start, alpha=factors[0])

@@ -37,6 +37,8 @@ class _Kind:
     """How many of them must be there."""
     members: Callable[..., int] = lambda *_: 1
     """Numbers -> members without whom the rule has no meaning."""
+    counts_bad: bool = False
+    """Whether its first number is that of wrong contributions."""
     by_coordinate: bool = False
     """Whether every coordinate is treated by itself, so that parts of vectors will do."""
     nearest: Callable[[int], str] = lambda _: "median"
@@ -62,14 +64,14 @@ AGGREGATES: Mapping[str, _Kind] = MappingProxyType(
         "sum": _Kind("sum", by_coordinate=True),
         "median": _Kind("median", by_coordinate=True),
         "trimmed": _Kind(
-            "trimmed:F", (0,), (True,), 1, lambda bad: int(2 * bad + 1), by_coordinate=True,
+            "trimmed:F", (0,), (True,), 1, lambda bad: int(2 * bad + 1), True, True,
             nearest=lambda members: f"trimmed:{(members - 1) // 2}",
         ),
         "krum": _Kind(
-            "krum:F", (0,), (True,), 1, _krum_members, nearest=_nearest_to_krum("krum")
+            "krum:F", (0,), (True,), 1, _krum_members, True, nearest=_nearest_to_krum("krum")
         ),
         "multi-krum": _Kind(
-            "multi-krum:F[:M]", (0, 1), (True, True), 1, _krum_members,
+            "multi-krum:F[:M]", (0, 1), (True, True), 1, _krum_members, True,
             nearest=_nearest_to_krum("multi-krum"),
         ),
         "clip": _Kind("clip:TAU[:ROUNDS]", (math.ulp(0.0), 1), (False, True), 1),
@@ -152,6 +154,30 @@ def check_members(aggregate: Rule, members: int) -> None:
             remedy=f"{AGGREGATES[aggregate.name].nearest(members)} works with {members}; min_nodes "
             f"= {needed} in [job] lets the run pause instead",
         )  # fmt: skip
+
+
+def fitted(aggregate: Rule, members: int, *, found: int) -> Rule:
+    """Return a rule for the contributions that are left after some were found to be wrong.
+
+    A rule against F wrong contributions means all of them. Those that were found are left out, so
+    where it would need more than are left it is one against the F - found that may still be there.
+
+    Args:
+        aggregate: The rule.
+        members: Contributions that are left.
+        found: Those that were left out.
+
+    Raises:
+        PeerLost: there are too few even so; the nearest rule that works is named.
+    """
+    if AGGREGATES[aggregate.name].counts_bad:
+        bad, *rest = aggregate.numbers
+        for fewer in range(min(found, int(bad)) + 1):
+            rule = Rule(aggregate.name, (bad - fewer, *rest))
+            if members >= members_needed(rule):
+                return rule
+    check_members(aggregate, members)
+    return aggregate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import ConfigError, PeerLost
+from atoll.group.alone import Alone
+from atoll.group.policy import GroupPolicy, exactly
+from atoll.reducer.policies import (
+    MAX_POLICY_CHARS,
+    Policy,
+    Rule,
+    fitted,
+    members_needed,
+    parse_aggregate,
+    parse_policy,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "needed"),
+    [
+        ("mean", "mean", 1), ("median", "median", 1), ("trimmed:2", "trimmed:2", 5),
+        (" krum : 1 ", "krum:1", 5), ("multi-krum:1:6", "multi-krum:1:6", 7),
+        ("clip:0.10:3", "clip:0.1:3", 1), ("clip:inf", "clip:inf", 1),
+        ("geometric-median", "geometric-median", 1), ("sum", "sum", 1),
+    ],
+)  # fmt: skip
+def test_words_have_one_canonical_form(text: str, spec: str, needed: int) -> None:
+    rule = parse_aggregate(text)
+    assert rule.spec == spec
+    assert parse_aggregate(rule.spec) == rule
+    assert members_needed(rule) == needed
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ({"aggregate": "medain"}, "did you mean 'median'"),
+        ({"aggregate": "krumm:1"}, "did you mean 'krum'"),
+        ({"aggregate": "krum"}, "krum:F"),
+        ({"aggregate": "median:3"}, "too many"),
+        ({"aggregate": "trimmed:1.5"}, "whole number"),
+        ({"aggregate": "trimmed:-1"}, "out of range"),
+        ({"aggregate": "trimmed:nan"}, "out of range"),
+        ({"aggregate": "clip:0"}, "out of range"),
+        ({"aggregate": "clip:x"}, "is wrong"),
+        ({"aggregate": "multi-krum:1:0"}, "out of range"),
+        ({"admission": "norm"}, "did you mean 'norms'"),
+        ({"admission": "norms:0.5"}, "out of range"),
+        ({"collective": "rings"}, "did you mean 'ring'"),
+        ({"aggregate": "median", "collective": "ring"}, "adds values on the way"),
+        ({"aggregate": "krum:1", "collective": "star"}, "needs the reducer"),
+        ({"admission": "norms", "collective": "tree"}, "adds values on the way"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words: dict[str, str], hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        GroupPolicy(**words)
+
+
+def test_what_a_policy_needs() -> None:
+    plain = GroupPolicy()
+    assert plain.spec("delta") == ""
+    assert not plain.robust
+    assert not GroupPolicy(aggregate="sum").robust
+    median = GroupPolicy(aggregate="median", collective="star")
+    assert median.robust
+    assert not median.needs_reducer
+    assert median.spec("delta") == "median/finite/delta"
+    for words in ({"aggregate": "krum:1"}, {"aggregate": "clip:1"}, {"admission": "norms"}):
+        assert GroupPolicy(**words).needs_reducer
+    assert GroupPolicy(admission="norms:3").spec("a/b") == "mean/norms:3/a/b"
+    assert parse_policy("mean/norms:3/a/b").key == "a/b"
+
+
+@given(st.text(max_size=MAX_POLICY_CHARS + 20))
+def test_whatever_comes_over_the_wire_is_a_policy_or_an_error(text: str) -> None:
+    try:
+        found = parse_policy(text)
+    except ConfigError:
+        return
+    assert isinstance(found, Policy)
+
+
+@given(st.integers(0, 5), st.integers(1, 20), st.integers(0, 6))
+def test_a_rule_gives_up_no_more_than_was_found(bad: int, members: int, found: int) -> None:
+    for name in ("trimmed", "krum", "multi-krum"):
+        rule = Rule(name, (float(bad),))
+        try:
+            lower = fitted(rule, members, found=found)
+        except PeerLost:
+            assert members < members_needed(Rule(name, (float(max(0, bad - found)),)))
+            continue
+        assert bad - found <= lower.numbers[0] <= bad
+        assert members >= members_needed(lower)
+        if members >= members_needed(rule):
+            assert lower == rule
+
+
+def test_comparisons_are_exact_inside_and_the_policy_is_back_afterwards() -> None:
+    group = Alone()
+    for words, inside in (
+        ({"aggregate": "clip:1"}, "median"), ({"admission": "norms"}, "median"),
+        ({"aggregate": "sum"}, "mean"), ({"collective": "ring"}, "mean"),
+    ):  # fmt: skip
+        group.policy = before = GroupPolicy(**words)
+        with exactly(group):
+            assert group.policy == GroupPolicy(aggregate=inside)
+        assert group.policy is before
+
+
+def test_reading_policies_loads_no_torch() -> None:
+    code = "import sys, atoll.group.policy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
