@@ -27,6 +27,7 @@ _PLACES = {
     "DiLoCo": "atoll.strategies.outer.diloco",
     "Eager": "atoll.strategies.outer.eager",
     "EveryStep": "atoll.strategies.outer.every_step",
+    "Gossip": "atoll.strategies.outer.gossip",
     "MemoryGroups": "atoll.group.memory",
     "PowerSGD": "atoll.strategies.outer.powersgd",
     "Run": "atoll.run",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.diloco import DiLoCo
     from atoll.strategies.outer.eager import Eager
     from atoll.strategies.outer.every_step import EveryStep
+    from atoll.strategies.outer.gossip import Gossip
     from atoll.strategies.outer.powersgd import PowerSGD
     from atoll.strategies.outer.server import Server
     from atoll.strategies.outer.sign_majority import SignMajority
@@ -66,6 +68,7 @@ __all__ = [
     "DiLoCo",
     "Eager",
     "EveryStep",
+    "Gossip",
     "MemoryGroups",
     "PowerSGD",
     "Run",
