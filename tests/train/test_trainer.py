@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from atoll.checkpoint import DirectoryStore, load_weights
+from atoll.checkpoint.part import SHARED, member_part
+from atoll.checkpoint.weights import MODEL_PREFIX
 from atoll.config import JobSpec, read_spec
 from atoll.errors import LossNotFinite, OutOfMemory, StorageFull
 from atoll.group.alone import Alone
@@ -104,8 +106,12 @@ def test_members_train_one_model(corpus: str, tmp_path: Path) -> None:
         {"preset": "local-sgd", "every": 3},
         {"preset": "ddp"},
         {"preset": "alone", "every": 3},
+        {"preset": "diloco", "every": 2, "shared_steps": 0, "drop": 0.4},
+        {"preset": "streaming-diloco", "every": 6, "fragments": 2, "delay": 2, "shared_steps": 1},
+        {"preset": "eager-diloco", "every": 3, "shared_steps": 1},
+        {"preset": "slowmo", "every": 3},
     ],
-    ids=lambda table: str(table["preset"]),
+    ids=lambda table: str(table["preset"]) + "-lost" * ("drop" in table),
 )
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     corpus: str, tmp_path: Path, strategy: dict[str, Any]
@@ -134,6 +140,38 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     assert rest[0]["first_loss_sum"] == whole[0]["first_loss_sum"]
     for name, tensor in weights(tmp_path / "whole").items():
         assert torch.equal(tensor, weights(tmp_path / "halves")[name])
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"preset": "streaming-diloco", "every": 4, "fragments": 2},
+        {"preset": "eager-diloco", "every": 4},
+    ],
+    ids=["streaming", "eager"],
+)
+def test_a_checkpoint_holds_the_common_model_and_what_each_member_carries(
+    corpus: str, tmp_path: Path, table: dict[str, Any]
+) -> None:
+    spec = replace(make_spec(corpus), strategy=read_spec({"strategy": table}).strategy)
+    store, groups = DirectoryStore(tmp_path, job="j"), MemoryGroups(2)
+
+    def stop_in_mid_run(point: Point) -> None:
+        if point.round >= 2:
+            groups.stop()
+
+    train_members(spec, tmp_path, groups=groups, store=store, report=stop_in_mid_run)
+    names = [SHARED, member_part("w0"), member_part("w1")]
+    parts = store.get(store.latest(), names=set(names))
+    shared, *own = (
+        {k: v for k, v in parts[name].tensors.items() if k.startswith(MODEL_PREFIX)}
+        for name in names
+    )
+    kept = weights(tmp_path)
+    assert all(torch.equal(shared[MODEL_PREFIX + name], kept[name]) for name in kept)
+    for carried in own:
+        assert carried.keys() == shared.keys()
+        assert any(not torch.equal(carried[name], shared[name]) for name in shared)
 
 
 def test_alone_needs_no_hub_and_a_stop_keeps_what_was_trained(corpus: str, tmp_path: Path) -> None:
