@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from atoll.errors import ConfigError, PeerLost
@@ -25,8 +26,64 @@ PAIRED = frozenset({"gossip", "pairwise", "noloco"})
 """Outer strategies in which members give models to each other, and nobody makes a mean of all."""
 SERVED = frozenset({"asynchronous", "server"})
 """Outer strategies in which a server takes what comes, one by one."""
-OWN_WIRE = frozenset({"demo", "cocktail", "onebit_adam"})
-"""Outer strategies that compress by themselves; a codec on top would spoil their residuals."""
+MEMORY = frozenset({"feedback", "ef21", "auto"})
+"""Codecs that remember something from one vector to the next."""
+PRECISE = frozenset({"fp32", "fp16", "bf16", "int8", "sigma8", "by_size"})
+"""Codecs that keep nothing and lose next to nothing of any number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taste:
+    """Which codecs a method can use, and why not others."""
+
+    why: str
+    refused: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()
+    """If not empty: the only ones."""
+    nearest: str
+
+    def refuses(self, codecs: frozenset[str]) -> bool:
+        """Return whether one of the names in a codec's spec is not for this method."""
+        return bool(codecs & self.refused) or bool(self.taken and codecs - self.taken)
+
+
+TASTES: Mapping[str, Taste] = MappingProxyType(
+    {
+        "sparta": Taste(
+            why="what travels are parameters themselves, other ones in every step",
+            taken=PRECISE, nearest="int8",
+        ),
+        "powersgd": Taste(
+            why="it feeds back errors by itself, and its factors' axes change every round",
+            taken=PRECISE, nearest="int8",
+        ),
+        "demo": Taste(
+            why="it chooses what to send by itself, other components in every step",
+            refused=GATHERING | MEMORY, nearest="fp32",
+        ),
+        "cocktail": Taste(why="it compresses by itself", taken=frozenset({"fp32"}), nearest="fp32"),
+        "onebit_adam": Taste(
+            why="it compresses by itself", taken=frozenset({"fp32"}), nearest="fp32"
+        ),
+        "sign_majority": Taste(
+            why="votes are one sign per number: nothing to remember or to leave out",
+            refused=GATHERING | MEMORY, nearest="sign",
+        ),
+        "gossip": Taste(
+            why="members need each other's whole parameters, not differences",
+            refused=GATHERING | {"ef21"}, nearest="int8",
+        ),
+        "asynchronous": Taste(
+            why="servers apply what single members push as it comes", refused=frozenset({"ef21"}),
+            nearest="feedback(int8)",
+        ),
+        "server": Taste(
+            why="servers apply what single members push as it comes", refused=frozenset({"ef21"}),
+            nearest="feedback(int8)",
+        ),
+    }
+)  # fmt: skip
+"""Outer strategy -> its codecs, where not all will do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +166,17 @@ def sparse_needs_gathering(plan: Plan) -> None:
         )
 
 
-def own_compression(plan: Plan) -> None:
-    """Methods that compress by themselves know what they lost; a codec below would lose more."""
-    if plan.outer in OWN_WIRE and plan.codec != "fp32":
+def codec_suits_method(plan: Plan) -> None:
+    """Some methods send what only some codecs can carry."""
+    taste = TASTES.get(plan.outer)
+    if taste is not None and taste.refuses(plan.codecs):
         raise ConfigError(
-            f"{plan.outer} compresses by itself",
+            f"{plan.outer} cannot use this codec: {taste.why}",
             given=f"codec = {plan.codec!r}",
-            expected='codec = "fp32": its own packets as they are',
-            remedy="its own options say how much is sent; see atoll methods " + plan.outer,
-        )
+            expected=f"one of {', '.join(sorted(taste.taken))}" if taste.taken
+            else f"a codec without {', '.join(sorted(taste.refused))}",
+            remedy=f"codec = {taste.nearest!r}",
+        )  # fmt: skip
 
 
 def collective_needs_links(plan: Plan) -> None:
@@ -280,7 +339,7 @@ def backups_leave_somebody(plan: Plan) -> None:
 
 RULES: tuple[Callable[[Plan], None], ...] = (
     sparse_needs_gathering,
-    own_compression,
+    codec_suits_method,
     rounding_needs_one_way,
     collective_needs_links,
     robust_needs_whole_vectors,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.codec.table import CODECS, make_codec
+from atoll.codec.table import CODECS, WRAPPERS, make_codec
 from atoll.config import StrategyTable, parse_spec
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
@@ -15,6 +15,7 @@ from atoll.strategies import fitting
 from atoll.strategies.fitting import check, is_grid, named
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.table import OUTERS, PRESETS, Resolved, build_outer, resolve
+from atoll.strategies.weighing import weigh
 
 
 def refusal(
@@ -116,9 +117,27 @@ def test_methods_without_a_common_mean_take_no_rule_and_no_collective(outer: str
         assert "no mean of all" in refusal(outer, policy=policy).what
 
 
-@pytest.mark.parametrize("outer", sorted(fitting.OWN_WIRE & set(OUTERS)))
-def test_methods_that_compress_by_themselves_take_no_codec(outer: str) -> None:
-    assert 'codec = "fp32"' in str(refusal(outer, "feedback(int8)").expected)
+@pytest.mark.parametrize("outer", OUTERS)
+def test_a_codec_is_refused_exactly_where_the_method_itself_would_refuse_it(outer: str) -> None:
+    examples = [row.example for row in CODECS.values()]
+    for example in [*examples, *(wrapper.example for wrapper in WRAPPERS.values())]:
+        resolved = Resolved(inner="local", outer=outer, codec=example, options={})
+        try:
+            weigh(resolved, elements=500, peers=4, steps=4)
+        except ConfigError:
+            assert "cannot use this codec" in refusal(outer, example).what, example
+        else:
+            check(resolved, nodes=4)
+
+
+@pytest.mark.parametrize("outer", sorted(fitting.TASTES.keys() & OUTERS.keys()))
+def test_the_codec_that_is_offered_instead_works(outer: str) -> None:
+    taste = fitting.TASTES[outer]
+    unfit = "ef21(topk:0.1)" if "ef21" in taste.refused else "feedback(topk:0.1)"
+    offered = str(refusal(outer, unfit).remedy).split("'")[1]
+    resolved = Resolved(inner="local", outer=outer, codec=offered, options={})
+    check(resolved, nodes=4)
+    weigh(resolved, elements=500, peers=4, steps=4)
 
 
 @pytest.mark.parametrize("name", ["nesterov", "momentum"])

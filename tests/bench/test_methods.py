@@ -1,0 +1,202 @@
+"""The benchmark of all methods: what it keeps, how it judges, what it draws."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.strategies.catalogue import METHODS
+from atoll.strategies.table import PRESETS, build_outer
+from atoll.strategies.weighing import weigh
+from bench import method_index
+from bench.methods.__main__ import plan
+from bench.methods.comparing import compare
+from bench.methods.ledger import Ledger
+from bench.methods.modelled import Clock
+from bench.methods.rows import ROWS
+from bench.methods.running import Trial, run
+from bench.methods.setting import FULL, QUICK, Setting
+from bench.methods.shapes import SHAPES, Interval, judge
+from bench.methods.table import make_rows
+
+TINY = Setting(layers=1, width=16, context=16, batch=2, steps=12, held_out_tokens=1_024)
+
+
+def record(row: str, loss: float, *, members: int = 4, seed: int = 0, **more: Any) -> Any:
+    return {
+        "kind": "run", "row": row, "strategy": row, "codec": "fp32", "members": members,
+        "seed": seed, "steps": 600, "parameters": 9, "tokens_per_node": 100, "loss": loss,
+        "sent_bytes": 1_000, "received_bytes": 1_000, "rounds": 2, "peak_bytes": 500,
+        "exchanges": [[500, 500, 2]], "identical": True, "seconds": 1.0, **more,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ the rows
+
+
+def test_rows_have_names_of_their_own_and_presets_that_exist() -> None:
+    names = [row.name for row in ROWS]
+    assert sorted(names) == sorted(set(names))
+    assert {row.preset for row in ROWS} == set(PRESETS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_every_row_builds(row: Any) -> None:
+    trial = Trial(row, row.members[0], 0, FULL)
+    assert build_outer(trial.resolved()) is not None
+    assert FULL.table(row.train).steps == FULL.steps
+
+
+def test_every_shape_names_rows_that_are_run_with_several_seeds() -> None:
+    core = {row.name for row in ROWS if row.core}
+    for shape in SHAPES:
+        assert set(shape.rows) <= core
+
+
+def test_the_plan_has_every_run_and_first_what_shapes_need() -> None:
+    trials = list(plan(ROWS, members=[4, 8], seeds=3, setting=FULL))
+    keys = [(trial.row.name, trial.members, trial.seed) for trial in trials]
+    assert len(set(keys)) == 3 * sum(len(row.members) for row in ROWS)
+    core = sum(row.core for row in ROWS)
+    assert all(trial.row.core and trial.seed == 0 for trial in trials[:core])
+
+
+# --------------------------------------------------------------------------- one short run
+
+
+def test_a_run_counts_what_its_strategy_says_and_repeats_itself() -> None:
+    trial = Trial(next(row for row in ROWS if row.name == "local-sgd"), 2, 3, TINY)
+    first, second = run(trial), run(trial)
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    expected = weigh(trial.resolved(), elements=first["parameters"], peers=2, steps=12)
+    assert first["sent_bytes"] == expected.relay_sent_bytes
+    assert first["identical"]
+    assert sum(sent * count for sent, _, count in first["exchanges"]) + 128 == first["sent_bytes"]
+
+
+@pytest.mark.parametrize("name", ["alone", "local-sgd", "diloco/int8"])
+def test_methods_equal_their_references(name: str) -> None:
+    row = next(row for row in ROWS if row.name == name)
+    found = compare(Trial(row, row.members[0], 0, QUICK))
+    assert "tests/reference" in found["against"]
+    assert found["first_deviation"] < 1e-5
+
+
+def test_methods_without_a_reference_equal_the_formula_of_their_suite() -> None:
+    row = next(row for row in ROWS if row.name == "streaming")
+    found = compare(Trial(row, 4, 0, QUICK))
+    assert "formula" in found["against"]
+    assert found["deviation"] < 1e-5
+
+
+# ------------------------------------------------------------------------------ the ledger
+
+
+def test_what_is_in_the_ledger_is_known_after_a_crash_in_mid_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    ledger = Ledger(path)
+    ledger.add(record("ddp", 1.0))
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "run", "row": "dil')
+    again = Ledger(path)
+    assert record("ddp", 2.0) in again
+    assert record("diloco", 1.0) not in again
+    again.add(record("diloco", 1.0))
+    assert [each["row"] for each in Ledger(path)] == ["ddp", "diloco"]
+    assert len(Ledger(path).of("run", steps=600)) == 2
+
+
+# ------------------------------------------------------------------------------ the clock
+
+
+def test_wall_time_is_compute_and_what_of_the_rounds_is_not_hidden() -> None:
+    clock = Clock(step_s=0.1, round_trip_s=0.5)
+    exchanges = [[1_000_000, 250_000, 3]]
+    plain = clock.wall_s(exchanges, steps=100, rate_bps=10e6)
+    assert plain == pytest.approx(10 + 3 * (0.5 + 1.0))
+    hidden = clock.wall_s(exchanges, steps=100, rate_bps=10e6, overlap=10)
+    assert hidden == pytest.approx(10 + 3 * 0.5)
+    assert clock.wall_s(exchanges, steps=100, rate_bps=10e6, overlap=100) == pytest.approx(10)
+
+
+# ------------------------------------------------------------------------------ the shapes
+
+
+def test_an_interval_is_students() -> None:
+    found = Interval.of([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.high - found.mean == pytest.approx(4.30 / 3**0.5, rel=1e-3)
+    assert Interval.of([1.0]).plain() == {"mean": 1.0, "low": None, "high": None, "seeds": 1}
+
+
+def test_claims_are_judged_on_differences_within_a_seed() -> None:
+    records = [record("alone", 2.0 + s, members=1, seed=s) for s in range(3)]
+    records += [record("diloco", 1.8 + s, seed=s) for s in range(3)]
+    found = {each["claim"]: each for each in judge(records)}
+    claim = found["one node alone is worse than DiLoCo"]
+    assert claim["holds"] is True
+    assert claim["figures"]["alone over diloco"]["seeds"] == 3
+    assert found["int8 costs less than 0.5 %"]["holds"] is None
+    assert found["int8 costs less than 0.5 %"]["note"] == "not measured"
+
+
+def test_a_claim_that_does_not_come_out_says_so() -> None:
+    records = [record("diloco", 1.0), record("diloco/int8", 1.02)]
+    found = {each["claim"]: each for each in judge(records)}["int8 costs less than 0.5 %"]
+    assert found["holds"] is False
+    assert "does not come out" in found["note"]
+
+
+def test_the_rows_of_the_table_have_what_was_asked_for() -> None:
+    rows = make_rows([record("ddp", 1.0), record("ddp", 1.2, seed=1)], [], clock=Clock())
+    (row,) = rows
+    assert row["loss"] == 1.1
+    assert row["loss_interval"][0] < 1.1 < row["loss_interval"][1]
+    assert row["bytes_per_node_per_token"] == 10.0
+    assert row["peak_bytes"] == 500
+    assert set(row["wall_s"]) == {"10 Mbit/s", "100 Mbit/s", "1 Gbit/s"}
+    json.dumps(rows)
+
+
+# ------------------------------------------------------------------------ figures and index
+
+
+def test_figures_are_small_equal_every_time_and_have_words_as_words(tmp_path: Path) -> None:
+    plots = pytest.importorskip("bench.plots", reason="needs matplotlib")
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    records = [record(name, 1.0 + n / 50) for n, name in enumerate(METHODS)]
+    rows = make_rows(records, [], clock=Clock())
+    paths = [tmp_path / name for name in ("one.svg", "two.svg")]
+    for path in paths:
+        plots.draw(rows, ["diloco"], path, title="diloco")
+    one, two = (path.read_bytes() for path in paths)
+    assert one == two
+    assert len(one) < 30_000
+    assert b">diloco</text>" in one
+
+
+def test_a_figure_is_put_at_the_end_of_a_page_once(tmp_path: Path) -> None:
+    plots = pytest.importorskip("bench.plots", reason="needs matplotlib")
+    page = tmp_path / "diloco.md"
+    page.write_text("# DiLoCo\n\nWords.\n", encoding="utf-8")
+    for words in ("first", "second"):
+        plots.place(page, tmp_path / "figures" / "diloco.svg", words=words)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# DiLoCo\n\nWords.\n\n## Measured\n")
+    assert text.count("figures/diloco.svg") == 1
+    assert "![second]" in text
+
+
+def test_the_index_says_what_the_strategies_say() -> None:
+    text = method_index.PAGE.read_text(encoding="utf-8")
+    assert text == method_index.with_table(text), "run python -m bench.method_index"
+
+
+def test_every_figure_that_a_page_shows_is_there() -> None:
+    for page in method_index.PAGE.parent.glob("*.md"):
+        for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / name).stat().st_size < 30_000, f"{page.name}: {name}"
