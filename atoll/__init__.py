@@ -29,6 +29,8 @@ _PLACES = {
     "EveryStep": "atoll.strategies.outer.every_step",
     "Gossip": "atoll.strategies.outer.gossip",
     "MemoryGroups": "atoll.group.memory",
+    "NoLoCo": "atoll.strategies.outer.noloco",
+    "OneBitAdam": "atoll.strategies.outer.onebit_adam",
     "PowerSGD": "atoll.strategies.outer.powersgd",
     "Run": "atoll.run",
     "Server": "atoll.strategies.outer.server",
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.eager import Eager
     from atoll.strategies.outer.every_step import EveryStep
     from atoll.strategies.outer.gossip import Gossip
+    from atoll.strategies.outer.noloco import NoLoCo
+    from atoll.strategies.outer.onebit_adam import OneBitAdam
     from atoll.strategies.outer.powersgd import PowerSGD
     from atoll.strategies.outer.server import Server
     from atoll.strategies.outer.sign_majority import SignMajority
@@ -70,6 +74,8 @@ __all__ = [
     "EveryStep",
     "Gossip",
     "MemoryGroups",
+    "NoLoCo",
+    "OneBitAdam",
     "PowerSGD",
     "Run",
     "Server",

@@ -10,7 +10,7 @@ from atoll.task import Task
 
 
 @torch.no_grad()
-def own_step(task: Task, flat: Flat, direction: Tensor) -> None:
+def own_step(task: Task, flat: Flat, direction: Tensor, *, decay: bool = True) -> None:
     """Take `theta = (1 - lr * weight_decay) * theta - lr * direction`, and leave no gradients.
 
     The inner optimizer's groups say `lr` and `weight_decay`, so schedules hold. It finds nothing to
@@ -20,15 +20,17 @@ def own_step(task: Task, flat: Flat, direction: Tensor) -> None:
         task: Its parameters are moved, and their gradients taken away.
         flat: The parameters.
         direction: One flat vector, in the order of `flat`.
+        decay: Whether to shrink the parameters by `weight_decay`.
     """
     by_tensor = dict(zip(map(id, flat.tensors), flat.views(direction), strict=True))
     for group in task.optimizer.param_groups:
-        rate, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
+        rate = float(group["lr"])
+        shrink = rate * float(group.get("weight_decay", 0.0)) if decay else 0.0
         for parameter in group["params"]:
             part = by_tensor.get(id(parameter))
             if part is None:
                 continue
-            if decay:
-                parameter.mul_(1.0 - rate * decay)
+            if shrink:
+                parameter.mul_(1.0 - shrink)
             parameter.add_(part.to(parameter.device, parameter.dtype), alpha=-rate)
             parameter.grad = None

@@ -31,10 +31,12 @@ OUTERS: Mapping[str, str] = MappingProxyType(
         "asynchronous": "atoll.strategies.outer.asynchronous:Asynchronous",
         "server": "atoll.strategies.outer.server:Server",
         "gossip": "atoll.strategies.outer.gossip:Gossip",
+        "noloco": "atoll.strategies.outer.noloco:NoLoCo",
         "sparta": "atoll.strategies.outer.sparta:Sparta",
         "sign_majority": "atoll.strategies.outer.sign_majority:SignMajority",
         "powersgd": "atoll.strategies.outer.powersgd:PowerSGD",
         "demo": "atoll.strategies.outer.demo:DeMo",
+        "onebit_adam": "atoll.strategies.outer.onebit_adam:OneBitAdam",
     }
 )
 """Name -> the options of an outer strategy; their `build` makes it."""
@@ -74,10 +76,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "d-psgd": Preset(outer="gossip"),
         "one-peer-exponential": Preset(outer="gossip", options={"graph": "one-peer"}),
         "push-sum": Preset(outer="gossip", options={"graph": "random", "push_sum": True}),
+        "noloco": Preset(outer="noloco"),
         "sparta": Preset(outer="sparta"),
         "signsgd": Preset(outer="sign_majority", codec="sign"),
         "powersgd": Preset(outer="powersgd"),
         "demo": Preset(outer="demo", codec="bf16"),
+        "one-bit-adam": Preset(
+            outer="onebit_adam", codec="sign", options={"warmup_steps": 1000}
+        ),
         # Measured on a small model and 2,000 steps, see docs/tuning.md: as good as data parallel
         # with 219 times fewer bytes. Larger models want a longer interval.
         "diloco": Preset(
@@ -95,7 +101,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 """Name in a job file -> inner x outer x codec."""
 
 
-FIRST_STEPS: Mapping[str, int] = MappingProxyType({"shared_steps": 10, "every_step_until": 2})
+FIRST_STEPS: Mapping[str, int] = MappingProxyType(
+    {"shared_steps": 10, "every_step_until": 2, "warmup_steps": 5}
+)
 """Options that count first steps -> which part of a run a preset's may be: a tenth, a half."""
 
 

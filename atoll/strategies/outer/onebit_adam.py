@@ -1,0 +1,272 @@
+"""1-bit Adam: Adam at first, then a frozen variance and momenta of one bit per number.
+
+Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+Speed" (https://arxiv.org/abs/2102.02888), Algorithm 1. Legend: g_i a member's gradient, C the
+codec, m the common momentum, v the variance at the end of the warm-up, with bias corrected.
+
+    first `warmup_steps`:  the inner Adam or AdamW on the mean of the gradients, uncompressed
+    then:  m_i = beta_1 m + (1 - beta_1) g_i / (sqrt(v) + eps)
+           m   = mean of C(m_i + what was lost before), compressed again on its way back
+           theta = theta - lr m
+
+What either compression loses is remembered and sent along later: by the member on the way up, by
+the owner of a part of the vector on the way down. Rates, betas, eps and weight decay are those of
+the inner optimizer; after the warm-up its own rule, and clipping, have no part any more.
+
+Differs from the paper:
+  * what is compressed is divided by sqrt(v) + eps beforehand. Without compression that is the same;
+    with it one bit's coarseness is a share of the step, not a multiple where v is small;
+  * sqrt(v) counts as at least `floor` times the root of its tensor's mean: a number that had no
+    gradient yet when v was frozen would leap at its first one;
+  * the scale belongs to the codec's blocks; the bias correction of m goes on;
+  * means weigh by the tokens of the step, unless `weight = "equal"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import ConfigError
+from atoll.group.group import Group
+from atoll.strategies.both_ways import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.exact import tree_sum
+from atoll.strategies.outer.lockstep import (
+    Came,
+    Exchanging,
+    Floor,
+    GradientRounds,
+    buffer_volume,
+    one_round,
+)
+from atoll.strategies.outer.periodic import start_volume
+from atoll.strategies.own_step import own_step
+from atoll.strategies.strategy import Outer, Traffic
+from atoll.strategies.volume import times, total, volume
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBitAdam:
+    """Options of 1-bit Adam."""
+
+    warmup_steps: int = 1000
+    """First steps, of ordinary Adam on uncompressed gradients, at least one; the paper takes 15 to
+    25 % of all."""
+    floor: float = 0.01
+    """Smallest root of the variance, as a share of its tensor's; 0: none, as in the paper."""
+    weight: str = "tokens"
+    """What a member's values weigh: the `tokens` of its batch, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return OneBitAdamOuter(self)
+
+
+Value = Tensor | Squeezed
+"""The mean gradient of the warm-up, or what came of the momenta."""
+
+
+class OneBitAdamOuter(GradientRounds[Value]):
+    """See the module's docstring."""
+
+    def __init__(self, options: OneBitAdam) -> None:
+        """Check the options."""
+        super().__init__(weight=options.weight)
+        if options.warmup_steps < 0:
+            raise ConfigError(
+                "warmup_steps is too small", given=options.warmup_steps, expected="1 or more"
+            )
+        if not 0.0 <= options.floor <= 1.0:
+            raise ConfigError("floor is out of range", given=options.floor, expected="0 to 1")
+        self.options = options
+        self._warm_steps = max(1, options.warmup_steps)  # the variance has to come from somewhere
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Get ready for the task's gradients.
+
+        Raises:
+            ConfigError: the inner optimizer is not Adam, or the codec remembers by itself.
+        """
+        _check_optimizer(task.optimizer)
+        if codec.base is not codec:
+            raise ConfigError(
+                f"1-bit Adam cannot use codec {codec.spec}",
+                given="it feeds back by itself what a codec loses",
+                expected="the codec inside", remedy=f'codec = "{codec.base.spec}"',
+            )  # fmt: skip
+        super().setup(task, group=group, codec=codec)
+        self._exact = make_codec("fp32")
+        self._frozen = False
+        self._steps = 0
+        self._momentum, self._divisor, self._error, self._owed = (self._gradient[:0],) * 4
+
+    # ----------------------------------------------------------------------------- a round
+
+    def prepare(self, task: Task, gradient: Tensor) -> Exchanging[Value]:
+        """Average the gradient, or compress the momentum."""
+        if task.step < self._warm_steps:
+            self._warm = True
+
+            def mean(floor: Floor, plan: RoundPlan) -> Came[Value]:
+                reduced = floor.reduce([gradient], codec=self._exact, key="gradient")
+                return Came(
+                    reduced.tensors[0], reduced.contributors, reduced.weight, reduced.digest
+                )
+
+            return mean
+        self._warm = False
+        if not self._frozen:
+            self._freeze(task)
+        wanted = self._moved(task, gradient)
+
+        def squeeze(floor: Floor, plan: RoundPlan) -> Came[Value]:
+            came = both_ways(floor, plan, wanted, self._owed, codec=self._codec)
+            return Came(came.value, came.contributors, came.weight, came.digest)
+
+        return squeeze
+
+    def _moved(self, task: Task, gradient: Tensor) -> Tensor:
+        """Return the own momentum and what is owed, in place of the gradient."""
+        momenta, gradients = self._flat.views(self._momentum), self._flat.views(gradient)
+        for index, parameter, group in self._groups(task):
+            part, beta = gradients[index], float(group["betas"][0])
+            if not _decoupled(task.optimizer) and group["weight_decay"]:
+                part.add_(parameter.detach().to(part), alpha=float(group["weight_decay"]))
+            part.div_(self._flat.views(self._divisor)[index])
+            part.mul_(1.0 - beta).add_(momenta[index], alpha=beta)
+        self._wanted = gradient.add_(self._error)
+        return self._wanted
+
+    def apply(self, task: Task, value: Value, *, counted: bool) -> float:
+        """Give Adam its gradient, or step along the momentum."""
+        if not isinstance(value, Squeezed):
+            self._write_gradients(value)
+            return float(value.norm())
+        self._momentum = value.mean.clone()
+        torch.sub(self._wanted, value.sent, out=self._error)
+        self._owed[value.owned] = value.left
+        self._steps += 1
+        direction = value.mean
+        parts = self._flat.views(direction)
+        for index, _, group in self._groups(task):
+            parts[index].div_(1.0 - float(group["betas"][0]) ** self._steps)
+        own_step(task, self._flat, direction, decay=_decoupled(task.optimizer))
+        return float(direction.norm())
+
+    # ------------------------------------------------------------------- end of the warm-up
+
+    def _freeze(self, task: Task) -> None:
+        """Take momentum and variance over from Adam.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        self._momentum, self._divisor = self._flat.new().zero_(), self._flat.new().fill_(1.0)
+        self._error, self._owed = self._flat.new().zero_(), self._flat.new().zero_()
+        momenta, divisors = self._flat.views(self._momentum), self._flat.views(self._divisor)
+        for index, parameter, group in self._groups(task):
+            state = task.optimizer.state.get(parameter, {})
+            if "exp_avg_sq" not in state:
+                raise ConfigError(
+                    "1-bit Adam found no moments at the end of its warm-up",
+                    given=f"step {task.step}, warmup_steps = {self.options.warmup_steps}",
+                    expected="the state of the inner Adam",
+                    remedy="resume with the optimizer's state, or with a longer warm-up",
+                )
+            self._steps = int(state["step"])
+            root = state["exp_avg_sq"].detach().float().cpu().sqrt()
+            root /= (1.0 - float(group["betas"][1]) ** self._steps) ** 0.5
+            typical = tree_sum(root.double().flatten().square()) / max(1, root.numel())
+            root.clamp_(min=self.options.floor * float(typical.sqrt()))
+            divisors[index].copy_(root.add_(float(group["eps"])))
+            momenta[index].copy_(state["exp_avg"].detach()).div_(divisors[index])
+        self._frozen = True
+
+    def _groups(self, task: Task) -> Iterator[tuple[int, nn.Parameter, dict[str, Any]]]:
+        """Yield every optimized parameter's index, itself and its group."""
+        indices = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        for group in task.optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in indices:
+                    yield indices[id(parameter)], parameter, group
+
+    # ------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what was frozen, the common momentum, and what is owed."""
+        state = super().state_dict()
+        if self._frozen:
+            state |= {
+                "shared.momentum": self._momentum,
+                "shared.divisor": self._divisor,
+                "shared.steps": torch.tensor(self._steps),
+                "own.error": self._error,
+                "own.owed": self._owed,
+            }
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; a newcomer owes nothing."""
+        super().load_state_dict(state)
+        self._frozen = "shared.divisor" in state
+        if not self._frozen:
+            return
+        self._steps = int(state["shared.steps"])
+        self._momentum, self._divisor = self._flat.new(), self._flat.new()
+        self._error, self._owed = self._flat.new(), self._flat.new()
+        self._adopt("shared.momentum", self._momentum, state)
+        self._adopt("shared.divisor", self._divisor, state)
+        self._adopt("own.error", self._error, state)
+        self._adopt("own.owed", self._owed, state)
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`."""
+        parameters, buffers = self._split(elements)
+        beside = buffer_volume(buffers, peers, rank=rank)
+        warm = min(steps, self._warm_steps)
+        exact = volume(make_codec("fp32"), parameters, peers, rank=rank)
+        squeezed = squeezed_volume(self._codec, parameters, peers, rank=rank)
+        return total(
+            [
+                start_volume(peers, rank=rank),
+                times(one_round([exact, beside]), warm),
+                times(one_round([squeezed, beside]), steps - warm),
+            ]
+        )
+
+
+def _decoupled(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether weight decay shrinks parameters, rather than to be added to gradients."""
+    return isinstance(optimizer, torch.optim.AdamW)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose variance cannot be frozen.
+
+    Raises:
+        ConfigError: it is not Adam or AdamW, or one of their variants.
+    """
+    fits = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    variants = ("amsgrad", "maximize")
+    used = [name for name in variants if any(g.get(name) for g in optimizer.param_groups)]
+    if fits and not used:
+        return
+    raise ConfigError(
+        "1-bit Adam needs Adam for its warm-up",
+        given=type(optimizer).__name__ + "".join(f" with {name}" for name in used),
+        expected="torch.optim.Adam or AdamW without variants",
+        remedy='optimizer = "adamw" in [train]; other optimizers: outer = "sign_majority" with '
+        "feedback, or every_step with codec feedback(sign)",
+    )
