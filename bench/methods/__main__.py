@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from atoll.clock import RealClock
-from atoll.strategies.table import PRESETS
+from atoll.strategies.table import OUTERS, PRESETS, load
 from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
 from bench.methods.modelled import Clock
@@ -88,16 +89,19 @@ def fill(ledger: Ledger, trials: Iterator[Trial], *, deadline: float) -> None:
         if clock.monotonic() > deadline:
             sys.stderr.write("time is up; the same command goes on from here\n")
             return
-        if reference not in ledger:
-            found = compare(trial)
-            ledger.add({**found, **reference})
-            sys.stderr.write(f"{trial.row.name}: {found['deviation']} from {found['against']}\n")
-        done = run(trial)
+        name = f"{trial.row.name}, {trial.members} members, seed {trial.seed}"
+        try:
+            if reference not in ledger:
+                found = compare(trial)
+                ledger.add({**found, **reference})
+                sys.stderr.write(f"{name}: {found['deviation']} from {found['against']}\n")
+            done = run(trial)
+        except Exception as error:  # the other rows are wanted all the same
+            sys.stderr.write(f"{name}: FAILED: {type(error).__name__}: {error}\n")
+            traceback.print_exc()
+            continue
         ledger.add({**done, "kind": "run"})
-        sys.stderr.write(
-            f"{trial.row.name}, {trial.members} members, seed {trial.seed}: "
-            f"{done['loss']:.4f} in {done['seconds']:.0f} s\n"
-        )
+        sys.stderr.write(f"{name}: {done['loss']:.4f} in {done['seconds']:.0f} s\n")
 
 
 def result_of(ledger: Ledger, setting: Setting, *, clock: Clock) -> dict[str, Any]:
@@ -155,6 +159,8 @@ def main() -> None:
     seeds = given.seeds or (1 if given.quick else 3)
     if not given.report:
         rows = chosen(given.rows, quick=given.quick)
+        for path in OUTERS.values():  # now: the sources may be others before the last row's turn
+            load(path)
         fill(ledger, plan(rows, members=members, seeds=seeds, setting=setting), deadline=deadline)
     result = result_of(ledger, setting, clock=Clock(step_s=given.step_s))
     sys.stderr.write(render([{**s, "figures": ""} for s in result["shapes"]]) + "\n")

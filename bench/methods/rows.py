@@ -11,8 +11,8 @@ EVERY = 24
 """Steps between two rounds (H), where nothing else is said."""
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
 """The warm start and the outer step of docs/tuning.md, for 600 steps."""
-SIGN_SGD = {"optimizer": "sgd", "lr": 1e-3, "clip": 0.0, "weight_decay": 0.0}
-"""For votes: every number moves by the rate."""
+OF_SIGNS = {"lr": 5e-4, "clip": 0.0}
+"""For methods that move every number by the rate: a third of AdamW's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +110,12 @@ EVERY_STEP: tuple[Row, ...] = (
     _row("ddp/sign", "ddp", "feedback(sign)"),
     _row("ddp/ef21", "ddp", "ef21(topk:0.01)"),
     _row("powersgd", "powersgd"),
-    _row("signsgd", "signsgd", "sign", train=SIGN_SGD),
-    _row("one-bit-adam", "one-bit-adam"),
-    _row("demo", "demo"),
-    _row("cocktail-sgd", "cocktail-sgd", overlap_steps=1),
-    _row("sparta", "sparta", quick=True),
-    _row("sparta h120", "sparta", options={"every": 120}),
+    _row("signsgd", "signsgd", "", train=OF_SIGNS),
+    _row("one-bit-adam", "one-bit-adam", "", options={"warmup_steps": 120}),
+    _row("demo", "demo", "", train=OF_SIGNS),
+    _row("cocktail-sgd", "cocktail-sgd", "", overlap_steps=1),
+    _row("sparta", "sparta", options={"probability": 0.05}, quick=True),
+    _row("sparta h120", "sparta", options={"probability": 0.05, "every": 120}),
     _row("one-peer-exponential", "one-peer-exponential"),
     _row("push-sum", "push-sum"),
     _row("ad-psgd", "ad-psgd"),
