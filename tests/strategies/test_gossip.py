@@ -21,7 +21,6 @@ from tests.contracts.strategy_suite import (
     batches,
     sgd,
     start_run,
-    train_together,
 )
 
 

@@ -54,6 +54,8 @@ class ApartOuter(OuterDefaults, ABC):
         self._clock: Clock = clock if clock is not None else RealClock()
         self._base = "start"
         self._next = every
+        self._resumed = False
+        """What was loaded last was this member's own state, not that of a donor."""
 
     # ------------------------------------------------------- what a subclass decides
 
@@ -166,9 +168,13 @@ class ApartOuter(OuterDefaults, ABC):
         return Committed(task.step, self._base)
 
     def rejoin(self, task: Task) -> None:
-        """Count from here; see :meth:`Outer.rejoin`."""
+        """Count from here, or as one's own saved state says; see :meth:`Outer.rejoin`."""
         self._meeting.restart()
-        self._plan(task)
+        if self._resumed and self._next > task.step:
+            task.begin_period(self._next)
+        else:
+            self._plan(task)
+        self._resumed = False
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the chain of all rounds, the counter and what the codec still owes."""
@@ -179,7 +185,8 @@ class ApartOuter(OuterDefaults, ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned; of another member's state only what is shared."""
         self._base = bytes(state[BASE].tolist()).decode()
-        if COUNTERS in state:
+        self._resumed = COUNTERS in state
+        if self._resumed:
             self._next = int(state[COUNTERS][0])
         load_codec_state(self._codec, state)
 
