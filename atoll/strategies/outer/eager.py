@@ -25,27 +25,25 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from atoll.clock import Clock, RealClock
+from atoll.clock import Clock
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError
 from atoll.group.group import Group
 from atoll.strategies.codec_state import codec_state, load_codec_state
-from atoll.strategies.delta import Flat, digest, pseudo_gradient
+from atoll.strategies.delta import digest, pseudo_gradient
 from atoll.strategies.flight import Flight, Landed, Means
-from atoll.strategies.meeting import Exchange, Meeting, Told
-from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, carrying
+from atoll.strategies.meeting import Exchange, Told
+from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
 from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
-from atoll.strategies.outer.streaming import after
 from atoll.strategies.outer_optim import OuterSGD
 from atoll.strategies.start import same_start
-from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
+from atoll.strategies.strategy import Outer, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
@@ -82,13 +80,12 @@ class Eager:
         return EagerOuter(self)
 
 
-class EagerOuter(OuterDefaults):
+class EagerOuter(OverlappedOuter):
     """See the module's docstring."""
-
-    one_model = False
 
     def __init__(self, options: Eager, *, clock: Clock | None = None) -> None:
         """Check the options."""
+        super().__init__(clock=clock)
         for name, least in {"every": 1, "shared_steps": 0}.items():
             if getattr(options, name) < least:
                 raise ConfigError(
@@ -98,14 +95,9 @@ class EagerOuter(OuterDefaults):
         self.options = options
         self.shared_steps = options.shared_steps
         self._weigher = Weigher(options.weight)
-        self._clock: Clock = clock if clock is not None else RealClock()
         self._common_optimizer, self._own_optimizer = self._new_optimizer(), self._new_optimizer()
-        self._base = "start"
-        self._next = 0
-        self._taken = 0
-        """Step at which the common state was last changed."""
-        self._flight: Flight | None = None
-        """None: the next step begins a round."""
+        self._digest = ""
+        """Of the common state; empty: members are not known to stand on the same."""
         self._first = True
         """The next round is one of the first period: there is nothing to average yet."""
         self._share = 1.0
@@ -115,7 +107,6 @@ class EagerOuter(OuterDefaults):
         self._weight = 0.0
         self._norm: float | None = None
         self._told: Told | None = None
-        self._resumed = False
 
     def _new_optimizer(self) -> OuterSGD:
         return OuterSGD(lr=self.options.outer_lr, momentum=self.options.outer_momentum)
@@ -124,13 +115,11 @@ class EagerOuter(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state and for the own one."""
-        self._task, self._codec, self._exact = task, codec, make_codec("fp32")
-        self._meeting = Meeting(group, self._clock, codec=codec)
-        self._flat = Flat([*task.parameters(), *task.buffers()])
-        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        super().setup(task, group=group, codec=codec)
+        self._exact = make_codec("fp32")
         self._num_parameters = task.num_parameters
-        self._start = self._flat.read()
         self._settle(task)
+        self._plan(task)
 
     def _settle(self, task: Task) -> None:
         """Let the own state be the common one; count from here."""
@@ -140,7 +129,6 @@ class EagerOuter(OuterDefaults):
         self._weight, self._norm, self._told = 0.0, None, None
         self._weigher.reset(task)
         self._taken = task.step
-        self._plan(task)
 
     def _plan(self, task: Task) -> None:
         """Begin the period until the next round."""
@@ -153,20 +141,21 @@ class EagerOuter(OuterDefaults):
 
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
-        return self._same_start(task)
+        result = self._same_start(task)
+        self._plan(task)
+        return result
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
         self._start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
-        self._base = digest(self._start)
+        self._digest = digest(self._start)
         self._settle(task)
-        last = rounds[-1]
-        return SyncResult(
-            round=number, contributors=last.reduced.contributors, weight=last.reduced.weight,
-            seconds={k: sum(one.seconds[k] for one in rounds) for k in last.seconds},
-            sent_bytes=last.sent_bytes, received_bytes=last.received_bytes, digest=self._base,
-            aborted=last.attempts - 1,
-        )  # fmt: skip
+        return started(rounds, number=number, digest=self._base)
+
+    @property
+    def _base(self) -> str:
+        """Digest of the common state."""
+        return self._digest or "start"
 
     def gradients(self, task: Task) -> None:
         """Begin the round that this period is for, with its first step."""
@@ -184,7 +173,7 @@ class EagerOuter(OuterDefaults):
         if task.step < self._next:
             return None
         if task.step == self.shared_steps:
-            return self._same_start(task)
+            return self.begin(task)
         delta, norm = self._delta(task)
         self._told = self._meeting.period(task)
         number, landed = self._land(task, self._flight)
@@ -192,7 +181,7 @@ class EagerOuter(OuterDefaults):
         mean = self._mean_of(landed)
         before = self._go_ahead(task, delta, mean, landed)
         self._norm = norm
-        result = self._result(task, number, landed, mean, reached=before, began=began)
+        result = self._move_on(task, number, landed, mean, reached=before, began=began)
         self._plan(task)
         return result
 
@@ -208,9 +197,8 @@ class EagerOuter(OuterDefaults):
         self._first = True
         self._flat.write(self._start)
         self._settle(task)
-        if not results:
-            return None
-        return results[0] if len(results) == 1 else after(results[0], results[1])
+        self._plan(task)
+        return in_a_row(results)
 
     # -------------------------------------------------------------------------- rounds
 
@@ -265,9 +253,9 @@ class EagerOuter(OuterDefaults):
         number, landed = self._land(task, flight)
         began = self._clock.monotonic()
         mean = self._mean_of(landed)
-        return self._result(task, number, landed, mean, reached=reached, began=began)
+        return self._move_on(task, number, landed, mean, reached=reached, began=began)
 
-    def _result(
+    def _move_on(
         self,
         task: Task,
         number: int,
@@ -287,16 +275,9 @@ class EagerOuter(OuterDefaults):
                 self._start.copy_(reached)
             else:
                 self._move(self._start, self._common_optimizer, mean)
-            self._base = digest(self._start)
+            self._digest = digest(self._start)
         self._first, self._taken = False, task.step
-        apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
-        return SyncResult(
-            round=number, contributors=landed.contributors, weight=landed.weight,
-            seconds={**landed.seconds, "apply": apply_s}, sent_bytes=landed.sent_bytes,
-            received_bytes=landed.received_bytes, delta_norm=norm, digest=self._base,
-            aborted=landed.aborted,
-        )  # fmt: skip
+        return self._result(number, landed, began=began, delta_norm=norm)
 
     def _go_ahead(self, task: Task, delta: Tensor, mean: Tensor | None, landed: Landed) -> Tensor:
         """Move the own state by the others' last share and the own new one; return where it was."""
@@ -329,43 +310,11 @@ class EagerOuter(OuterDefaults):
         optimizer.step(vector[:trained], g[:trained])
         vector[trained:].sub_(g[trained:])
 
-    # ----------------------------------------------------------------- the common state
-
-    def digest(self, task: Task) -> str:
-        """Return the digest of the common parameters and buffers."""
-        return digest(self._start)
-
-    def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Put the common parameters into the model inside; see :meth:`Outer.evaluating`."""
-        return carrying(self._flat, self._start)
-
-    def committed(self, task: Task) -> Committed:
-        """Return the common state, without what is under way; see :meth:`Outer.committed`."""
-        return Committed(self._taken, self._base, self._flat.views(self._start))
-
-    def rejoin(self, task: Task) -> None:
-        """Go on from the common state, or as one's own saved state says; see `Outer.rejoin`."""
-        if self._resumed:
-            self._plan(task)
-        else:
-            self._drop_flight()
-            self._flat.write(self._start)
-            self._settle(task)
-        self._resumed = False
-        self._meeting.restart()
-
-    def _drop_flight(self) -> None:
-        """Forget a round under way; what it had come to is not taken."""
-        if self._flight is not None and self._flight.work is not None:
-            self._flight.end()
-            self._task.round = self._meeting.group.committed_round
-        self._flight = None
-
     # ---------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the common and the own state, what is under way, and the codec's residuals."""
-        pending = self._flight.state() if self._flight is not None else {}
+        pending = self._pending()
         velocity = self._own_optimizer.state_dict()
         own = {f"own.outer.{name}": value for name, value in velocity.items()}
         sent = {} if self._sent is None else {"own.sent": self._sent}
@@ -381,14 +330,8 @@ class EagerOuter(OuterDefaults):
     def shared_state(self) -> dict[str, Tensor]:
         """Return the common state and its velocity; see :meth:`Outer.shared_state`."""
         velocity = self._common_optimizer.state_dict()
-        codec = codec_state(self._codec)
-        return {
-            "shared.start": self._start,
-            "shared.step": torch.tensor(self._taken),
-            "shared.first": torch.tensor(self._first),
-            **{f"shared.outer.{name}": value for name, value in velocity.items()},
-            **{key: value for key, value in codec.items() if key.startswith(SHARED_STATE)},
-        }
+        outer = {f"shared.outer.{name}": value for name, value in velocity.items()}
+        return self._shared() | {"shared.first": torch.tensor(self._first)} | outer
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned.
@@ -405,9 +348,9 @@ class EagerOuter(OuterDefaults):
             )
         self._drop_flight()
         self._start = start.clone()
-        self._base = digest(self._start)
+        self._digest = digest(self._start)
         self._first, self._taken = bool(state["shared.first"]), int(state["shared.step"])
-        _load_velocity(self._common_optimizer, state, prefix="shared.outer.")
+        self._common_optimizer.load_state_dict(under("shared.outer.", state))
         self._resumed = "own.counters" in state
         if self._resumed:  # a newcomer has another member's state, and counts from now
             self._weigher.load(state["own.counters"])
@@ -415,7 +358,7 @@ class EagerOuter(OuterDefaults):
             self._sent = state["own.sent"].clone() if "own.sent" in state else None
             self._share, self._weight = state["own.shares"].tolist()
             self._norm = None if self._sent is None else float(self._sent.norm())
-            _load_velocity(self._own_optimizer, state, prefix="own.outer.")
+            self._own_optimizer.load_state_dict(under("own.outer.", state))
             self._flight = Flight.load(state)
         load_codec_state(self._codec, state)
         self._next = self._next_due(self._taken)
@@ -432,9 +375,3 @@ class EagerOuter(OuterDefaults):
                 times(volume(self._codec, elements, peers, rank=rank), periods),
             ]
         )
-
-
-def _load_velocity(optimizer: OuterSGD, state: Mapping[str, Tensor], *, prefix: str) -> None:
-    optimizer.load_state_dict(
-        {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    )

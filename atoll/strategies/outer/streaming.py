@@ -27,27 +27,26 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from atoll.clock import Clock, RealClock
+from atoll.clock import Clock
 from atoll.codec.codec import Codec
 from atoll.errors import ConfigError
 from atoll.group.group import Group
 from atoll.strategies.codec_state import codec_state, load_codec_state
-from atoll.strategies.delta import Flat, digest, pseudo_gradient
+from atoll.strategies.delta import digest, pseudo_gradient
 from atoll.strategies.flight import Flight, Landed, Means
 from atoll.strategies.fragments import PATTERNS, cut, names_of
-from atoll.strategies.meeting import Exchange, Meeting
-from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, carrying
+from atoll.strategies.meeting import Exchange
+from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
 from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
 from atoll.strategies.outer.streaming_plan import StreamingPlan
 from atoll.strategies.outer_optim import OuterSGD
 from atoll.strategies.start import same_start
-from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
+from atoll.strategies.strategy import Outer, SyncResult, Traffic
 from atoll.strategies.volume import times, total, volume
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
@@ -88,13 +87,12 @@ class Streaming:
         return StreamingOuter(self)
 
 
-class StreamingOuter(OuterDefaults):
+class StreamingOuter(OverlappedOuter):
     """See the module's docstring."""
-
-    one_model = False
 
     def __init__(self, options: Streaming, *, clock: Clock | None = None) -> None:
         """Check the options."""
+        super().__init__(clock=clock)
         if options.pattern not in PATTERNS:
             raise ConfigError(
                 "unknown pattern of fragments", given=repr(options.pattern),
@@ -113,34 +111,25 @@ class StreamingOuter(OuterDefaults):
             OuterSGD(lr=options.outer_lr, momentum=options.outer_momentum)
             for _ in range(options.fragments)
         ]
-        self._clock: Clock = clock if clock is not None else RealClock()
-        self._flight: Flight | None = None
-        self._next = 0
-        self._taken = 0
-        """Step at which the last result was taken: where the common state stands."""
         self._begun = False
         """Members are known to stand on the same state."""
-        self._resumed = False
 
     # --------------------------------------------------------------- the two moments
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state, and cut them into fragments."""
-        self._task, self._codec = task, codec
-        self._meeting = Meeting(group, self._clock, codec=codec)
-        self._flat = Flat([*task.parameters(), *task.buffers()])
-        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        super().setup(task, group=group, codec=codec)
         self._fragments = cut(
             self._flat.tensors, names_of(task.model, self._flat.tensors),
             trained=len(task.parameters()), count=self.options.fragments,
             pattern=self.options.pattern,
         )  # fmt: skip
-        self._stand_on(self._flat.read(), task)
+        self._keep(self._start)
+        self._settle(task)
         self._plan(task)
 
-    def _stand_on(self, start: Tensor, task: Task) -> None:
-        """Take a vector for the common state; count from here."""
-        self._keep(start)
+    def _settle(self, task: Task) -> None:
+        """Count from here: the common parameters are the own ones."""
         self._taken = task.step
         for weigher in self._weighers:
             weigher.reset(task)
@@ -169,15 +158,10 @@ class StreamingOuter(OuterDefaults):
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
         start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
-        self._stand_on(start, task)
+        self._keep(start)
+        self._settle(task)
         self._begun = True
-        last = rounds[-1]
-        return SyncResult(
-            round=number, contributors=last.reduced.contributors, weight=last.reduced.weight,
-            seconds={k: sum(one.seconds[k] for one in rounds) for k in last.seconds},
-            sent_bytes=last.sent_bytes, received_bytes=last.received_bytes, digest=self._base,
-            aborted=last.attempts - 1,
-        )  # fmt: skip
+        return started(rounds, number=number, digest=self._base)
 
     def sync(self, task: Task) -> SyncResult | None:
         """Begin a round, or take the result of the one under way, if it is time."""
@@ -197,14 +181,13 @@ class StreamingOuter(OuterDefaults):
 
     def finish(self, task: Task) -> SyncResult | None:
         """Take what is under way, agree on the steps since, and end with the common parameters."""
-        result = self._take(task, self._flight) if self._flight is not None else None
+        results = [] if self._flight is None else [self._take(task, self._flight)]
         rest = [p for p, weigher in enumerate(self._weighers) if weigher.step < task.step]
         if rest:
-            last = self._hold(task, rest)
-            result = last if result is None else after(result, last)
+            results.append(self._hold(task, rest))
         self._flat.write(self._start)
         self._plan(task)
-        return result
+        return in_a_row(results)
 
     # ------------------------------------------------------------------------ rounds
 
@@ -303,14 +286,7 @@ class StreamingOuter(OuterDefaults):
             elif mix < 1.0:
                 own.write(theta.mul_(1.0 - mix).add_(own.read(), alpha=mix))
         self._taken = task.step
-        apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
-        return SyncResult(
-            round=number, contributors=landed.contributors, weight=landed.weight,
-            seconds={**landed.seconds, "apply": apply_s}, sent_bytes=landed.sent_bytes,
-            received_bytes=landed.received_bytes, delta_norm=norm, digest=self._base,
-            aborted=landed.aborted,
-        )  # fmt: skip
+        return self._result(number, landed, began=began, delta_norm=norm)
 
     # ------------------------------------------------------------------- the common state
 
@@ -324,42 +300,11 @@ class StreamingOuter(OuterDefaults):
         text = " ".join(self._digests).encode()
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
-    def digest(self, task: Task) -> str:
-        """Return the digest of the common parameters and buffers."""
-        return self._base
-
-    def evaluating(self, task: Task) -> AbstractContextManager[None]:
-        """Put the common parameters into the model inside; see :meth:`Outer.evaluating`."""
-        return carrying(self._flat, self._start)
-
-    def committed(self, task: Task) -> Committed:
-        """Return the common state, without what is under way; see :meth:`Outer.committed`."""
-        return Committed(self._taken, self._base, self._flat.views(self._start))
-
-    def rejoin(self, task: Task) -> None:
-        """Go on from the common state, or as one's own saved state says; see `Outer.rejoin`."""
-        if not self._resumed:
-            self._drop_flight()
-            self._flat.write(self._start)
-            self._taken = task.step
-            for weigher in self._weighers:
-                weigher.reset(task)
-        self._resumed = False
-        self._meeting.restart()
-        self._plan(task)
-
-    def _drop_flight(self) -> None:
-        """Forget a round under way; what it had come to is not taken."""
-        if self._flight is not None and self._flight.work is not None:
-            self._flight.end()
-            self._task.round = self._meeting.group.committed_round
-        self._flight = None
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the common state, the counters, the codec's residuals and a pending result."""
-        pending = self._flight.state() if self._flight is not None else {}
-        counters = torch.stack([weigher.state() for weigher in self._weighers])
-        return self.shared_state() | {"own.counters": counters} | codec_state(self._codec) | pending
+        pending, counters = self._pending(), [weigher.state() for weigher in self._weighers]
+        own = {"own.counters": torch.stack(counters)}
+        return self.shared_state() | own | codec_state(self._codec) | pending
 
     def shared_state(self) -> dict[str, Tensor]:
         """Return the common state and the outer velocities; see :meth:`Outer.shared_state`."""
@@ -369,9 +314,7 @@ class StreamingOuter(OuterDefaults):
             for name, value in optimizer.state_dict().items()
         }
         sizes = torch.tensor([fragment.num_elements for fragment in self._fragments])
-        place = {"shared.step": torch.tensor(self._taken), "shared.fragments": sizes}
-        codec = {k: v for k, v in codec_state(self._codec).items() if k.startswith(SHARED_STATE)}
-        return {"shared.start": self._start} | place | velocities | codec
+        return self._shared() | {"shared.fragments": sizes} | velocities
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned.
@@ -392,10 +335,7 @@ class StreamingOuter(OuterDefaults):
         self._begun = True
         self._taken = int(state["shared.step"])
         for p, optimizer in enumerate(self._optimizers):
-            prefix = f"shared.outer.{p}."
-            optimizer.load_state_dict(
-                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            )
+            optimizer.load_state_dict(under(f"shared.outer.{p}.", state))
         self._resumed = "own.counters" in state
         if self._resumed:  # a newcomer has another member's state, and counts from now
             for weigher, row in zip(self._weighers, state["own.counters"], strict=True):
@@ -418,15 +358,3 @@ class StreamingOuter(OuterDefaults):
         parts = [times(start_volume(peers, rank=rank), marks)]
         parts += [replace(total([each[p] for p in which]), rounds=1) for which in rounds]
         return total(parts)
-
-
-def after(first: SyncResult, last: SyncResult) -> SyncResult:
-    """Return two rounds that were held in a row as one result: that of the last."""
-    phases = {*first.seconds, *last.seconds}
-    return SyncResult(
-        round=last.round, contributors=last.contributors, weight=last.weight,
-        seconds={k: first.seconds.get(k, 0.0) + last.seconds.get(k, 0.0) for k in phases},
-        sent_bytes=first.sent_bytes + last.sent_bytes,
-        received_bytes=first.received_bytes + last.received_bytes, delta_norm=last.delta_norm,
-        digest=last.digest, aborted=first.aborted + last.aborted,
-    )  # fmt: skip
