@@ -171,8 +171,13 @@ def read_options(resolved: Resolved) -> Any:
     Raises:
         ConfigError: an option is unknown or of the wrong type.
     """
-    where = f"[strategy] with outer = {resolved.outer!r}"
-    return read_table(load(OUTERS[resolved.outer]), resolved.options, where=where)
+    where, kind = f"[strategy] with outer = {resolved.outer!r}", load(OUTERS[resolved.outer])
+    own = {field.name for field in dataclasses.fields(kind)}
+    words = {field.name for field in dataclasses.fields(StrategyTable)} - {"options"}
+    for name in resolved.options:
+        if name not in own:  # it may as well be a word of the table itself that is misspelt
+            raise unknown(f"key in {where}", name, own | words)
+    return read_table(kind, resolved.options, where=where)
 
 
 def build_outer(resolved: Resolved) -> Outer:

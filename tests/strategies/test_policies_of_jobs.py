@@ -1,0 +1,153 @@
+"""What `[strategy]` says about rules and collectives reaches the group, on real routes too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from atoll.codec.table import make_codec
+from atoll.config import parse_spec
+from atoll.errors import AtollError, ConfigError, GroupError
+from atoll.group.group import Group
+from atoll.group.memory import MemoryGroups
+from atoll.group.policy import GroupPolicy
+from atoll.hub.server import HubServer
+from atoll.strategies.outer.diloco import DiLoCo
+from atoll.strategies.outer.every_step import EveryStep
+from atoll.strategies.table import build_outer, resolve
+from tests.contracts.group_suite import together
+from tests.contracts.strategy_suite import Run, small_model, start_run, train_together
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.strategies.test_routes import wide_model
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(hub: HubServer) -> Iterator[NodeInName]:
+    node = NodeInName(hub)
+    yield node
+    node.link.close()
+
+
+def test_words_of_a_job_file_become_the_policy_and_are_shown() -> None:
+    text = (
+        '[strategy]\npreset = "diloco"\naggregate = "trimmed:1"\nadmission = "norms:3"\nevery = 9'
+    )
+    resolved = resolve(parse_spec(text).strategy)
+    assert resolved.policy == GroupPolicy(aggregate="trimmed:1", admission="norms:3")
+    assert resolved.options["every"] == 9
+    assert resolved.names() == {
+        "inner": "local", "outer": "diloco", "codec": "feedback(int8)",
+        "aggregate": "trimmed:1", "admission": "norms:3",
+    }  # fmt: skip
+    assert resolve(parse_spec("[strategy]").strategy).policy == GroupPolicy()
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ('aggregate = "trimed:1"', "did you mean 'trimmed'"),
+        ('collective = "buterfly"', "did you mean 'butterfly'"),
+        ('admission = "norm"', "did you mean 'norms'"),
+        ('agregate = "median"', "did you mean 'aggregate'"),
+    ],
+)
+def test_typing_errors_are_answered_with_the_nearest_word(line: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        build_outer(resolve(parse_spec(f"[strategy]\n{line}").strategy))
+
+
+def set_policy(group: Group, **words: str) -> Group:
+    group.policy = GroupPolicy(**words)
+    return group
+
+
+@pytest.mark.parametrize("collective", ["ring", "butterfly", "tree", "hierarchical", "star"])
+def test_per_step_training_over_a_collective_equals_that_in_memory(
+    node: NodeInName, collective: str
+) -> None:
+    world, model = HubWorld(node, 3, route="direct"), wide_model()
+
+    def member(group: Group) -> Run:
+        set_policy(group, collective=collective)
+        run = start_run(EveryStep(), group, int(group.me[1:]), model=model)
+        run.train(STEPS)
+        return run
+
+    runs = together(world, member)
+    expected = train_together(EveryStep(), members=3, steps=STEPS, model=model)
+    for rank, (run, group) in enumerate(zip(runs, world.groups, strict=True)):
+        assert torch.equal(run.vector(), runs[0].vector())
+        assert (run.vector() - expected[0].vector()).abs().max() < 1e-4
+        traffic = run.outer.traffic(32_002, 3, steps=STEPS, rank=rank)
+        assert group.sent_bytes == pytest.approx(traffic.direct_sent_bytes, rel=0.01)
+        assert group.received_bytes == pytest.approx(traffic.direct_received_bytes, rel=0.01)
+    world.close()
+
+
+def test_rules_by_coordinate_train_on_the_direct_route_as_in_memory(node: NodeInName) -> None:
+    world = HubWorld(node, 3, route="direct")
+
+    def member(group: Group) -> Run:
+        set_policy(group, aggregate="median")
+        run = start_run(DiLoCo(every=2), group, int(group.me[1:]), codec="feedback(int8)")
+        run.train(STEPS)
+        assert {tuple(group.members)} == {("w0", "w1", "w2")}
+        return run
+
+    runs = together(world, member)
+    expected = MemoryGroups(3).together(member)
+    for run in runs:
+        assert torch.equal(run.vector(), runs[0].vector())
+        assert (run.vector() - expected[0].vector()).abs().max() < 1e-6
+    world.close()
+
+
+def test_under_a_robust_policy_who_starts_differently_is_refused() -> None:
+    groups = MemoryGroups(3, timeout_s=10.0)
+
+    def member(group: Group) -> Run:
+        set_policy(group, aggregate="median")
+        try:
+            return start_run(
+                EveryStep(), group, 0, model=small_model(seed=8 if group.me == "w0" else 3)
+            )
+        except AtollError:
+            group.close()
+            raise
+
+    first, second, third = groups.run(member)
+    assert isinstance(first, GroupError)
+    assert "same seed" in str(first)
+    for run in (second, third):
+        assert isinstance(run, Run)
+        assert torch.equal(
+            run.vector(), torch.cat([p.flatten() for p in small_model().parameters()])
+        )
+
+
+def test_a_rule_with_too_few_members_waits_and_is_never_a_plain_mean() -> None:
+    """Four of five go on under krum:1 only when the fifth is back."""
+    groups = MemoryGroups(5, timeout_s=10.0)
+
+    def member(group: Group) -> str:
+        set_policy(group, aggregate="krum:1")
+        run = start_run(EveryStep(), group, int(group.me[1:]))
+        if group.me == "w4":
+            group.close()
+            return "gone"
+        group.join(run.task.round, base=run.outer.committed(run.task).base)
+        with pytest.raises(GroupError, match="too few contributions for the aggregate krum:1"):
+            group.reduce([torch.ones(3)], codec=make_codec("fp32"), weight=1.0).wait()
+        return group.commit(None, ok=False, reason="nothing").reason
+
+    assert all("nothing" in reason or reason == "gone" for reason in groups.together(member))
