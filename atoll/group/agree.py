@@ -22,7 +22,7 @@ from atoll.errors import (
     PeerLost,
     PeerRefused,
 )
-from atoll.group.group import Decidable, Group, Reduced, Resting, Work
+from atoll.group.group import Decidable, Group, Reduced, Resting
 from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
@@ -264,35 +264,3 @@ def _commit(
         )
     except EpochChanged as error:
         return Verdict(round=plan.round, epoch=plan.epoch, committed=False, reason=str(error))
-
-
-def agree_later(
-    group: Group,
-    xs: Sequence[Tensor],
-    *,
-    codec: Codec,
-    weight: float,
-    base: str,
-    round_: int,
-    key: str = "x",
-    tokens: int = 0,
-    steps: int = 0,
-    busy_s: float = 0.0,
-    lease: Lease | None = None,
-    account: Account | None = None,
-    stalled_s: float = STALLED_S,
-) -> Work[Agreed]:
-    """Begin :func:`agree` on a background thread, so that training goes on meanwhile.
-
-    The values are copied first. One at a time per group. There is no `resting`: the thread that
-    moves the state does not wait.
-    """
-    copies = [x.detach().clone() for x in xs]
-    return Work.start(
-        lambda: agree(
-            group, copies, codec=codec, weight=weight, base=base, round_=round_, key=key,
-            tokens=tokens, steps=steps, busy_s=busy_s, lease=lease, account=account,
-            stalled_s=stalled_s,
-        ),
-        name=f"agree-{group.me}",
-    )  # fmt: skip

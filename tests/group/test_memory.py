@@ -8,7 +8,7 @@ import torch
 
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LeftBehind, PeerLost
-from atoll.group.agree import Agreed, Transacted, agree, agree_later
+from atoll.group.agree import Transacted, agree
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
@@ -125,17 +125,6 @@ def test_odd_codec_fails_its_member_and_not_the_others() -> None:
     assert isinstance(first, Transacted)
     assert isinstance(last, Transacted)
     assert first.reduced.contributors == ("w0", "w2")
-
-
-def test_agree_later_returns_at_once_and_copies() -> None:
-    def member(group: Group) -> Agreed:
-        x = torch.full((5,), 3.0)
-        work = agree_later(group, [x], codec=make_codec("fp32"), weight=1.0, base="b", round_=0)
-        x.zero_()
-        return work.wait(10)
-
-    for agreed in MemoryGroups(2).together(member):
-        assert torch.equal(agreed.reduced.tensors[0], torch.full((5,), 3.0))
 
 
 def test_impossible_groups_are_refused() -> None:
