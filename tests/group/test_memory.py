@@ -8,7 +8,7 @@ import torch
 
 from atoll.codec.table import make_codec
 from atoll.errors import ConfigError, LeftBehind, PeerLost
-from atoll.group.agree import Transacted, agree
+from atoll.group.agree import Agreed, Transacted, agree
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
