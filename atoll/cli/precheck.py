@@ -38,7 +38,10 @@ def check_names(spec: JobSpec) -> int:
     from atoll.strategies.table import build_outer, resolve
 
     resolved, job = resolve(spec.strategy), spec.job
-    check(resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route)
+    check(
+        resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
+        optimizer=spec.train.optimizer,
+    )  # fmt: skip
     if not torch_version():
         return 0
     import torch

@@ -26,6 +26,8 @@ PAIRED = frozenset({"gossip", "pairwise", "noloco"})
 """Outer strategies in which members give models to each other, and nobody makes a mean of all."""
 SERVED = frozenset({"asynchronous", "server"})
 """Outer strategies in which a server takes what comes, one by one."""
+SWAPPED = frozenset({"alone", "demo", "cocktail", "onebit_adam"})
+"""Outer strategies whose members swap packets of their own, or nothing at all."""
 MEMORY = frozenset({"feedback", "ef21", "auto"})
 """Codecs that remember something from one vector to the next."""
 PRECISE = frozenset({"fp32", "fp16", "bf16", "int8", "sigma8", "by_size"})
@@ -58,28 +60,33 @@ TASTES: Mapping[str, Taste] = MappingProxyType(
             taken=PRECISE, nearest="int8",
         ),
         "demo": Taste(
-            why="it chooses what to send by itself, other components in every step",
-            refused=GATHERING | MEMORY, nearest="fp32",
+            why="what is not sent stays in its momentum, other components in every step",
+            refused=GATHERING | MEMORY, nearest="bf16",
         ),
-        "cocktail": Taste(why="it compresses by itself", taken=frozenset({"fp32"}), nearest="fp32"),
+        "cocktail": Taste(
+            why="it feeds back by itself what its codec loses", refused=MEMORY,
+            nearest="topk:0.2|int4",
+        ),
         "onebit_adam": Taste(
-            why="it compresses by itself", taken=frozenset({"fp32"}), nearest="fp32"
+            why="it feeds back by itself what its codec loses", refused=MEMORY, nearest="sign"
         ),
         "sign_majority": Taste(
             why="votes are one sign per number: nothing to remember or to leave out",
             refused=GATHERING | MEMORY, nearest="sign",
         ),
-        "gossip": Taste(
-            why="members need each other's whole parameters, not differences",
-            refused=GATHERING | {"ef21"}, nearest="int8",
+        **dict.fromkeys(
+            PAIRED,
+            Taste(
+                why="members need each other's whole parameters, not differences",
+                refused=GATHERING | {"ef21"}, nearest="int8",
+            ),
         ),
-        "asynchronous": Taste(
-            why="servers apply what single members push as it comes", refused=frozenset({"ef21"}),
-            nearest="feedback(int8)",
-        ),
-        "server": Taste(
-            why="servers apply what single members push as it comes", refused=frozenset({"ef21"}),
-            nearest="feedback(int8)",
+        **dict.fromkeys(
+            SERVED,
+            Taste(
+                why="servers apply what single members push as it comes",
+                refused=frozenset({"ef21"}), nearest="feedback(int8)",
+            ),
         ),
     }
 )  # fmt: skip
@@ -98,6 +105,7 @@ class Plan:
     min_nodes: int
     route: str
     policy: GroupPolicy
+    optimizer: str
 
     @property
     def codecs(self) -> frozenset[str]:
@@ -117,6 +125,7 @@ def check(
     min_nodes: int = 0,
     route: str = "auto",
     policy: GroupPolicy | None = None,
+    optimizer: str = "",
 ) -> None:
     """Refuse a strategy, a codec and a group that cannot work together.
 
@@ -126,6 +135,7 @@ def check(
         min_nodes: Fewest with whom it is to go on; 0: all are needed to start.
         route: `auto`, `direct` or `relay`.
         policy: What the group does with the members' values; None: what `resolved` says.
+        optimizer: The inner one, as in `[train]`; empty where nobody knows.
 
     Raises:
         ConfigError: they cannot; the message has the reason and the nearest thing that works.
@@ -134,6 +144,7 @@ def check(
     plan = Plan(
         outer=resolved.outer, codec=resolved.codec, options={**defaults, **resolved.options},
         nodes=nodes, min_nodes=min_nodes, route=route, policy=policy or resolved.policy,
+        optimizer=optimizer,
     )  # fmt: skip
     for rule in RULES:
         rule(plan)
@@ -241,7 +252,9 @@ def robust_needs_members(plan: Plan) -> None:
 def aggregate_needs_a_mean(plan: Plan) -> None:
     """Where nobody makes one vector of all, there is nothing for a rule to do."""
     policy = plan.policy
-    without = plan.outer in PAIRED | SERVED | {"alone"}
+    without = plan.outer in PAIRED | SERVED | SWAPPED
+    if plan.outer == "sign_majority":  # with scales every vote is a packet of its own
+        without = bool(plan.options["feedback"])
     if without and (policy.aggregate != "mean" or policy.admission != "finite"):
         raise ConfigError(
             f"{plan.outer} makes no mean of all members that a rule could replace",
@@ -305,6 +318,22 @@ def nesterov_needs_momentum(plan: Plan) -> None:
         )
 
 
+def one_bit_needs_adam(plan: Plan) -> None:
+    """What is frozen after the warm-up is Adam's variance."""
+    if plan.outer == "onebit_adam" and plan.optimizer not in (
+        "",
+        "adamw",
+        "torch:Adam",
+        "torch:AdamW",
+    ):
+        raise ConfigError(
+            "1-bit Adam freezes the variance of Adam, and this optimizer has none",
+            given=f"optimizer = {plan.optimizer!r} in [train]",
+            expected='optimizer = "adamw"',
+            remedy='optimizer = "adamw", or preset = "signsgd" for any other',
+        )
+
+
 def graph_needs_members(plan: Plan) -> None:
     """Graphs have shapes: a torus is a grid, a ring has two neighbours."""
     if plan.outer != "gossip":
@@ -349,6 +378,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     sums_are_for_gradients,
     streaming_delay,
     nesterov_needs_momentum,
+    one_bit_needs_adam,
     graph_needs_members,
     backups_leave_somebody,
 )

@@ -51,7 +51,7 @@ def weigh(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traff
     outer, codec = build_outer(resolved), make_codec(resolved.codec)
     with torch.device("meta"):
         model = Shapes(elements)
-        task = Task(model, torch.optim.SGD(model.parameters(), lr=1.0), member="w0", last=steps)
+        task = Task(model, torch.optim.AdamW(model.parameters()), member="w0", last=steps)
         outer.setup(task, group=Alone(), codec=codec)
     return outer.traffic(elements, peers, steps=steps)
 

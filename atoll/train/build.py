@@ -69,7 +69,10 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
         DataError: the text is missing or too small.
     """
     resolved, job = resolve(spec.strategy, steps=spec.train.steps), spec.job
-    check(resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route)
+    check(
+        resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
+        optimizer=spec.train.optimizer,
+    )  # fmt: skip
     if spec.job.threads:
         torch.set_num_threads(spec.job.threads)
     data, seed = spec.data, spec.job.seed

@@ -127,7 +127,7 @@ EVERY_STEP: tuple[Row, ...] = (
 
 CODECS: tuple[Row, ...] = tuple(
     _diloco(f"diloco/{spec.partition(':')[0]}", f"feedback({spec})")
-    for spec in ("fp8", "int2", "sign", "topk:0.05|int8", "randomk:0.1", "lowrank:4", "dct:0.05")
+    for spec in ("fp8", "int2", "sign", "topk:0.05|int8", "randomk:0.1", "lowrank:4", "dct:32")
 )
 """DiLoCo with the remaining codecs."""
 

@@ -111,7 +111,9 @@ def test_only_gradients_are_summed_and_not_the_buffers_that_travel_with_them() -
         assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
 
 
-@pytest.mark.parametrize("outer", sorted((fitting.PAIRED | fitting.SERVED) & set(OUTERS)))
+@pytest.mark.parametrize(
+    "outer", sorted((fitting.PAIRED | fitting.SERVED | fitting.SWAPPED) & set(OUTERS))
+)
 def test_methods_without_a_common_mean_take_no_rule_and_no_collective(outer: str) -> None:
     for policy in (GroupPolicy(aggregate="median"), GroupPolicy(collective="ring")):
         assert "no mean of all" in refusal(outer, policy=policy).what
@@ -172,6 +174,13 @@ def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
     torus = Resolved(inner="local", outer="gossip", codec="fp32", options={"graph": "torus"})
     check(torus, nodes=offered)
     assert is_grid(offered)
+
+
+def test_one_bit_adam_wants_adam() -> None:
+    resolved = resolve(StrategyTable(preset="one-bit-adam"))
+    check(resolved, nodes=4, optimizer="adamw")
+    with pytest.raises(ConfigError, match="freezes the variance of Adam"):
+        check(resolved, nodes=4, optimizer="sgd")
 
 
 @pytest.mark.skipif("server" not in OUTERS, reason="there is no server")
