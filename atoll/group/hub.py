@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from torch import Tensor
 
 from atoll.clock import RealClock
-from atoll.codec.codec import Codec
+from atoll.codec.codec import Codec, Packet
 from atoll.errors import (
     AtollError,
     EpochChanged,
@@ -35,6 +35,8 @@ from atoll.group.group import (
 from atoll.group.policy import GroupPolicy
 from atoll.group.reach import own_address, probe
 from atoll.group.routes import Errand, Routes, SwapErrand
+from atoll.group.server_calls import ServerCalls
+from atoll.group.servers import Asked
 from atoll.group.talk import Talk
 from atoll.group.turns import Turn, Turns
 from atoll.net.sync_link import SyncLink
@@ -58,6 +60,7 @@ from atoll.wire.messages import (
     Standing,
     Verdict,
 )
+from atoll.wire.serving import Ask
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +120,7 @@ class HubGroup:
         self._lost: set[tuple[int, str]] = set()
         self._gave = False
         """Whether this member gave values that weigh something to the present plan."""
+        self._calls = ServerCalls(link, job=job)
         self._turns = Turns(self._routes, me=member, is_lost=self._is_lost, trouble=self._tell)
         self._decided = threading.Event()
         """No attempt is open that this member takes part in."""
@@ -129,12 +133,12 @@ class HubGroup:
     @property
     def sent_bytes(self) -> int:
         """See :attr:`Group.sent_bytes`."""
-        return self._turns.sent_bytes
+        return self._turns.sent_bytes + self._calls.sent_bytes
 
     @property
     def received_bytes(self) -> int:
         """See :attr:`Group.received_bytes`."""
-        return self._turns.received_bytes
+        return self._turns.received_bytes + self._calls.received_bytes
 
     @property
     def upload_s(self) -> float | None:
@@ -184,6 +188,7 @@ class HubGroup:
         self._decided.wait(FINISH_SHARE * timeout_s)
         self._talk.end(left, *QUESTIONS)
         self._turns.fail(left)
+        self._calls.fail(left)
         if not again:
             try:
                 self._talk.ask(Leaving(reason=reason), Done, deadline=deadline)
@@ -287,6 +292,10 @@ class HubGroup:
             fields = {"member": self.me, "round": str(plan.round), "route": plan.route}
             with suppress(AtollError):
                 self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
+
+    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+        """Ask a parameter server over the relay; see :meth:`Group.ask_server`."""
+        return self._calls.ask(ask, packet, server=server)
 
     def commit(
         self,

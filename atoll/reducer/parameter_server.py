@@ -86,6 +86,12 @@ class ParameterServer:
         """Members whose next ask nobody holds back: they compute just now."""
         return [m for m in self.roll.engaged if self.roll.pupils[m].waiting is None]
 
+    @property
+    def expected(self) -> list[str]:
+        """Members that others wait for to load this server."""
+        waiting = [m for ask in self._attaching.values() for m in ask.members]
+        return [m for m in dict.fromkeys(waiting) if m not in {*self._attaching, *self._gone}]
+
     # --------------------------------------------------------------------- anchors
 
     def _attach(self, member: str, ask: Attach) -> Answers:

@@ -26,6 +26,7 @@ from atoll.net.inbox import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import Memory, combine
+from atoll.reducer.desk import ServerDesk
 from atoll.reducer.mean import Share, odd_ones
 from atoll.reducer.outcomes import Outcome, in_slot_order
 from atoll.reducer.parcels import Dealt, Gift, opened_gift
@@ -34,6 +35,7 @@ from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpa
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Event, MemberLost, RoundPlan, Verdict
+from atoll.wire.serving_frames import is_serving
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,8 @@ class Reducer:
             AtollError: the link failed for good (a refused token, a replaced session).
         """
         last_seen = self._clock.monotonic()
+        desk = ServerDesk(self._link, job=self._job)
+        desk.start()
         try:
             while not stop.is_set():
                 now = self._clock.monotonic()
@@ -102,6 +106,7 @@ class Reducer:
                     continue
                 self._handle(item)
         finally:
+            desk.close()
             self._inbox.close()
             self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -124,7 +129,7 @@ class Reducer:
             self._forget(lambda number: number <= item.epoch)
         elif isinstance(item, Reconnected):
             self._ask_everybody()
-        elif isinstance(item, Relayed):
+        elif isinstance(item, Relayed) and not is_serving(item.payload):
             job, _, member = item.source.rpartition("/")
             if job == self._job:
                 try:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,7 +188,8 @@ def digest_of(shards: Sequence[Shard], *, anchor: int) -> str:
     """Return the digest of a committed state."""
     digest = hashlib.blake2b(str(anchor).encode(), digest_size=16)
     for shard in shards:
-        digest.update(shard.pack().numpy())
+        packed: Any = shard.pack().numpy()
+        digest.update(packed)
         digest.update(str(shard.version).encode())
     return digest.hexdigest()
 

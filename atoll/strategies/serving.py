@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from atoll.clock import Clock
@@ -19,6 +21,8 @@ from atoll.group.servers import Asked, rule_state
 from atoll.strategies.anchors import Shard
 from atoll.strategies.shards import Shards
 from atoll.wire.serving import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -197,13 +201,13 @@ class Serving:
         sizes = [like.theta.numel(), *(like.vectors[name].numel() for name in answer.vectors)]
         if sum(sizes) != flat.numel() or answer.scalars.keys() != like.scalars.keys():
             return None
-        theta, *vectors = flat.split(sizes)
+        theta, *vectors = torch.split(flat, sizes)
         named = dict(zip(answer.vectors, vectors, strict=True))
         return Shard(theta, named, dict(answer.scalars), answer.version, fetched=True)
 
     # --------------------------------------------------------------------------- parts
 
-    def _wait(self, work: Work[Asked]) -> Asked:
+    def _wait(self, work: Work[T]) -> T:
         began = self._clock.monotonic()
         try:
             return work.wait()

@@ -152,9 +152,10 @@ def unpack_ask(data: bytes) -> Ask:
         WireError: it is malformed.
     """
     try:
-        return _ask_decoder.decode(data)
+        ask: Ask = _ask_decoder.decode(data)
     except MALFORMED as error:
         raise WireError("an ask of a member is malformed", given=str(error)) from error
+    return ask
 
 
 def unpack_answer(data: bytes) -> Answer:

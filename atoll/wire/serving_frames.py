@@ -1,0 +1,125 @@
+"""Servings on the relay: asks and answers in pieces, told apart from tensor chunks by two zeros.
+
+A frame is the mark, a two-byte length, a msgpack `ServingHead` and a piece of the packet. A tensor
+chunk begins with the length of its head, which is never zero.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from atoll.errors import WireError
+from atoll.wire.chunks import count_pieces
+from atoll.wire.frames import Buffer
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.malformed import MALFORMED
+
+MARK = b"\0\0"
+"""What a frame of servings begins with."""
+
+_LENGTH = struct.Struct("!H")
+
+
+class ServingHead(msgspec.Struct, frozen=True, array_like=True):
+    """Which piece of which serving follows; or what one side has of the other's."""
+
+    kind: str
+    """`ask`, `answer`, `look` (member: what is there of the answer?), `have` (server: this much of
+    the ask is here), or `ping`."""
+    call: int
+    """Names the ask; the answer has the same."""
+    index: int = 0
+    count: int = 1
+    total_bytes: int = 0
+    body: bytes = b""
+    """With the first piece: the encoded `Ask` or `Answer`."""
+    have: list[int] = []
+    """In a `look`: pieces of the answer that are here; in a `have`: of the ask."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ServingHead)
+
+
+def is_serving(payload: memoryview) -> bool:
+    """Return whether a relayed payload is a frame of servings."""
+    return payload[: len(MARK)] == MARK
+
+
+def pack_frame(head: ServingHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
+    """Return the two parts of a relay frame."""
+    encoded = _encoder.encode(head)
+    return MARK + _LENGTH.pack(len(encoded)) + encoded, piece
+
+
+def unpack_frame(payload: memoryview) -> tuple[ServingHead, memoryview]:
+    """Return head and piece of a frame.
+
+    Raises:
+        WireError: it is malformed, or its numbers contradict each other.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(payload, len(MARK))
+        start = len(MARK) + _LENGTH.size
+        head = _decoder.decode(payload[start : start + length])
+    except (struct.error, *MALFORMED) as error:
+        raise WireError("a frame of a parameter server is malformed", given=str(error)) from error
+    piece = payload[start + length :]
+    if head.kind in ("ask", "answer"):
+        expected = min(CHUNK_BYTES, head.total_bytes - head.index * CHUNK_BYTES)
+        whole = head.total_bytes >= 0 and head.count == count_pieces(head.total_bytes)
+        if not whole or not 0 <= head.index < head.count or len(piece) != max(0, expected):
+            raise WireError(
+                "a piece of a serving has the wrong size",
+                given=f"{len(piece)} bytes as piece {head.index} of {head.count}",
+                expected=f"{expected} bytes of {head.total_bytes}",
+            )
+    return head, piece
+
+
+def frames(
+    kind: str, call: int, body: bytes, data: Buffer, *, skip: frozenset[int] = frozenset()
+) -> Iterator[tuple[bytes, Buffer]]:
+    """Yield the frames of a serving, without the pieces in `skip`."""
+    view = memoryview(data)
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    count = count_pieces(len(view))
+    for index in range(count):
+        if index not in skip:
+            head = ServingHead(kind, call, index, count, len(view), body if index == 0 else b"")
+            yield pack_frame(head, view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+
+@dataclass(slots=True)
+class Pieces:
+    """A serving as far as it has arrived."""
+
+    call: int
+    total_bytes: int
+    body: bytes = b""
+    data: bytearray = field(init=False)
+    have: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Make room."""
+        self.data = bytearray(self.total_bytes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every piece is here."""
+        return len(self.have) == count_pieces(self.total_bytes)
+
+    def put(self, head: ServingHead, piece: memoryview) -> bool:
+        """Store a piece; return whether it was new. One of another packet is left out."""
+        if head.total_bytes != self.total_bytes or head.index in self.have:
+            return False
+        start = head.index * CHUNK_BYTES
+        self.data[start : start + len(piece)] = piece
+        self.have.add(head.index)
+        if head.index == 0:
+            self.body = head.body
+        return True
