@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -118,3 +119,22 @@ def train(policy: GroupPolicy, attack: Attack | None, *, codec: str = "fp32") ->
 
 def rate(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.2)
+
+
+def main() -> None:
+    """Print the loss that honest members reach, by rule and attack, as a table for the docs."""
+    attacks: list[Attack | None] = [None, flipped, nan, huge, little, replayed]
+    logging.disable(logging.CRITICAL)
+    print("| rule | " + " | ".join(a.__name__ if a else "nobody" for a in attacks) + " |")
+    print("|---" * (1 + len(attacks)) + "|")
+    rules = ["mean", "median", "trimmed:2", "krum:2", "multi-krum:2", "clip:0.5:3"]
+    policies = [GroupPolicy(aggregate=rule) for rule in [*rules, "geometric-median"]]
+    for policy in [*policies, GroupPolicy(admission="norms")]:
+        name = policy.aggregate if policy.admission == "finite" else "mean, admission norms"
+        losses = [train(policy, attack) for attack in attacks]
+        cells = [f"{loss:.3f}" if loss < 1e3 else "broken" for loss in losses]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
