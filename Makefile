@@ -37,7 +37,7 @@ test: $(STAMP)  ## the whole suite, two files at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(STAMP)  ## every benchmark, quick form
-	@for name in loop reduce hub queue relay page diloco; do $(BIN)/python -m bench.$$name --quick || exit 1; done
+	@for name in loop reduce hub queue relay page diloco methods; do $(BIN)/python -m bench.$$name --quick || exit 1; done
 
 clean:  ## remove .venv and what runs left
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

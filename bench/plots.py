@@ -2,8 +2,7 @@
 
 FILE is the ledger of finished runs (`--out` of bench.methods). One SVG per page: held-out loss
 against bytes that each member sends per token, all methods as dots, the page's own by name. The
-same file gives the same figures, byte for byte. Each is put at the end of its page, once.
-"""
+same file gives the same figures, X
 
 from __future__ import annotations
 
@@ -14,9 +13,11 @@ from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.strategies.catalogue import METHODS
+from bench.method_tables import with_tables
 from bench.methods.ledger import Ledger
 from bench.methods.modelled import Clock
 from bench.methods.setting import FULL
+from bench.methods.shapes import judge
 from bench.methods.table import make_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,22 +112,32 @@ def chosen(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["members"] in (MEMBERS, 1)]
 
 
+def figures(rows: Sequence[Row], to: Path) -> None:
+    """Draw the figure of every page in a folder that has rows."""
+    for name in sorted({Path(entry.page).name for entry in METHODS.values()}):
+        presets = [preset for preset, each in METHODS.items() if Path(each.page).name == name]
+        path = to / name
+        if path.exists() and any(row["strategy"] in presets for row in rows):
+            figure = to / "figures" / f"{path.stem}.svg"
+            draw(rows, presets, figure, title=", ".join(presets))
+            place(path, figure, words=f"loss against bytes of {', '.join(presets)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, help="ledger of bench.methods")
     parser.add_argument("--to", type=Path, default=PAGES, help="folder of the pages")
+    parser.add_argument("--benchmarks", type=Path, default=ROOT / "docs" / "benchmarks.md")
     given = parser.parse_args()
     ledger = Ledger(given.file)
-    rows = chosen(make_rows(ledger.of("run", steps=FULL.steps), [], clock=Clock()))
-    for page in sorted({Path(entry.page).name for entry in METHODS.values()}):
-        presets = [name for name, each in METHODS.items() if Path(each.page).name == page]
-        path = given.to / page
-        if path.exists() and any(row["strategy"] in presets for row in rows):
-            figure = given.to / "figures" / f"{path.stem}.svg"
-            draw(rows, presets, figure, title=", ".join(presets))
-            place(path, figure, words=f"loss against bytes of {', '.join(presets)}")
+    runs = ledger.of("run", steps=FULL.steps)
+    everything = make_rows(runs, [], clock=Clock())
+    page = given.benchmarks
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_tables(text, everything, judge(runs)), encoding="utf-8")
+    figures(chosen(everything), given.to)
 
 
 if __name__ == "__main__":
