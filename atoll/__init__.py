@@ -31,6 +31,7 @@ _PLACES = {
     "MemoryGroups": "atoll.group.memory",
     "NoLoCo": "atoll.strategies.outer.noloco",
     "OneBitAdam": "atoll.strategies.outer.onebit_adam",
+    "Pairwise": "atoll.strategies.outer.pairwise",
     "PowerSGD": "atoll.strategies.outer.powersgd",
     "Run": "atoll.run",
     "Server": "atoll.strategies.outer.server",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.gossip import Gossip
     from atoll.strategies.outer.noloco import NoLoCo
     from atoll.strategies.outer.onebit_adam import OneBitAdam
+    from atoll.strategies.outer.pairwise import Pairwise
     from atoll.strategies.outer.powersgd import PowerSGD
     from atoll.strategies.outer.server import Server
     from atoll.strategies.outer.sign_majority import SignMajority

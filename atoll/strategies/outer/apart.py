@@ -29,7 +29,7 @@ from atoll.strategies.outer.periodic import outcome, start_volume
 from atoll.strategies.start import same_start
 from atoll.strategies.strategy import Committed, SyncResult, Traffic
 from atoll.strategies.swapping import VectorSwap
-from atoll.strategies.volume import total, volume
+from atoll.strategies.volume import swapped, total, volume
 from atoll.task import Task
 
 BASE = "shared.base"
@@ -190,6 +190,9 @@ class ApartOuter(OuterDefaults, ABC):
             self._next = int(state[COUNTERS][0])
         load_codec_state(self._codec, state)
 
+    _last_rounds = 0
+    """Rounds at the end in which nobody gives anything."""
+
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return what a member sends; see :meth:`Outer.traffic`."""
         start, end = start_volume(peers, rank=rank), volume(
@@ -199,7 +202,7 @@ class ApartOuter(OuterDefaults, ABC):
             self._round_volume(elements, peers, round_=number, rank=rank)
             for number in range(1, 1 + self._rounds(steps))
         ]
-        return total([start, *rounds, end])
+        return total([start, *rounds, *[swapped([], [])] * self._last_rounds, end])
 
     def _rounds(self, steps: int) -> int:
         """Return how many rounds there are between start and end."""
