@@ -2,7 +2,9 @@
 
 FILE is the ledger of finished runs (`--out` of bench.methods). One SVG per page: held-out loss
 against bytes that each member sends per token, all methods as dots, the page's own by name. The
-same file gives the same figures, X
+same file gives the same figures, byte for byte. Each is put at the end of its page, once, and the
+tables of docs/benchmarks.md are made anew.
+"""
 
 from __future__ import annotations
 
