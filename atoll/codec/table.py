@@ -19,13 +19,16 @@ from atoll.codec.blockwise import BlockwiseInt8
 from atoll.codec.by_size import BySize
 from atoll.codec.cast import Cast
 from atoll.codec.codec import Codec
+from atoll.codec.dct import Dct
 from atoll.codec.ef21 import EF21
 from atoll.codec.exponents import E3M0, BlockwiseFp8
 from atoll.codec.feedback import Feedback
 from atoll.codec.integers import BlockwiseInt2, BlockwiseInt4
+from atoll.codec.lowrank import LowRank
 from atoll.codec.qsgd import QSGD
 from atoll.codec.randomk import RandomK
 from atoll.codec.selecting import Selecting
+from atoll.codec.sigma8 import Sigma8
 from atoll.codec.sign import Sign
 from atoll.codec.topk import TopK
 from atoll.errors import ConfigError, unknown
@@ -115,6 +118,27 @@ def _randomk(given: Arguments, values: Codec) -> Codec:
     return RandomK(given.share(), values, scaled=len(given.values) < 2)
 
 
+def _dct(given: Arguments, values: Codec) -> Codec:
+    given.at_most(1)
+    if not given.values:
+        raise given.wrong()
+    return Dct(given.whole(0), values)
+
+
+def _lowrank(given: Arguments) -> Codec:
+    given.at_most(1)
+    if not given.values:
+        raise given.wrong()
+    return LowRank(given.whole(0))
+
+
+def _sigma8(given: Arguments) -> Codec:
+    given.at_most(2)
+    if given.values[1:] not in ((), ("centred",)):
+        raise given.wrong()
+    return Sigma8(given.whole(6), centred=len(given.values) == 2)
+
+
 def _before_fp32(select: Callable[[Arguments, Codec], Codec]) -> Callable[[Arguments], Codec]:
     """Return what builds a choosing codec that stands alone."""
     return lambda given: select(given, Cast("fp32"))
@@ -131,6 +155,7 @@ CODECS: Mapping[str, Row] = MappingProxyType(
         "bf16": Row(_cast, "bf16", "half the bytes, the range of fp32"),
         "fp8": Row(_sized(BlockwiseFp8, 256), "fp8:256", "e4m3, a scale per block"),
         "int8": Row(_sized(BlockwiseInt8, 256), "int8:256", "whole numbers, a scale per block"),
+        "sigma8": Row(_sigma8, "sigma8:6", "256 buckets, and what the values in each mean"),
         "int4": Row(_sized(BlockwiseInt4, 256), "int4:256", "15 levels, a scale per block"),
         "e3m0": Row(_sized(E3M0, 256), "e3m0:256", "powers of two in 4 bits, a scale per block"),
         "int2": Row(_sized(BlockwiseInt2, 256), "int2:256", "-1, 0 or 1, a scale per block"),
@@ -138,6 +163,8 @@ CODECS: Mapping[str, Row] = MappingProxyType(
         "qsgd": Row(_sized(QSGD, 127), "qsgd:127", "random rounding, unbiased"),
         "topk": _selecting(_topk, "topk:0.01", "the largest numbers only"),
         "randomk": _selecting(_randomk, "randomk:0.1", "numbers at random shared positions"),
+        "dct": _selecting(_dct, "dct:32", "of 4096 numbers the largest cosine coefficients"),
+        "lowrank": Row(_lowrank, "lowrank:4", "matrices as products of thin ones"),
     }
 )
 """Name -> codec."""
@@ -320,9 +347,9 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
             given=repr(spec), expected=f"one of {', '.join(selecting)} before `|`",
             remedy=f"topk:0.1|{given.name}" if given.name != "fp32" else "topk:0.1",
         )  # fmt: skip
-    if values.base is not values or isinstance(values, BySize):
+    if values.base is not values or isinstance(values, BySize | LowRank):
         raise ConfigError(
-            "a codec around others cannot follow `|`: what it knows is not about chosen numbers",
+            "this codec cannot follow `|`: what it knows is not about numbers chosen from a vector",
             given=repr(spec), expected="the wrapper around the whole, e.g. feedback(topk:0.1|int8)",
         )  # fmt: skip
     if isinstance(values, Selecting) and not (given.name == "randomk" and values.gathers):

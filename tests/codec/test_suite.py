@@ -106,6 +106,42 @@ class TestRandomKThenTopKThenInt4(CodecSuite):
     spec, error, shows_place = "randomk:0.1:plain|topk:0.2|int4", 0.98, False
 
 
+class TestSigma8(CodecSuite):
+    spec, error, idempotent = "sigma8", 0.022, False
+
+
+class TestSigma8Wide(CodecSuite):
+    spec, error, idempotent = "sigma8:12", 0.0142, False
+
+
+class TestSigma8Centred(CodecSuite):
+    spec, error, idempotent = "sigma8:6:centred", 0.022, False
+
+
+class TestDct(CodecSuite):
+    spec, error, idempotent, one_way = "dct:410", 0.76, False, False
+
+
+class TestDctOfAllCoefficients(CodecSuite):
+    """The transform itself."""
+
+    spec, error, idempotent, one_way = "dct:4096", 1e-5, False, False
+
+
+class TestDctThenInt8(CodecSuite):
+    spec, error, idempotent, one_way = "dct:32|int8", 0.98, False, False
+
+
+class TestLowRank(CodecSuite):
+    """A vector of unknown shapes is sent as it is; matrices are in test_lowrank.py."""
+
+    spec, error, one_way = "lowrank:4", 0.0, False
+
+
+class TestFeedbackOfLowRank(CodecSuite):
+    spec, error, one_way = "feedback(lowrank:2)", 0.0, False
+
+
 class TestFeedback(CodecSuite):
     spec, error = "feedback(int8)", 0.0075
 

@@ -1,0 +1,258 @@
+"""lowrank: every matrix as the product of two thin ones, the way PowerSGD finds them.
+
+    P = orthonormal(M Q) ;  Q' = M^T P ;  decode: P Q'^T
+
+M is a tensor seen as its first dimension by all others, Q' of a round is Q of the next (warm start:
+over the rounds Q turns towards the directions that matter), R the rank. If R is at least the rank
+of M the product is M. Tensors of one dimension, and those that would not get smaller, are sent as
+they are. What is left out is lost unless the codec is used in `feedback(...)`.
+
+A packet describes itself, so who decodes it needs no shapes; little endian:
+
+    offset     size     field
+    0          4        number of tensors, uint32
+    4          8*t      rows and columns of each, uint32; 1 row: sent as it is
+    4 + 8*t    ...      float32, tensor by tensor: P (rows, R) and Q' (columns, R), or the values
+
+Before `fit` has told the shapes, and for vectors of another length, it is one tensor that is sent
+as it is. A mean of products is no such product, so members gather each other's packets.
+
+Decoding adds up R outer products one after the other, multiplying and adding apart, so that it
+gives the same bits everywhere. Q of a round counts once the round is committed.
+
+Vogels, Karimireddy and Jaggi 2019, Algorithm 1 (https://arxiv.org/abs/1905.13727). Differs: there P
+and Q are averaged over the members in two exchanges (the strategy `powersgd` does that); here each
+member sends its own, in one. A column of Q that has died out is drawn anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Packet, Stateless, check_vector, output
+from atoll.codec.seeds import mixed, random_words
+from atoll.errors import ConfigError, WireError
+
+LARGEST_RANK = 256
+_MOST_TENSORS = 1 << 20
+_ROWS_AT_ONCE = 32_000
+"""Elements of a matrix that are decoded at once, at least one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor in the vector."""
+
+    rows: int
+    columns: int
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.rows * self.columns
+
+    def numbers(self, rank: int) -> int:
+        """Return how many numbers are sent."""
+        return self.size if self.rows == 1 else rank * (self.rows + self.columns)
+
+
+class LowRank(Stateless):
+    """See the module's docstring; not for several threads at once.
+
+    Args:
+        rank: Columns of the thin matrices, 1 to 256.
+
+    Raises:
+        ConfigError: `rank` is out of range.
+    """
+
+    gathers = True
+
+    def __init__(self, rank: int) -> None:
+        if not 1 <= rank <= LARGEST_RANK:
+            raise ConfigError(
+                "the rank of codec lowrank is out of range",
+                given=rank, expected=f"1 to {LARGEST_RANK}", remedy="lowrank:4",
+            )  # fmt: skip
+        self.rank, self.spec = rank, f"lowrank:{rank}"
+        self._parts: list[Part] = []
+        self._elements = 0
+        self._starts: dict[str, Tensor] = {}
+        """Q of every matrix, by `key/number`."""
+        self._provisional: dict[str, Tensor] = {}
+
+    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Learn which matrices a vector is made of."""
+        self._parts, start = [], 0
+        for shape in shapes:
+            size = math.prod(shape)
+            rows = shape[0] if len(shape) > 1 and size else 1
+            if self.rank * (rows + size // rows) >= size:
+                rows = 1
+            self._parts.append(Part(rows, size // rows, start))
+            start += size
+        self._elements = start
+
+    def _of(self, elements: int) -> list[Part]:
+        """Return the tensors of a vector."""
+        known = elements == self._elements and self._parts
+        return self._parts if known else [Part(1, elements, 0)]
+
+    def nbytes(self, elements: int) -> int:
+        """Return the exact length of a packet, by the shapes that are known now."""
+        parts = self._of(elements)
+        return 4 + 8 * len(parts) + 4 * sum(part.numbers(self.rank) for part in parts)
+
+    def encode(self, x: Tensor, *, key: str = "x") -> Packet:
+        """Return the packet of a vector, shape (n,)."""
+        x = check_vector(x, role="the input")
+        parts, data = self._of(x.numel()), np.empty(self.nbytes(x.numel()), dtype=np.uint8)
+        head = np.array([[part.rows, part.columns] for part in parts], dtype="<u4")
+        data[:4] = np.array([len(parts)], dtype="<u4").view(np.uint8)
+        data[4 : 4 + head.nbytes] = head.reshape(-1).view(np.uint8)
+        numbers, at = data[4 + head.nbytes :].view("<f4"), 0
+        for number, part in enumerate(parts):
+            values = x[part.start : part.start + part.size]
+            if part.rows > 1:
+                values = self._factors(values.view(part.rows, -1), name=f"{key}/{number}")
+            numbers[at : at + values.numel()] = values.numpy()
+            at += values.numel()
+        return Packet(data.data, self.spec, (x.numel(),))
+
+    def _factors(self, matrix: Tensor, *, name: str) -> Tensor:
+        """Return P and Q' of a matrix, one after the other; Q' is remembered for later."""
+        rows, columns = matrix.shape
+        if not math.isfinite(float(matrix.sum(dtype=torch.float64))):
+            return torch.full((self.rank * (rows + columns),), torch.nan)
+        # Exponents out of the way: squares of 1e-30 or 1e30 are no float32.
+        scale = 2.0 ** math.frexp(float(matrix.abs().max()))[1]
+        scaled = matrix / scale if scale else matrix
+        left, _ = torch.linalg.qr(scaled @ self._start(name, columns))
+        right = scaled.T @ left
+        self._provisional[name] = right
+        missing = self.rank - left.shape[1]
+        if missing > 0:
+            left = torch.nn.functional.pad(left, (0, missing))
+            right = torch.nn.functional.pad(right, (0, missing))
+        return torch.cat([left.reshape(-1), (right * scale).reshape(-1)])
+
+    def _start(self, name: str, columns: int) -> Tensor:
+        """Return Q to begin with, shape (columns, rank) or narrower: where dead, drawn."""
+        drawn = _drawn(mixed("lowrank", name), columns, self.rank)
+        known = self._starts.get(name)
+        if known is None or known.shape[0] != columns:
+            return drawn
+        lengths = known.norm(dim=0)
+        alive = lengths > 1e-4 * lengths.max()
+        directions = known / torch.where(alive, lengths, 1.0)
+        drawn[:, : known.shape[1]] = torch.where(alive, directions, drawn[:, : known.shape[1]])
+        # Two columns that have become alike would find the same direction twice.
+        found: Tensor = torch.linalg.qr(drawn)[0]
+        return found
+
+    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
+        """Return the vector, shape (n,)."""
+        parts, numbers = self._open(packet)
+        result = output(out, packet.num_elements)
+        for start, values in self._decoded(parts, numbers):
+            result[start : start + len(values)] = values
+        return result
+
+    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
+        """Add `weight` times the vector to `out`."""
+        parts, numbers = self._open(packet)
+        result = output(out, packet.num_elements)
+        for start, values in self._decoded(parts, numbers):
+            if weight != 1.0:
+                values = values * weight
+            result[start : start + len(values)].add_(values)
+
+    def _open(self, packet: Packet) -> tuple[list[Part], Tensor]:
+        """Return what a packet says of itself, and its numbers.
+
+        Raises:
+            WireError: it is of another codec, or it contradicts itself.
+        """
+        if packet.codec != self.spec:
+            raise WireError(
+                "a packet was given to the wrong codec",
+                given=repr(packet.codec), expected=repr(self.spec),
+                remedy="decode it with make_codec(packet.codec)",
+            )  # fmt: skip
+        data = memoryview(packet.data)
+        count = int.from_bytes(data[:4], "little") if len(data) >= 4 else _MOST_TENSORS
+        parts: list[Part] = []
+        if count < _MOST_TENSORS and len(data) >= 4 + 8 * count:
+            sides = np.frombuffer(data, dtype="<u4", offset=4, count=2 * count).astype(np.int64)
+            start = 0
+            for rows, columns in sides.reshape(count, 2).tolist():
+                parts.append(Part(max(rows, 1), columns, start))
+                start += parts[-1].size
+        expected = 4 + 8 * len(parts) + 4 * sum(part.numbers(self.rank) for part in parts)
+        elements = sum(part.size for part in parts)
+        if min(packet.sizes, default=0) < 0 or (elements, expected) != (
+            packet.num_elements,
+            len(data),
+        ):
+            raise WireError(
+                f"a packet of codec {self.spec} has the wrong length",
+                given=f"{len(data)} bytes for sizes {packet.sizes}",
+                expected=f"{expected} bytes for the {elements} elements it speaks of",
+            )
+        numbers = np.frombuffer(data, dtype="<f4", offset=4 + 8 * len(parts)).astype(np.float32)
+        return parts, torch.from_numpy(numbers)
+
+    def _decoded(self, parts: Sequence[Part], numbers: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield pieces of the vector: the first element, and the values."""
+        at = 0
+        for part in parts:
+            given = numbers[at : at + part.numbers(self.rank)]
+            at += len(given)
+            if part.rows == 1:
+                yield part.start, given
+                continue
+            left = given[: part.rows * self.rank].view(part.rows, self.rank)
+            right = given[part.rows * self.rank :].view(part.columns, self.rank).T.contiguous()
+            step = max(1, _ROWS_AT_ONCE // part.columns)
+            for first in range(0, part.rows, step):
+                some = left[first : first + step]
+                yield part.start + first * part.columns, _product(some, right)
+
+    def settle(self, *, committed: bool) -> None:
+        """Begin the next round from these Q if the packets counted."""
+        if committed:
+            self._starts |= self._provisional
+        self._provisional = {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return Q of every matrix."""
+        return {name: start.clone() for name, start in self._starts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up Q of every matrix."""
+        self._starts = {name: start.clone() for name, start in state.items()}
+        self._provisional = {}
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product, flat; every sum in the order of the columns, never fused."""
+    total = left[:, :1] * right[:1]
+    term = torch.empty_like(total)
+    for column in range(1, left.shape[1]):
+        torch.mul(left[:, column : column + 1], right[column : column + 1], out=term)
+        total.add_(term)
+    return total.view(-1)
+
+
+def _drawn(seed: int, rows: int, columns: int) -> Tensor:
+    """Return random directions, values between -1 and 1, the same for the same seed."""
+    words = random_words(seed, rows * columns)
+    values = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+    return torch.from_numpy(values).view(rows, columns)
