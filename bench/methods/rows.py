@@ -9,6 +9,8 @@ from typing import Any
 
 EVERY = 24
 """Steps between two rounds (H), where nothing else is said."""
+FRAGMENTS = 5
+"""Of streaming methods: one layer and a fifth of the embedding each."""
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
 """The warm start and the outer step of docs/tuning.md, for 600 steps."""
 OF_SIGNS = {"lr": 5e-4, "clip": 0.0}
@@ -46,7 +48,8 @@ def _diloco(name: str, codec: str = "fp32", *, every: int = EVERY, **more: Any) 
 
 
 def _streaming(name: str, codec: str = "fp32", **more: Any) -> Row:
-    options = WARM | {"every": EVERY, "fragments": 4, "delay": 1} | more.pop("options", {})
+    own = {"every": EVERY, "fragments": FRAGMENTS, "delay": 1}
+    options = WARM | own | more.pop("options", {})
     overlap = options["delay"]
     return _row(name, "streaming-diloco", codec, options=options, overlap_steps=overlap, **more)
 
@@ -57,6 +60,7 @@ CORE: tuple[Row, ...] = (
     _diloco("diloco", quick=True),
     _diloco("diloco/int8", "feedback(int8)", quick=True),
     _streaming("streaming", quick=True),
+    _streaming("streaming mix 0", options={"mix": 0.0}),
     _diloco("diloco/int4", "feedback(int4)"),
     _diloco("diloco/e3m0", "feedback(e3m0)"),
     _diloco("diloco h10", every=10),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.methods.ledger import Record
+from bench.methods.rows import FRAGMENTS
 
 T_QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36}
 """Degrees of freedom -> two-sided 95 % quantile of Student's t."""
@@ -133,9 +134,6 @@ def fragments(losses: Losses) -> tuple[bool, Any]:
         "fragments": FRAGMENTS,
     }
 
-
-FRAGMENTS = 4
-"""Of the row `streaming`."""
 
 SHAPES: tuple[Shape, ...] = (
     Shape(
