@@ -1,0 +1,49 @@
+"""Rules and collectives of a job file, from the command to the files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.conftest import Atoll
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+
+
+def run(atoll: Atoll, *lines: str, route: str) -> dict[str, object]:
+    """Return the summary of a run of three local members with more lines in [strategy]."""
+    job = atoll.job(steps=15, route=f'"{route}"')
+    text = job.read_text()
+    job.write_text(text.replace("[strategy]\n", "\n".join(["[strategy]", *lines, ""])))
+    done = atoll.run("run", str(job), "--local", "3")
+    assert done.code == 0, done.both
+    summary: dict[str, object] = json.loads((atoll.job_folder() / "summary.json").read_text())
+    assert summary["replicas_identical"] is True
+    assert summary["rounds_aborted"] == 0
+    assert summary["loss_final"] < summary["loss_first"]  # type: ignore[operator]
+    return summary
+
+
+def test_a_robust_rule_and_a_filter(atoll: Atoll) -> None:
+    lines = ['aggregate = "geometric-median"', 'admission = "norms"']
+    named = run(atoll, *lines, route="auto")["strategy"]
+    assert isinstance(named, dict)
+    assert named["aggregate"] == "geometric-median"
+    assert named["admission"] == "norms"
+
+
+def test_a_collective(atoll: Atoll) -> None:
+    lines = ['collective = "tree"', 'codec = "fp32"']
+    named = run(atoll, *lines, route="direct")["strategy"]
+    assert isinstance(named, dict)
+    assert named["collective"] == "tree"
+
+
+def test_too_few_members_for_a_rule_are_refused_before_anything_starts(atoll: Atoll) -> None:
+    job = atoll.job(steps=15)
+    job.write_text(job.read_text().replace("[strategy]\n", '[strategy]\naggregate = "krum:1"\n'))
+    done = atoll.run("run", str(job), "--local", "4")
+    assert done.code == 2
+    assert "krum:0 works with 4" in done.err
+    assert not atoll.processes()
