@@ -85,7 +85,7 @@ class ApartOuter(OuterDefaults, ABC):
         """
         self._group, self._codec = group, codec
         self._swaps = VectorSwap(group, codec)
-        self._meeting = Meeting(group, self._clock)
+        self._meeting = Meeting(group, self._clock, codec=codec)
         self._flat = Flat([*task.parameters(), *task.buffers()])
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters = task.num_parameters
