@@ -89,7 +89,7 @@ FAMILY: tuple[Row, ...] = (
         train={"optimizer": "muon"},
     ),
     _streaming("streaming/e3m0", "feedback(e3m0)"),
-    _streaming("streaming delay 5", options={"delay": 5}),
+    _streaming("streaming delay 3", options={"delay": 3}),
     _row(
         "eager", "eager-diloco", options=WARM | {"every": EVERY}, overlap_steps=EVERY, quick=True
     ),
