@@ -23,6 +23,7 @@ _PLACES = {
     "Asynchronous": "atoll.strategies.outer.asynchronous",
     "AtollError": "atoll.errors",
     "Average": "atoll.strategies.outer.average",
+    "Cocktail": "atoll.strategies.outer.cocktail",
     "DeMo": "atoll.strategies.outer.demo",
     "DiLoCo": "atoll.strategies.outer.diloco",
     "Eager": "atoll.strategies.outer.eager",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.alone import Alone
     from atoll.strategies.outer.asynchronous import Asynchronous
     from atoll.strategies.outer.average import Average
+    from atoll.strategies.outer.cocktail import Cocktail
     from atoll.strategies.outer.demo import DeMo
     from atoll.strategies.outer.diloco import DiLoCo
     from atoll.strategies.outer.eager import Eager
@@ -70,6 +72,7 @@ __all__ = [
     "Asynchronous",
     "AtollError",
     "Average",
+    "Cocktail",
     "DeMo",
     "DiLoCo",
     "Eager",

@@ -38,6 +38,7 @@ OUTERS: Mapping[str, str] = MappingProxyType(
         "powersgd": "atoll.strategies.outer.powersgd:PowerSGD",
         "demo": "atoll.strategies.outer.demo:DeMo",
         "onebit_adam": "atoll.strategies.outer.onebit_adam:OneBitAdam",
+        "cocktail": "atoll.strategies.outer.cocktail:Cocktail",
     }
 )
 """Name -> the options of an outer strategy; their `build` makes it."""
@@ -83,6 +84,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "signsgd": Preset(outer="sign_majority", codec="sign"),
         "powersgd": Preset(outer="powersgd"),
         "demo": Preset(outer="demo", codec="bf16"),
+        "cocktail-sgd": Preset(outer="cocktail", codec="topk:0.2|int4"),
         "one-bit-adam": Preset(
             outer="onebit_adam", codec="sign", options={"warmup_steps": 1000}
         ),

@@ -1,0 +1,341 @@
+"""CocktailSGD: in every step a compressed difference of models, one step late and beside training.
+
+Wang et al. 2023, "CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks"
+(https://proceedings.mlr.press/v202/wang23t.html). Legend: x_i a member's parameters, w a second
+copy that is the same on all members, S the positions of this round, C the codec, e_j what owner j
+of a part of S has lost so far.
+
+    after a step, in the background while the next batch is computed:
+      c_i = C(x_i[S] - w[S])                to the owners of its parts
+      c   = C(mean_i c_i + e)               from each owner to all;  e += mean_i c_i - c
+    before the next optimizer step, which then applies that batch's gradient:
+      x_i[S] += c - c_i ;  w[S] += c
+
+What is sent is the difference to the common copy, so any inner optimizer goes, and what was not
+sent stays in that difference. mean_i x_i + sum_j e_j is the same before and after an exchange. With
+`probability = 1` and codec fp32 it is averaging of parameters in every step, one step late.
+
+Differs from the paper and its code:
+  * the common copy is in float32, so that nothing is rounded away in it;
+  * positions are taken from all stretches of the vector, and the parts are those of S;
+  * an owner keeps its e by position, so that parts may change hands when members come and go;
+  * floating-point buffers are averaged in every step too, uncompressed and one step late;
+  * the last round averages everything with what owners still owe: all end with one model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.codec.codec import Codec
+from atoll.codec.table import make_codec
+from atoll.errors import ConfigError, LossNotFinite
+from atoll.group.agree import Transacted
+from atoll.group.group import Group
+from atoll.strategies.both_ways import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.delta import length
+from atoll.strategies.masks import Mask
+from atoll.strategies.outer.lockstep import (
+    Came,
+    Exchanging,
+    Floor,
+    Lockstep,
+    buffer_volume,
+    hashed,
+    one_round,
+)
+from atoll.strategies.outer.overlapped import in_a_row
+from atoll.strategies.outer.periodic import start_volume
+from atoll.strategies.passing import Found, Passing, Taken
+from atoll.strategies.strategy import HIDDEN, Outer, SyncResult, Traffic
+from atoll.strategies.volume import total, volume
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cocktail:
+    """Options of CocktailSGD."""
+
+    probability: float = 0.1
+    """Share of the parameters that takes part in a round; what is sent of it says the codec."""
+    mask: str = "rolled"
+    """Positions move on, so that after 1/p rounds each took part once (`rolled`), or are drawn anew
+    in every round (`random`)."""
+    seed: int = 0
+    """Of the positions; the same on every member."""
+    weight: str = "equal"
+    """What a member's difference weighs: all the same, or the `tokens` of its batch."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return CocktailOuter(self)
+
+
+class CocktailOuter(Lockstep):
+    """See the module's docstring."""
+
+    one_model = False
+    one_state = False
+
+    def __init__(self, options: Cocktail) -> None:
+        """Check the options."""
+        super().__init__(weight=options.weight)
+        self.options = options
+        self._passing: Passing | None = None
+        self._due = False
+        """The round of this step was not begun beside the last one: it is held first."""
+        self._stopping = False
+        self._masks(0)
+
+    def _masks(self, elements: int) -> Mask:
+        """Return the masks of a model of so many parameters.
+
+        Raises:
+            ConfigError: the options do not describe any.
+        """
+        options = self.options
+        return Mask(elements, options.probability, options.mask, options.seed)
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Take the parameters as they are for the common copy.
+
+        Raises:
+            ConfigError: the codec remembers by itself.
+        """
+        if codec.base is not codec:
+            raise ConfigError(
+                f"CocktailSGD cannot use codec {codec.spec}",
+                given="it feeds back by itself what a codec loses",
+                expected="the codec inside", remedy=f'codec = "{codec.base.spec}"',
+            )  # fmt: skip
+        super().setup(task, group=group, codec=codec)
+        self._mask = self._masks(self._flat.num_elements)
+        self._common = self._flat.read()
+        self._owed = self._flat.new().zero_()
+        self._number = 0
+        """Exchanges so far: says which positions are next."""
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        result = super().begin(task)
+        self._flat.read(self._common)
+        return result
+
+    # ------------------------------------------------------------------------- two moments
+
+    def gradients(self, task: Task) -> None:
+        """Take the round that went on beside this batch."""
+        if self._passing is None and not self._due:
+            return  # the very first step
+        self._last = self._take(task)
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Begin the next round, and return the one that was taken before the step."""
+        if not self._stopping:
+            self._start(task)
+        return super().sync(task)
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Take what is under way; then average everything, with what owners owe."""
+        taken = [self._take(task)] if self._passing is not None or self._due else []
+        result = in_a_row([*taken, self._together(task)])
+        self._flat.read(self._common)
+        self._owed.zero_()
+        self._due = False
+        return result
+
+    # ----------------------------------------------------------------------------- a round
+
+    def _start(self, task: Task) -> None:
+        """Begin a round in the background."""
+        entered = self._clock.monotonic()
+        passing, exchange, norm, weight = self._prepared(task)
+        floor = Floor(self._meeting.group, nullcontext, weight)
+        passing.work = self._meeting.start(
+            task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
+        )
+        task.free_period()
+        passing.prepare_s = self._clock.monotonic() - entered
+        self._passing = passing
+
+    def _prepared(
+        self, task: Task
+    ) -> tuple[Passing, Exchanging[tuple[Squeezed, Tensor | None]], float, float]:
+        """Return a round that can begin: what is to be exchanged, its norm and its weight.
+
+        Raises:
+            LossNotFinite: the parameters are not.
+        """
+        positions, codec = self._mask.at(self._number), self._codec
+        difference = self._flat.read()[positions].sub_(self._common[positions])
+        norm = length(difference)
+        if not math.isfinite(norm):
+            raise LossNotFinite(
+                "parameters are not finite; they were not shared",
+                given=f"member {task.member}, step {task.step}",
+                expected="finite parameters",
+                remedy="lower the learning rate, or clip the gradients",
+            )
+        owed = self._owed[positions]
+
+        def squeeze(floor: Floor, plan: RoundPlan) -> Came[Squeezed]:
+            return both_ways(floor, plan, difference, owed, codec=codec)
+
+        weight = self._weigher.weight(task) or 1.0
+        self._weigher.reset(task)
+        passing = Passing(positions, self._buffers.read())
+        return passing, self._with_buffers(squeeze), norm, weight
+
+    def _take(self, task: Task) -> SyncResult:
+        """Wait for the round under way, or hold the one that is due, and apply its result.
+
+        Raises:
+            LeftBehind: the others committed without this member; it has to recover.
+            GroupLeft: this member leaves.
+            GroupError: the members cannot agree any more.
+        """
+        passing, self._passing, self._due = self._passing, None, True
+        agreed: Transacted[Found] | None = None
+        seconds = dict.fromkeys(("prepare", "join", "reduce", "commit"), 0.0)
+        if passing is None:
+            passing, exchange, norm, weight = self._prepared(task)
+            agreed = self._hold(task, exchange, weight=weight, norm=norm)
+            seconds |= agreed.seconds
+        elif passing.work is not None:
+            entered = self._clock.monotonic()
+            with task.gate.resting():
+                agreed = passing.work.wait()
+            waited_s = self._clock.monotonic() - entered
+            self._meeting.obey(task, agreed, ahead=True)
+            hidden_s = max(0.0, sum(agreed.seconds.values()) - waited_s)
+            seconds |= {"prepare": passing.prepare_s, "reduce": waited_s, HIDDEN: hidden_s}
+        taken = passing.loaded
+        if agreed is not None:
+            taken = Taken.of(agreed.reduced, passing.buffers)
+            self._stopping = agreed.plan.stopping
+        if taken is None:
+            raise RuntimeError("a round is either under way or loaded")
+        return self._apply(task, passing.positions, taken, agreed, seconds)
+
+    def _apply(
+        self,
+        task: Task,
+        positions: Tensor,
+        taken: Taken,
+        agreed: Transacted[Found] | None,
+        seconds: dict[str, float],
+    ) -> SyncResult:
+        """Move the parameters and the common copy."""
+        began, squeezed = self._clock.monotonic(), taken.squeezed
+        vector = self._flat.read()
+        if squeezed.alone:
+            # There is nobody to differ from: what is owed comes home, exactly.
+            vector[positions] += self._owed[positions]
+            self._owed[positions] = 0.0
+            self._common[positions] = vector[positions]
+        else:
+            vector[positions] = vector[positions].sub_(squeezed.sent).add_(squeezed.mean)
+            self._common[positions] += squeezed.mean
+            self._owed[positions[squeezed.owned]] = squeezed.left
+        self._flat.write(vector)
+        if taken.moved.numel():
+            self._buffers.write(self._buffers.read().add_(taken.moved))
+        self._number += 1
+        self._due = False
+        # A result that was loaded may belong to a round that the group has yet to count.
+        number = task.round
+        task.round = number + 1 if agreed is not None else self._meeting.group.committed_round
+        apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
+        return self._told(number, taken, agreed, seconds | {"apply": apply_s})
+
+    def _told(
+        self,
+        number: int,
+        taken: Taken,
+        agreed: Transacted[Found] | None,
+        seconds: Mapping[str, float],
+    ) -> SyncResult:
+        """Return a round that was applied."""
+        self._base = hashed(self._base, taken.digest)
+        return SyncResult(
+            round=number, contributors=taken.contributors, weight=taken.weight, seconds=seconds,
+            sent_bytes=agreed.sent_bytes if agreed is not None else 0,
+            received_bytes=agreed.received_bytes if agreed is not None else 0,
+            delta_norm=float(taken.squeezed.mean.norm()), digest=self._base,
+            aborted=agreed.attempts - 1 if agreed is not None else 0,
+        )  # fmt: skip
+
+    def _together(self, task: Task) -> SyncResult:
+        """Average all parameters, with the sum of what owners owe; uncompressed."""
+        entered, codec = self._clock.monotonic(), make_codec("fp32")
+        vector = self._flat.read()
+
+        def mean(floor: Floor, plan: RoundPlan) -> Came[Tensor]:
+            found = floor.reduce([vector, self._owed], codec=codec, key="whole")
+            mean, owed = found.tensors
+            mean.add_(owed, alpha=float(len(found.contributors)))
+            return Came(mean, found.contributors, found.weight, found.digest)
+
+        exchange = self._with_buffers(mean)
+        prepare_s = self._clock.monotonic() - entered
+        agreed = self._hold(task, exchange, weight=1.0, norm=length(vector))
+        began = self._clock.monotonic()
+        found, buffers = agreed.reduced.value
+        norm = float((found - vector).norm())
+        self._flat.write(found)
+        if buffers is not None:
+            self._buffers.write(buffers)
+        seconds = {"prepare": prepare_s, "apply": self._clock.monotonic() - began}
+        return self._note(task, agreed, seconds=seconds, norm=norm)
+
+    # ------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all state; a round under way is waited for, and its result kept."""
+        pending = self._passing.pending() if self._passing is not None else {}
+        own = {"own.owed": self._owed, "own.counters": self._weigher.state()}
+        return self.shared_state() | own | pending
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """Return the common copy, without what is under way; see :meth:`Outer.shared_state`."""
+        number = torch.tensor(self._number)
+        base = super().state_dict()["shared.base"]
+        return {"shared.base": base, "shared.common": self._common, "shared.number": number}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; a newcomer owes nothing."""
+        if self._passing is not None:
+            self._passing.end()
+        super().load_state_dict(state)
+        self._number = int(state["shared.number"])
+        self._adopt("shared.common", self._common, state)
+        self._adopt("own.owed", self._owed, state)
+        loaded = Taken.load(state, buffers=self._buffers.num_elements)
+        self._passing = None
+        if loaded is not None:
+            positions = self._mask.at(self._number)
+            self._passing = Passing(positions, self._buffers.read(), loaded=loaded)
+        self._due, self._stopping = loaded is None, False
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`."""
+        parameters, buffers = self._split(elements)
+        mask, beside = self._masks(parameters), buffer_volume(buffers, peers, rank=rank)
+        rounds = [start_volume(peers, rank=rank)]
+        for number in range(steps):
+            squeezed = squeezed_volume(self._codec, mask.size(number), peers, rank=rank)
+            rounds.append(one_round([squeezed, beside]))
+        last = volume(make_codec("fp32"), 2 * parameters, peers, rank=rank)
+        return total([*rounds, one_round([last, beside])])
