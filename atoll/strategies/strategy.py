@@ -13,7 +13,6 @@ from atoll.codec.codec import Codec
 from atoll.group.group import Group
 from atoll.task import Task
 
-
 HIDDEN = "hidden"
 """Phase of a round during which training went on."""
 
@@ -40,6 +39,8 @@ class SyncResult:
     committed: bool = True
     aborted: int = 0
     """Attempts before that were not committed."""
+    more: bool = False
+    """Of a round of `finish`: it is to be called again, others have not come so far yet."""
 
     @property
     def held_up_s(self) -> float:

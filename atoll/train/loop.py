@@ -66,6 +66,8 @@ class Loop:
             self._count(last)
             if last is not None:
                 self._round(last, last=True)
+                if last.more:
+                    continue
             self._report()
             return ""
 
@@ -100,7 +102,8 @@ class Loop:
     def _count(self, sync: SyncResult | None) -> None:
         """Add the time since the last call to the totals."""
         now = self.clock.monotonic()
-        self.totals.count(now - self._mark, sync)
+        self.totals.count(now - self._mark, sync, waited_s=self.task.waited_s)
+        self.task.waited_s = 0.0
         self._mark = now
 
     def _round(self, sync: SyncResult, *, last: bool) -> None:
