@@ -111,9 +111,15 @@ class Totals:
     wasted_steps: float = 0.0
     """Optimizer steps whose work was dropped because the group went on without this member."""
 
-    def count(self, elapsed_s: float, sync: SyncResult | None) -> None:
-        """Add a stretch of training time, with the round in it if there was one."""
+    def count(self, elapsed_s: float, sync: SyncResult | None, *, waited_s: float = 0.0) -> None:
+        """Add a stretch of training time, with the round in it if there was one.
+
+        `waited_s` of it training stood still for others outside of rounds.
+        """
         self.wall_s += elapsed_s
+        self.sync_s += waited_s
+        self.send_s += waited_s
+        elapsed_s -= waited_s
         if sync is None:
             self.compute_s += elapsed_s
             return

@@ -126,9 +126,9 @@ class ServedOuter(ServedState):
             return None
         if not self._alone:
             if not self._serving.attached and not self._enter_servers(task, patient=True):
-                return self._hold(task)
+                return replace(self._hold(task), more=True)
             if (self._done or self._owed is not None) and not self._push(task):
-                return self._hold(task)
+                return replace(self._hold(task), more=True)
         return self._hold(task, done=True)
 
     # ----------------------------------------------------------------------------- servers
@@ -215,13 +215,14 @@ class ServedOuter(ServedState):
 
     def _hold(self, task: Task, *, done: bool = False) -> SyncResult:
         """Hold an anchor: what the servers have becomes the common state."""
-        entered, number = self._clock.monotonic(), task.round
+        number = task.round
         if self._alone:
             self._flat.read(self._start)
             self._versions = [version + 1 for version in self._versions]
         else:
             self._serving.rest(self._epoch, final=done)
         task.waited_s += self._serving.take_waited()
+        entered = self._clock.monotonic()
         period = replace(self._meeting.period(task), steps=self._since)
         step = max(task.step, int(self._serving.progress + 1e-6))
 
@@ -249,7 +250,8 @@ class ServedOuter(ServedState):
             self._enter_servers(task, patient=False)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         result = outcome(agreed, number, seconds, digest=self._base, delta_norm=norm)
-        return replace(result, sent_bytes=sent, received_bytes=received)
+        more = done and not self._final
+        return replace(result, sent_bytes=sent, received_bytes=received, more=more)
 
     def _known(self, number: int, *, fetch: bool) -> Shard:
         """Return what a server holds if it can be fetched, else what this member pulled last."""
