@@ -255,6 +255,16 @@ def test_strips_are_parts_of_the_decoded_rows(codec: str) -> None:
     torch.testing.assert_close(rows.combination([1.0, 0.0, -2.0]), sums, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("codec", ["fp16", "fp8", "int8", "sigma8", "int4", "e3m0", "sign"])
+def test_rules_look_at_what_codecs_decode_to(codec: str) -> None:
+    coder = make_codec(codec)
+    xs = vectors(5, 3000)
+    rows = torch.stack([coder.decode(coder.encode(x)) for x in xs])
+    expected = coder.base.encode(rows.sort(0).values[2].clone())
+    found = combined(xs, "median", codec=coder)
+    assert bytes(found.packet.data) == bytes(expected.data)
+
+
 def test_distances_are_those_of_double_precision() -> None:
     xs = [1e4 + x for x in vectors(4, 40_000)]
     found = torch.tensor(squared_distances(Rows(shares(xs, ""), FP32)))
