@@ -81,6 +81,7 @@ __all__ = [
     "MemoryGroups",
     "NoLoCo",
     "OneBitAdam",
+    "Pairwise",
     "PowerSGD",
     "Run",
     "Server",
