@@ -79,17 +79,17 @@ class Plan:
     """After so many seconds of training a run is cut."""
     slow_limit_s: float
     """The same for data parallel, of which a few steps say enough."""
-    step_s: float = 0.15
+    step_s: float = 0.2
 
     def limit_of(self, method: str) -> float:
         """Return after how many seconds of training a run of this method is cut."""
         return self.slow_limit_s if method == "ddp" else self.limit_s
 
 
-FULL = Plan((20, 100), tuple(METHODS), steps=260, target=2.2, limit_s=50.0, slow_limit_s=30.0)
+FULL = Plan((20, 100), tuple(METHODS), steps=220, target=2.3, limit_s=52.0, slow_limit_s=30.0)
 QUICK = Plan(
     (20,), tuple(name for name in METHODS if name != "streaming-diloco e3m0"),
-    steps=120, target=2.5, limit_s=22.0, slow_limit_s=15.0,
+    steps=100, target=2.55, limit_s=22.0, slow_limit_s=15.0,
 )  # fmt: skip
 
 

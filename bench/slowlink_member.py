@@ -67,7 +67,7 @@ def make_data() -> tuple[list[Iterator[tuple[Tensor, Tensor]]], tuple[Tensor, Te
 
 
 def first_of(held_out: HeldOut) -> tuple[Tensor, Tensor]:
-    return next(iter(held_out.batches(context=CONTEXT, batch=48, limit_tokens=48 * CONTEXT)))
+    return next(iter(held_out.batches(context=CONTEXT, batch=16, limit_tokens=16 * CONTEXT)))
 
 
 @torch.no_grad()

@@ -75,7 +75,9 @@ def test_two_processes_end_as_the_native_loop(atoll: Atoll, tmp_path: Path, exam
     assert_same(found, models[0], tolerance=1e-5)
 
 
-def train_alone(example: Any, folder: Path, *, callback: bool = True, **changes: Any) -> Any:
+def train_alone(
+    example: Any, folder: Path, *, callback: bool = True, resume: Path | None = None, **changes: Any
+) -> Any:
     """Train one member whose agreed parameters differ from its own; return its Trainer."""
     from atoll.integrations.transformers import AtollCallback
 
@@ -97,7 +99,7 @@ def train_alone(example: Any, folder: Path, *, callback: bool = True, **changes:
         optimizers=(optimizer, None),
         callbacks=[AtollCallback(run)] if callback else [],
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=str(resume) if resume is not None else None)
     return trainer
 
 
@@ -130,6 +132,17 @@ def test_it_saves_the_agreed_parameters_and_training_goes_on_from_its_own(
     assert torch.equal(vector(quiet.model), vector(trainer.model))
     kept = type(trainer.model).from_pretrained(tmp_path / "trainer" / "checkpoint-3")
     assert torch.equal(vector(kept), vector(example.make_model()))  # no round before step 4
+
+
+def test_a_trainers_checkpoint_after_a_round_goes_on_bit_for_bit(
+    tmp_path: Path, example: Any
+) -> None:
+    saving = {"eval_strategy": "no", "save_strategy": "steps", "save_steps": 4}
+    whole = train_alone(example, tmp_path, **saving)  # type: ignore[arg-type]
+    kept = tmp_path / "trainer" / "checkpoint-4"
+    again = train_alone(example, tmp_path / "again", resume=kept, eval_strategy="no")
+    assert again.state.global_step == 10
+    assert torch.equal(vector(whole.model), vector(again.model))
 
 
 def test_the_best_model_is_loaded_after_the_last_round(tmp_path: Path, example: Any) -> None:
