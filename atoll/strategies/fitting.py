@@ -339,6 +339,13 @@ def graph_needs_members(plan: Plan) -> None:
     if plan.outer != "gossip":
         return
     graph, nodes = str(plan.options["graph"]), plan.nodes
+    if graph == "random" and not plan.options["push_sum"]:
+        raise ConfigError(
+            "in this graph some members get more than they give, which biases their mean",
+            given='graph = "random" without push_sum',
+            expected="push_sum = true, which undoes the bias",
+            remedy='push_sum = true, or graph = "one-peer"',
+        )
     if graph == "torus" and nodes > 1 and not is_grid(nodes):
         above = next(n for n in range(nodes, 2 * nodes + 9) if is_grid(n))
         raise ConfigError(

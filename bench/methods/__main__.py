@@ -59,20 +59,21 @@ def chosen(names: str, *, quick: bool) -> list[Row]:
 def plan(
     rows: Sequence[Row], *, members: Sequence[int], seeds: int, setting: Setting
 ) -> Iterator[Trial]:
-    """Yield all runs, most important first: few members, the first seed, what shapes need."""
-    for core, sizes, numbers in (
-        (True, members[:1], range(1)),
-        (False, members[:1], range(1)),
-        (True, members[:1], range(1, seeds)),
-        (None, members[1:], range(1)),
-        (None, members, range(seeds)),
-    ):
+    """Yield all runs, most important first: a row's first size, the first seed, core rows."""
+    phases: list[tuple[bool | None, range, bool]] = [
+        (True, range(1), True),
+        (False, range(1), True),
+        (True, range(1, seeds), True),
+        (None, range(1), False),
+        (None, range(seeds), False),
+    ]
+    for core, numbers, first in phases:
         for seed in numbers:
             for row in rows:
                 if core is None or row.core is core:
-                    for size in row.members if row.members == (1,) else sizes:
-                        if size in row.members:
-                            yield Trial(row, size, seed, setting)
+                    sizes = [size for size in row.members if size in {*members, 1}]
+                    for size in sizes[:1] if first else sizes:
+                        yield Trial(row, size, seed, setting)
 
 
 def fill(ledger: Ledger, trials: Iterator[Trial], *, deadline: float) -> None:

@@ -31,6 +31,7 @@ class Row:
     overlap_steps: int = 0
     """Steps that are computed while a round is under way."""
     members: tuple[int, ...] = (4, 8)
+    """Sizes of the group, the most telling first."""
     core: bool = False
     """Whether a shape needs it: such rows are run first, and with several seeds."""
     quick: bool = False
@@ -72,8 +73,8 @@ CORE: tuple[Row, ...] = (
     _row(
         "async plain", "async-diloco", options={"every": EVERY, "outer_optimizer": "nesterov"}
     ),
-    _row("d-psgd ring", "d-psgd", options={"graph": "ring"}),
-    _row("d-psgd exponential", "d-psgd", options={"graph": "exponential"}),
+    _row("d-psgd ring", "d-psgd", options={"graph": "ring"}, members=(8, 4)),
+    _row("d-psgd exponential", "d-psgd", options={"graph": "exponential"}, members=(8, 4)),
 )  # fmt: skip
 """What shapes are judged by; several seeds."""
 

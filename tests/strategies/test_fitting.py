@@ -151,7 +151,6 @@ def test_momentum_of_nothing_is_refused(name: str) -> None:
     build_outer(Resolved(inner="local", outer="diloco", codec="fp32", options=working))
 
 
-@pytest.mark.skipif("streaming" not in OUTERS, reason="there is no streaming")
 @pytest.mark.parametrize(("every", "fragments", "delay"), [(10, 5, 2), (10, 4, 3), (3, 4, 0)])
 def test_fragments_whose_rounds_would_overlap_are_refused(
     every: int, fragments: int, delay: int
@@ -166,7 +165,6 @@ def test_fragments_whose_rounds_would_overlap_are_refused(
         build_outer(resolved)
 
 
-@pytest.mark.skipif("gossip" not in OUTERS, reason="there is no gossip")
 @pytest.mark.parametrize("nodes", [2, 3, 5, 7, 11])
 def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
     error = refusal("gossip", nodes=nodes, graph="torus")
@@ -183,7 +181,15 @@ def test_one_bit_adam_wants_adam() -> None:
         check(resolved, nodes=4, optimizer="sgd")
 
 
-@pytest.mark.skipif("server" not in OUTERS, reason="there is no server")
+def test_uneven_graphs_want_push_sum() -> None:
+    assert "push_sum = true" in str(refusal("gossip", graph="random").remedy)
+    uneven = Resolved(
+        inner="local", outer="gossip", codec="fp32", options={"graph": "random", "push_sum": True}
+    )
+    check(uneven, nodes=4)
+    build_outer(uneven)
+
+
 def test_backups_leave_somebody_to_wait_for() -> None:
     assert "backups = 3" in str(refusal("server", nodes=4, backups=4).remedy)
     assert "backups = 1" in str(refusal("server", nodes=4, min_nodes=2, backups=2).remedy)
