@@ -24,7 +24,7 @@ the error matters more than 1.4 % of the bytes.
 Speed. Written as whole-vector operations, encoding 40 MB took 130 ms, of which 105 ms were the
 kernel's: 51000 page faults for temporaries that glibc gives back after each operation. Here a
 strip of 125 KiB goes through all passes while it lies in the core's cache, with scratch that is
-allocated once per call: 10-15 ms and 436 faults (bench/codec.py, one thread).
+allocated once per call: 10-15 ms and 436 faults (`python -m bench.codecs`, one thread).
 """
 
 from __future__ import annotations
