@@ -15,6 +15,7 @@ from atoll.strategies import fitting
 from atoll.strategies.fitting import check, is_grid, named
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.table import OUTERS, PRESETS, Resolved, build_outer, resolve
+from atoll.strategies.tastes import GATHERING, PAIRED, SERVED, TASTES
 from atoll.strategies.weighing import weigh
 
 
@@ -61,7 +62,7 @@ def test_a_sparse_codec_is_refused_where_packets_are_added_on_the_way(collective
 
 def test_codecs_that_gather_are_known_by_their_names() -> None:
     for name, row in CODECS.items():
-        assert make_codec(row.example).gathers is (name in fitting.GATHERING), name
+        assert make_codec(row.example).gathers is (name in GATHERING), name
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,7 @@ def test_only_gradients_are_summed_and_not_the_buffers_that_travel_with_them() -
         assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
 
 
-@pytest.mark.parametrize(
-    "outer", sorted((fitting.PAIRED | fitting.SERVED | fitting.SWAPPED) & set(OUTERS))
-)
+@pytest.mark.parametrize("outer", sorted((PAIRED | SERVED | fitting.SWAPPED) & set(OUTERS)))
 def test_methods_without_a_common_mean_take_no_rule_and_no_collective(outer: str) -> None:
     for policy in (GroupPolicy(aggregate="median"), GroupPolicy(collective="ring")):
         assert "no mean of all" in refusal(outer, policy=policy).what
@@ -132,9 +131,9 @@ def test_a_codec_is_refused_exactly_where_the_method_itself_would_refuse_it(oute
             check(resolved, nodes=4)
 
 
-@pytest.mark.parametrize("outer", sorted(fitting.TASTES.keys() & OUTERS.keys()))
+@pytest.mark.parametrize("outer", sorted(TASTES.keys() & OUTERS.keys()))
 def test_the_codec_that_is_offered_instead_works(outer: str) -> None:
-    taste = fitting.TASTES[outer]
+    taste = TASTES[outer]
     unfit = "ef21(topk:0.1)" if "ef21" in taste.refused else "feedback(topk:0.1)"
     offered = str(refusal(outer, unfit).remedy).split("'")[1]
     resolved = Resolved(inner="local", outer=outer, codec=offered, options={})
