@@ -22,7 +22,7 @@ def listing(rows: Sequence[Row], scale: Scale, *, width: int) -> RenderableType:
     table.add_column("method", no_wrap=True, style="bold")
     table.add_column("sends/step", justify="right", no_wrap=True)
     for heading in _headings(width):
-        table.add_column(heading, ratio=2 if heading == "paper" else 3)
+        table.add_column(heading, ratio=3 if heading == "paper" else 4)
     for row in rows:
         table.add_row(escape(row["name"]), _sent(row), *_words(row, width))
     return Group(table, Text(""), _legend(scale))
@@ -36,7 +36,7 @@ def parts(rows: Sequence[Row], scale: Scale, *, width: int) -> RenderableType:
     if heading:
         table.add_column(heading, justify="right", no_wrap=True)
     for name in _headings(width):
-        table.add_column(name, ratio=2 if name == "paper" else 3)
+        table.add_column(name, ratio=3 if name == "paper" else 4)
     for row in rows:
         figure = [_figure(row)] if heading else []
         table.add_row(escape(row["name"]), *figure, *_words(row, width))

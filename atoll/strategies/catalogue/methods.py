@@ -208,7 +208,7 @@ METHODS: Mapping[str, Entry] = table(
         ),
         _entry(
             "sparta",
-            "in every step a random thousandth of the parameters is averaged",
+            "in every step a random half per cent of the parameters is averaged",
             "even, tiny traffic; beside DiLoCo it allows longer intervals",
             Paper(
                 "Improving the Efficiency of Distributed Training using Sparse Parameter Averaging",
