@@ -145,7 +145,8 @@ class MemoryServers:
         """Take in what is due in virtual time; the condition is held."""
         server = served.server
         before = len(served.answers)
-        for name in [m for m in self._order if not self._is_awaited(m)]:
+        known = {*self._order, *server.roll.pupils, *server.expected}
+        for name in [m for m in sorted(known) if not self._is_awaited(m)]:
             pupil = server.roll.pupils.get(name)
             if pupil is None or pupil.standing != "lost":
                 self._deliver(served, server.lose(name), 0.0)

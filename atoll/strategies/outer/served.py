@@ -86,8 +86,9 @@ class ServedOuter(ServedState):
         """Put the anchor's state into the model and count from here; see :meth:`Outer.rejoin`."""
         self._start.copy_(self._anchor)
         self._flat.write(self._start)
-        self._members, self._owed = (), None
-        self._alone, self._resumed = self._alone and self._resumed, False
+        if not self._resumed:  # another's state: this member was not among those that made it
+            self._members, self._owed, self._alone = (), None, False
+        self._resumed = False
         self._serving.forget()
         self._weigher.reset(task)
         self._meeting.restart()
@@ -265,7 +266,9 @@ class ServedOuter(ServedState):
 
     def _settle(self, task: Task, plan: RoundPlan, members: tuple[str, ...]) -> None:
         """Stand on an anchor that was just committed."""
-        self._epoch, self._anchor_step, self._members = plan.epoch, task.step, members
+        # Numbers of plans begin anew when a run is taken up by another hub; those of anchors never.
+        self._epoch = max(plan.epoch, self._epoch + 1)
+        self._anchor_step, self._members = task.step, members
         self._alone = self.is_plain and plan.route == "alone"
         self._hurry, self._since = False, 0
         self._base = self._digest()

@@ -158,6 +158,8 @@ class ServedState(OuterDefaults, ABC):
         shared["shared.anchor"] = torch.tensor(
             [self._epoch, self._anchor_step, *self._anchor_versions]
         )
+        names = "\0".join(self._members).encode()
+        shared["shared.members"] = torch.tensor(list(names), dtype=torch.uint8)
         own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
         own["own.pulled"] = self._start
         own["own.counters"] = torch.tensor(
@@ -194,6 +196,8 @@ class ServedState(OuterDefaults, ABC):
         self._owed = state["own.owed"].clone() if "own.owed" in state else None
         self._resumed = "own.counters" in state
         if self._resumed:  # a newcomer has another member's state, and counts from now
+            names = bytes(state["shared.members"].tolist()).decode()
+            self._members = tuple(filter(None, names.split("\0")))
             self._load_counters([int(value) for value in state["own.counters"].tolist()])
 
     def _load_counters(self, numbers: list[int]) -> None:
