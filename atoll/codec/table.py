@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from atoll.codec.auto import Auto
 from atoll.codec.blockwise import BlockwiseInt8
+from atoll.codec.by_role import ByRole
 from atoll.codec.by_size import BySize
 from atoll.codec.cast import Cast
 from atoll.codec.codec import Codec
@@ -237,6 +238,16 @@ def _by_size(given: Arguments, inner: Sequence[Codec]) -> Codec:
     return BySize(given.whole(0), *inner)
 
 
+def _by_role(given: Arguments, inner: Sequence[Codec]) -> Codec:
+    given.at_most(0)
+    if len(inner) != 2:
+        raise ConfigError(
+            "by_role takes a codec for matrices and one for all else",
+            given=repr(given.spec), expected=f"e.g. {given.example}",
+        )  # fmt: skip
+    return ByRole(*inner)
+
+
 WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
     {
         "feedback": Wrapper(
@@ -254,6 +265,9 @@ WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
         ),
         "by_size": Wrapper(
             _by_size, "by_size:65536(fp32,int8)", "short vectors in one codec, long ones in another"
+        ),
+        "by_role": Wrapper(
+            _by_role, "by_role(topk:0.01,bf16)", "matrices in one codec, everything else in another"
         ),
     }
 )
@@ -347,7 +361,7 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
             given=repr(spec), expected=f"one of {', '.join(selecting)} before `|`",
             remedy=f"topk:0.1|{given.name}" if given.name != "fp32" else "topk:0.1",
         )  # fmt: skip
-    if values.base is not values or isinstance(values, BySize | LowRank):
+    if values.base is not values or isinstance(values, ByRole | BySize | LowRank):
         raise ConfigError(
             "this codec cannot follow `|`: what it knows is not about numbers chosen from a vector",
             given=repr(spec), expected="the wrapper around the whole, e.g. feedback(topk:0.1|int8)",

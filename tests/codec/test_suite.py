@@ -201,6 +201,16 @@ class TestBySize(CodecSuite):
             self.codec().decode(Packet(long.data, long.codec, (100,)))
 
 
+class TestByRole(CodecSuite):
+    """A vector of unknown shapes is one matrix; shapes are in test_by_role.py."""
+
+    spec, error = "by_role(int4,bf16)", 0.13
+
+
+class TestFeedbackByRole(CodecSuite):
+    spec, error = "feedback(by_role(topk:0.1,bf16))", 0.76
+
+
 SUITES = [kind.spec for kind in CodecSuite.__subclasses__()]
 
 

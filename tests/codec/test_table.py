@@ -33,6 +33,7 @@ from atoll.errors import ConfigError
         ("auto", "auto", "fp32"),
         ("auto(fp32, int4)", "auto(fp32,int4:256)", "fp32"),
         ("feedback(auto)", "feedback(auto)", "fp32"),
+        ("by_role(int4,bf16)", "by_role(int4:256,bf16)", "by_role(int4:256,bf16)"),
         ("ef21(topk:0.1|int8)", "ef21(topk:0.1|int8:256)", "topk:0.1|int8:256"),
         (
             "by_size:100(fp32,int8)",
@@ -101,6 +102,10 @@ def test_spec_has_one_canonical_form_that_builds_the_same_codec(
         ("auto(fp32,feedback(int8))", r"wrapper outside: feedback\(auto"),
         ("by_size(fp32,int8)", "a number of elements and two codecs"),
         ("by_size:100(fp32,topk:0.1)", "packets have a mean"),
+        ("by_role(int8)", "for matrices and one for all else"),
+        ("by_role(lowrank:2,bf16)", "look at no shapes"),
+        ("by_role(feedback(int8),bf16)", r"outside: feedback\(by_role"),
+        ("topk:0.1|by_role(int8,bf16)", "cannot follow"),
         ("ef21(qsgd:7)", "unbiased.*qsgd:7 alone"),
         ("ef21", r"wraps another codec.*ef21\(topk:0.1\)"),
         ("ef21(feedback(int8))", "wrapped already"),
