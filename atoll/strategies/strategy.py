@@ -41,6 +41,15 @@ class SyncResult:
     """Attempts before that were not committed."""
     more: bool = False
     """Of a round of `finish`: it is to be called again, others have not come so far yet."""
+    stopping: bool | None = None
+    """Whether the job ends with this round; None: as its group says when the result is taken."""
+
+    def ends(self, group: Group) -> bool:
+        """Return whether the job ends here; the same on every member.
+
+        With another round under way beside training the group may know more on some members.
+        """
+        return group.stopping if self.stopping is None else self.stopping
 
     @property
     def held_up_s(self) -> float:

@@ -80,8 +80,9 @@ class Loop:
             self._meter.add(done.tokens, loss=done.loss, norm=done.grad_norm)
             self._count(done.sync)
             if done.sync is not None:
-                self._round(done.sync, last=self.group.stopping)
-                if self.group.stopping:
+                stopping = done.sync.ends(self.group)
+                self._round(done.sync, last=stopping)
+                if stopping:
                     return "the job was asked to stop"
             if self.totals.wall_s - self._reported >= REPORT_EVERY_S:
                 self._report()

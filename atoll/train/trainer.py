@@ -302,7 +302,7 @@ class Trainer:
     def _after_round(self, sync: SyncResult, last: bool) -> None:
         """Save and evaluate after a committed round, if it is time."""
         self.chain = chained(self.chain, sync)
-        stopping = self.group.stopping
+        stopping = sync.ends(self.group)
         if not self._reserved:
             self._reserved = True
             self.saving.reserve(self.task, self.outer, shared=self._is_first)

@@ -99,7 +99,7 @@ class WrappedState:
         self._note(sync)
         if sync is None or self._saver is None:
             return
-        final = self._group.stopping
+        final = sync.ends(self._group)
         if final or self._task.round % self._every == 0:
             self._save(final=final)
 
