@@ -65,6 +65,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             outer="diloco", options={"every": 100, "outer_optimizer": "sgd", "outer_lr": 1.0}
         ),
         "open-diloco": Preset(outer="diloco", codec="fp16"),
+        "intellect-1": Preset(outer="diloco", codec="sigma8", options={"every": 100}),
         "muloco": Preset(outer="diloco", codec="feedback(int2)", options={"every": 30}),
         "streaming-diloco": Preset(outer="streaming", codec="feedback(e3m0)"),
         "eager-diloco": Preset(outer="eager", codec="feedback(e3m0)"),
