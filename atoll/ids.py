@@ -17,6 +17,9 @@ JobId = NewType("JobId", str)
 MemberId = NewType("MemberId", str)
 """A training process of a job, ``"w0"``, ``"w1"``, ...: ``w`` and the slot it leases."""
 
+REDUCER = "reducer"
+"""The process of a job that sums up what members send."""
+
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -28,6 +31,16 @@ def member_id(slot: int) -> MemberId:
 def slot_of(member: str) -> int:
     """Return the slot that a member id names; members sort by it."""
     return int(member[1:])
+
+
+def reducer_id(number: int = 0) -> str:
+    """Return the name of a job's reducer; further ones are parameter servers only."""
+    return f"{REDUCER}-{number}" if number else REDUCER
+
+
+def is_reducer(member: str) -> bool:
+    """Return whether a process of a job is a reducer, not a member."""
+    return member == REDUCER or member.startswith(f"{REDUCER}-")
 
 
 def session_id(job: str, member: str) -> str:

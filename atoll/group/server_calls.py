@@ -19,7 +19,7 @@ from atoll.errors import AtollError, DeadlineExceeded, PeerLost, WireError
 from atoll.group.group import Work
 from atoll.group.relay import MAX_STALL_S, STALL_S, frame_overhead
 from atoll.group.servers import Asked
-from atoll.ids import session_id
+from atoll.ids import reducer_id, session_id
 from atoll.net.inbox import Inbox, Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.wire.chunks import count_pieces
@@ -71,7 +71,7 @@ class ServerCalls:
             self._next += 1
             number = self._next
             self._open[number] = (work, gone)
-        address = session_id(self._job, server_name(server))
+        address = session_id(self._job, reducer_id(server))
         call = _Call(self._link, address, number, pack_serving(ask), packet, gone)
 
         def body() -> None:
@@ -101,11 +101,6 @@ class ServerCalls:
         for work, gone in under_way:
             work.fail(error)
             gone.set()
-
-
-def server_name(number: int) -> str:
-    """Return the name of a job's parameter server: its first one is the reducer."""
-    return f"reducer-{number}" if number else "reducer"
 
 
 class _Call:

@@ -53,6 +53,7 @@ from atoll.hub.telemetry import Telemetry
 from atoll.hub.tickets import host_of, ticket_text
 from atoll.hub.tls import Tls, choose
 from atoll.hub.turned_away import TurnedAway
+from atoll.ids import REDUCER, is_reducer
 from atoll.wire.messages import Envelope
 
 logger = logging.getLogger(__name__)
@@ -296,8 +297,10 @@ class Hub:
             return
         if not session.job:
             work = self.membership.node_opened(session)
-        elif session.member == "reducer":
+        elif session.member == REDUCER:
             work = self.rounds.reducer_here(session.job)
+        elif is_reducer(session.member):  # a parameter server: rounds know nothing of it
+            return
         else:
             work = self.membership.member_opened(session)
         self.tasks.start(work, name=f"arrival of {session.address}")
@@ -306,8 +309,8 @@ class Hub:
         """A session ended for good."""
         if not session.job:
             work = self.membership.node_lost(session)
-        elif session.member == "reducer":
-            work = self._reducer_lost(session.job)
+        elif is_reducer(session.member):
+            work = self._reducer_lost(session.job, session.member)
         else:
             work = self.membership.member_lost(session)
         self.tasks.start(work, name=f"loss of {session.address}")
@@ -326,9 +329,10 @@ class Hub:
         )  # fmt: skip
         self.tasks.start(noted, name="audit of a refusal")
 
-    async def _reducer_lost(self, job: str) -> None:
-        await self.rounds.reducer_lost(job)
-        await self.placement.reducer_lost(job)
+    async def _reducer_lost(self, job: str, reducer: str) -> None:
+        if reducer == REDUCER:
+            await self.rounds.reducer_lost(job)
+        await self.placement.reducer_lost(job, reducer)
 
     # ------------------------------------------------------------------------ housekeeping
 

@@ -290,9 +290,9 @@ class Placement:
         self._launching.assigned(job)
         await self._launching.send()
 
-    async def reducer_lost(self, job: str) -> None:
+    async def reducer_lost(self, job: str, reducer: str) -> None:
         """Replace a reducer that ran on a node."""
-        await self.reducers.lost(job)
+        await self.reducers.lost(job, reducer)
 
     async def reckon(self) -> None:
         """Look after what did not come back some time after a restart of the hub."""

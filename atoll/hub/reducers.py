@@ -18,7 +18,7 @@ from atoll.config import WorkerEnvironment, child_environment
 from atoll.errors import AtollError
 from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
-from atoll.ids import new_suffix
+from atoll.ids import REDUCER, new_suffix
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def torch_is_here() -> bool:
 
 
 class Reducers:
-    """One reducer process for each job that needs it."""
+    """Reducer processes of jobs: one for each that needs it, or several parameter servers."""
 
     def __init__(
         self,
@@ -54,54 +54,57 @@ class Reducers:
         self._url = url
         self._ca = ca
         self._folder = folder
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self.ended: Callable[[str], None] = lambda job: None
-        """Called with the job whose reducer's process has ended."""
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self.ended: Callable[[str, str], None] = lambda job, reducer: None
+        """Called with the job and the name of a reducer whose process has ended."""
 
-    def start(self, job: str) -> None:
+    def start(self, job: str, reducer: str = REDUCER) -> None:
         """Keep a reducer for a job running until :meth:`stop`."""
-        if job not in self._running:
-            self._running[job] = self._tasks.start(self._keep(job), name=f"reducer of {job}")
+        key = (job, reducer)
+        if key not in self._running:
+            self._running[key] = self._tasks.start(self._keep(*key), name=f"{reducer} of {job}")
 
     async def stop(self, job: str) -> None:
-        """End a job's reducer, if there is one."""
-        task = self._running.pop(job, None)
-        if task is not None:
+        """End a job's reducers, if there are any."""
+        tasks = [self._running.pop(key) for key in list(self._running) if key[0] == job]
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """End every reducer."""
-        await asyncio.gather(*(self.stop(job) for job in list(self._running)))
+        await asyncio.gather(*(self.stop(job) for job in {job for job, _ in self._running}))
 
-    async def _keep(self, job: str) -> None:
+    async def _keep(self, job: str, reducer: str) -> None:
         """Start the process again whenever it ends, with growing pauses."""
         loop = asyncio.get_running_loop()
         pause_s = FIRST_PAUSE_S
         while True:
             began = loop.time()
             try:
-                code = await self._run(job)
-                self.ended(job)
-                text = f"the reducer ended with exit status {code}"
+                code = await self._run(job, reducer)
+                self.ended(job, reducer)
+                text = f"the {reducer} ended with exit status {code}"
                 await self._stores.events.add(job, "reducer-ended", text)
             except (AtollError, OSError) as error:  # e.g. a full disk; later it has room again
-                logger.error("the reducer of %s: %s", job, error)
+                logger.error("the %s of %s: %s", reducer, job, error)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if loop.time() - began > STEADY_S:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
 
-    async def _run(self, job: str) -> int:
+    async def _run(self, job: str, reducer: str) -> int:
         """Run the process once; return its exit status."""
         folder = self._folder / job
+        if reducer != REDUCER:
+            folder = folder / reducer
         folder.mkdir(parents=True, exist_ok=True)
         environment = child_environment(
             WorkerEnvironment(
                 hub=self._url(),
                 token=await self._stores.auth.issue_job_token(job),
                 job=job,
-                member="reducer",
+                member=reducer,
                 directory=folder,
                 spec=self._stores.jobs.folder(job) / "job.toml",
                 ca=self._ca(),
@@ -117,17 +120,17 @@ class Reducers:
             preexec_fn=death_with_parent(),
         )
         try:
-            await self._ship_lines(job, process)
+            await self._ship_lines(job, reducer, process)
             return await process.wait()
         finally:
             await _end(process)
 
-    async def _ship_lines(self, job: str, process: asyncio.subprocess.Process) -> None:
+    async def _ship_lines(self, job: str, name: str, process: asyncio.subprocess.Process) -> None:
         """Put what the process prints into the job's log until it closes its output."""
         reader, source, seq = process.stdout, new_suffix(), 1
         while reader is not None and (chunk := await reader.read(16_384)):
             lines = chunk.decode(errors="replace").splitlines()[:LINES_AT_ONCE]
-            await self._stores.logs.add(job, "reducer", source=source, seq=seq, lines=lines)
+            await self._stores.logs.add(job, name, source=source, seq=seq, lines=lines)
             seq += len(lines)
 
 

@@ -21,6 +21,7 @@ from atoll.hub.rounds import Rounds
 from atoll.hub.session import Session
 from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
+from atoll.ids import is_reducer
 from atoll.wire.messages import (
     Acked,
     Beat,
@@ -159,10 +160,10 @@ class Router:
         if identity.role == "job" and identity.name != body.job:
             raise AuthError("this process belongs to another", given=f"{body.job}/{body.member}")
         node = identity.name if identity.role == "node" else ""
-        if node and body.member == "reducer":
+        if node and is_reducer(body.member):
             self._check_process(session, body.job, body.member)
-        if body.member == "reducer" and body.state == "exited":
-            self._placement.reducers.exited(body.job, body.attempt)
+        if is_reducer(body.member) and body.state == "exited":
+            self._placement.reducers.exited(body.job, body.member, body.attempt)
         await self._membership.process_state(node, body)
         return Done()
 
@@ -173,8 +174,8 @@ class Router:
             return
         record = self._jobs.get(job).members.get(member)
         owner = record.node if record is not None else ""
-        if member == "reducer":  # after a restart of the hub it is not known where it runs
-            owner = self._placement.reducers.where(job) or identity.name
+        if is_reducer(member):  # after a restart of the hub it is not known where it runs
+            owner = self._placement.reducers.where(job, member) or identity.name
         if identity.role != "node" or owner != identity.name:
             raise AuthError("this process belongs to another", given=f"{job}/{member}")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from atoll.config import parse_spec
 from atoll.errors import AtollError, JobError
+from atoll.ids import is_reducer
 from atoll.node.artifacts import collect
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
@@ -138,7 +139,7 @@ class Attempt:
         try:
             ended = await begun.process.wait()
             machine.watch.remove(begun.process)
-            if not (self.replaced or self.leaving) and self.command.member != "reducer":
+            if not (self.replaced or self.leaving) and not is_reducer(self.command.member):
                 await self._collect(begun)
             return ended
         finally:
@@ -184,7 +185,7 @@ class Attempt:
         directory = machine.jobs / command.job / member
         variables = lay_out(command, directory=directory, hub=machine.hub, way=machine.way)
         prepared = Prepared(directory, Path(sys.executable))
-        if member != "reducer":
+        if not is_reducer(member):
             prepared = await machine.preparer.prepare(
                 command, spec, directory=directory, on_line=self._say
             )
@@ -199,7 +200,7 @@ class Attempt:
             caps=caps,
             mounts=tuple(mounts),
         )
-        kind = "process" if member == "reducer" else spec.launch.launcher
+        kind = "process" if is_reducer(member) else spec.launch.launcher
         try:
             process = await machine.launcher(kind).start(order, self._line)
         except BaseException:
@@ -211,7 +212,7 @@ class Attempt:
         machine.watch.add(
             process, member=member, limit_bytes=caps.memory_bytes, limit_from=caps.memory_from
         )
-        if member != "reducer" and spec.kind in PROGRAMS:
+        if not is_reducer(member) and spec.kind in PROGRAMS:
             self._told = machine.reports.spawn(self._tell_running(self._told))
 
     async def _tell_running(self, starting: asyncio.Task[None]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, NotAllowed
+from atoll.ids import is_reducer
 from atoll.node import signatures
 from atoll.node.launchers.mounts import Mount, parse_mounts
 from atoll.wire.messages import Offer
@@ -32,7 +33,7 @@ def check_allowed(
         NotAllowed: the kind of job, its image or a mount is not covered.
         ConfigError: a mount is written wrongly, or the parts of the job contradict each other.
     """
-    if member == "reducer":
+    if is_reducer(member):
         return []
     kind = spec.kind
     if kind == "container" and kind not in offer.kinds and "signed" in offer.kinds:

@@ -21,6 +21,7 @@ from typing import cast
 
 from atoll import config
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
+from atoll.ids import is_reducer
 from atoll.node import parent
 from atoll.node.exits import ERROR_FILE, count_oom_kills, explain_exit
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Caps, Exit, Order
@@ -161,7 +162,7 @@ def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
     with contextlib.suppress(OSError, ValueError):
         return from_dict(json.loads((order.directory / ERROR_FILE).read_text("utf-8")))
     member, program = order.command.member, ""
-    if member != "reducer" and order.spec.kind in ("command", "container"):
+    if not is_reducer(member) and order.spec.kind in ("command", "container"):
         program = (order.spec.job.command or [order.spec.launch.image])[0]
     return explain_exit(code, member=member, oom_kills=oom_kills, program=program)
 
@@ -169,7 +170,7 @@ def explain(order: Order, code: int, *, oom_kills: int) -> AtollError:
 def argv(order: Order) -> list[str]:
     """Return the words of the program that an order asks for; no shell reads them."""
     job = order.spec.job
-    if order.command.member == "reducer":
+    if is_reducer(order.command.member):
         return [str(order.python), "-m", "atoll.reducer"]
     if job.command:
         return [*job.command, *job.args]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from atoll.config import JobSpec
+from atoll.ids import is_reducer
 from atoll.node.launchers.launcher import Caps
 from atoll.wire.messages import Offer
 
@@ -37,7 +38,7 @@ class Shares:
 
         The reducer is no member: `[needs]` do not speak of it.
         """
-        needs = spec.needs if member != "reducer" else type(spec.needs)()
+        needs = spec.needs if not is_reducer(member) else type(spec.needs)()
         cores = needs.cores or (offer.cores / self._slots if offer.cores else 0.0)
         if offer.cores and cores > offer.cores:
             cores = offer.cores
