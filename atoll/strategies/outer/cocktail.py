@@ -275,6 +275,7 @@ class CocktailOuter(Lockstep):
             received_bytes=agreed.received_bytes if agreed is not None else 0,
             delta_norm=float(taken.squeezed.mean.norm()), digest=self._base,
             aborted=agreed.attempts - 1 if agreed is not None else 0,
+            stopping=agreed is not None and agreed.plan.stopping,
         )  # fmt: skip
 
     def _together(self, task: Task) -> SyncResult:
