@@ -35,7 +35,8 @@ class SyncResult:
     delta_norm: float = 0.0
     """Euclidean norm of the mean that was applied."""
     digest: str = ""
-    """Digest of the agreed state after the round; equal on every member."""
+    """Digest of the agreed state after the round; equal on every member. Empty where members take
+    results at different times: a later one has it in its own."""
     committed: bool = True
     aborted: int = 0
     """Attempts before that were not committed."""

@@ -64,6 +64,8 @@ class Saving:
         if self.store is None and self.saver is None:
             return False
         base = outer.committed(task).base if outer.one_model else ""
+        # The parts of one checkpoint have one step, also where members are at steps of their own.
+        step = task.step if outer.one_state else outer.committed(task).step
         own, common = collect(
             task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
             counters=moment.counters, about=moment.about, own_model=not outer.one_model,
@@ -71,7 +73,7 @@ class Saving:
         )  # fmt: skip
         if self.saver is not None:
             outcome = self.saver.save(
-                task.round, (own, common), step=task.step, member=task.member,
+                task.round, (own, common), step=step, member=task.member,
                 members=moment.members, shared=moment.shared, base=base, final=moment.final,
                 score=moment.score,
             )  # fmt: skip
@@ -79,7 +81,7 @@ class Saving:
         if self.store is not None:
             parts = [common, own] if moment.shared else [own]
             self.store.put(
-                task.round, parts, step=task.step, member=task.member, members=moment.members
+                task.round, parts, step=step, member=task.member, members=moment.members
             )
         return True
 

@@ -102,7 +102,7 @@ def test_a_newcomer_becomes_a_copy_of_its_one_donor(options: Any, tmp_path: Path
         shared, inner = (through_bytes(part, tmp_path) for part in state.parts())
         task, outer, _ = newcomer(options)
         assert adopt(task, outer, shared=shared, inner=inner) == "chain"
-        assert (task.step, task.round) == (run.task.step, run.task.round)
+        assert (task.step, task.round) == (run.outer.committed(run.task).step, run.task.round)
         assert outer.committed(task).base == state.base
         expected = run.outer.state_dict().get(OWN_SLOW, run.vector())
         assert torch.equal(Run(task, outer, run.stream, run.inner).vector(), expected)

@@ -41,8 +41,9 @@ from atoll.strategies.delta import length
 from atoll.strategies.graphs import pairs
 from atoll.strategies.meeting import Exchange
 from atoll.strategies.outer.apart import ApartOuter
+from atoll.strategies.outer.base import SHARED_STATE
 from atoll.strategies.outer.overlapped import in_a_row
-from atoll.strategies.strategy import HIDDEN, Outer, SyncResult, Traffic
+from atoll.strategies.strategy import HIDDEN, Committed, Outer, SyncResult, Traffic
 from atoll.strategies.swapping import Got
 from atoll.strategies.volume import swapped
 from atoll.task import Task
@@ -51,11 +52,13 @@ from atoll.wire.messages import RoundPlan
 KEY = "parameters"
 """Names the codec's residual state."""
 
+COMMON, DUE = "shared.common", "own.due"
+
 PENDING = "own.pending."
 """Start of the keys of a result that was not taken yet."""
 
-TRAINING, DONE = 1.0, 0.0
-"""What members tell as their weight."""
+DONE = 0.0
+"""What members tell as their weight once they have done all steps; before: 1 + their step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,11 @@ class PairwiseOuter(ApartOuter):
         self._flight: _Flight | None = None
         self._due = 0
         """Step from which on the next meeting may begin."""
+        self._common = 0
+        """Step of the slowest member when the last meeting began: the same on all."""
+
+    def _stand(self, task: Task) -> None:
+        self._common = task.step
 
     def _plan(self, task: Task) -> None:
         """Let every step count: meetings come when they come."""
@@ -133,7 +141,9 @@ class PairwiseOuter(ApartOuter):
         before = self._flat.read()
         self._check(before, task)
         self._due = task.step + self._every
-        work = self._meeting.start(task, self._exchange(before, telling=TRAINING), base=self._base)
+        work = self._meeting.start(
+            task, self._exchange(before, telling=1.0 + task.step), base=self._base
+        )
         self._flight = _Flight(task.step, self._clock.monotonic() - entered, work)
 
     def sync(self, task: Task) -> SyncResult | None:
@@ -162,11 +172,11 @@ class PairwiseOuter(ApartOuter):
         agreed = self._meeting.hold_with(task, self._exchange(None, telling=DONE), base=self._base)
         met = agreed.reduced
         self._swaps.settle(committed=False)  # nothing was encoded
-        self._advance(task, met.digest)
+        self._note(task, met)
         result = SyncResult(
-            round=number, contributors=met.contributors, weight=0.0, seconds=agreed.seconds,
-            sent_bytes=agreed.sent_bytes, received_bytes=agreed.received_bytes,
-            digest=self._base, aborted=agreed.attempts - 1,
+            round=number, contributors=met.contributors, weight=float(len(met.contributors)),
+            seconds=agreed.seconds, sent_bytes=agreed.sent_bytes,
+            received_bytes=agreed.received_bytes, aborted=agreed.attempts - 1,
         )  # fmt: skip
         return result, met.weights
 
@@ -191,7 +201,7 @@ class PairwiseOuter(ApartOuter):
         waited_s = self._clock.monotonic() - entered
         if met.move is not None:
             self._flat.write(self._flat.read(self._scratch).add_(met.move))
-        self._advance(task, met.digest)
+        self._note(task, met)
         if agreed is None:
             task.round = self._group.committed_round
         whole_s = sum(agreed.seconds.values()) if agreed is not None else 0.0
@@ -201,13 +211,20 @@ class PairwiseOuter(ApartOuter):
             HIDDEN: max(0.0, whole_s - waited_s),
         }  # fmt: skip
         return SyncResult(
-            round=number, contributors=met.contributors, weight=sum(met.weights.values()),
-            seconds=seconds, digest=self._base,
+            round=number, contributors=met.contributors, weight=float(len(met.contributors)),
+            seconds=seconds,
             sent_bytes=agreed.sent_bytes if agreed is not None else 0,
             received_bytes=agreed.received_bytes if agreed is not None else 0,
             delta_norm=length(met.move) if met.move is not None else 0.0,
             aborted=agreed.attempts - 1 if agreed is not None else 0,
         )  # fmt: skip
+
+    def _note(self, task: Task, met: Met) -> None:
+        """A meeting was committed, and its result is taken."""
+        self._advance(task, met.digest)
+        training = [weight for weight in met.weights.values() if weight != DONE]
+        if training:
+            self._common = int(min(training)) - 1
 
     def _exchange(self, values: Tensor | None, *, telling: float) -> Exchange[Met]:
         """Return what gives this member's values to its partner, if it trains; on any thread."""
@@ -228,6 +245,10 @@ class PairwiseOuter(ApartOuter):
         return self.sync(task)
 
     # ----------------------------------------------------------------------------- state
+
+    def committed(self, task: Task) -> Committed:
+        """Return the model as it is, and the step that all know of."""
+        return Committed(self._common, self._base)
 
     def rejoin(self, task: Task) -> None:
         """Begin the next meeting with the next step, unless one's own state says otherwise."""
@@ -253,7 +274,8 @@ class PairwiseOuter(ApartOuter):
         if self._flight is not None:
             met = self._landed(self._flight)
             pending = _pending(self._flight.step, met) if met is not None else {}
-        return super().state_dict() | {"own.due": torch.tensor(self._due)} | pending
+        places = {COMMON: torch.tensor(self._common), DUE: torch.tensor(self._due)}
+        return super().state_dict() | places | pending
 
     def _landed(self, flight: _Flight) -> Met | None:
         """Wait for the result of a meeting; None if there will be none."""
@@ -268,14 +290,16 @@ class PairwiseOuter(ApartOuter):
 
     def shared_state(self) -> dict[str, Tensor]:
         """Return the chain of all rounds; waits for nothing."""
-        return {k: v for k, v in super().state_dict().items() if k.startswith("shared.")}
+        shared = {k: v for k, v in super().state_dict().items() if k.startswith(SHARED_STATE)}
+        return shared | {COMMON: torch.tensor(self._common)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` returned."""
         self._drop()
         super().load_state_dict(state)
-        if "own.due" in state:
-            self._due = int(state["own.due"])
+        self._common = int(state[COMMON])
+        if DUE in state:
+            self._due = int(state[DUE])
             self._flight = _loaded(state)
 
     def _round_volume(self, elements: int, peers: int, *, round_: int, rank: int) -> Traffic:
@@ -292,7 +316,7 @@ class PairwiseOuter(ApartOuter):
 def _move(got: Got, partner: str) -> Tensor | None:
     """Return what brings a member to the middle; None if not both gave their values."""
     theirs = got.others.get(partner)
-    if theirs is None or KEY not in got.own or got.weights.get(partner) != TRAINING:
+    if theirs is None or KEY not in got.own or got.weights.get(partner, DONE) == DONE:
         return None
     return (theirs[KEY] - got.own[KEY]).div_(2)
 
