@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.codec.auto import auto_inside
 from atoll.codec.table import CODECS, WRAPPERS
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroups
 from atoll.hub.server import HubServer
+from atoll.ids import session_id
+from atoll.net.sync_link import SyncLink, connect
+from atoll.net.way import PLAIN, Way
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.group_suite import together
@@ -151,3 +155,40 @@ def test_members_on_a_real_route_are_identical_and_close_to_those_in_memory(
         expected = runs[rank].outer.traffic(32_002, 3, steps=STEPS, rank=rank)
         sent = expected.relay_sent_bytes if route == "relay" else expected.direct_sent_bytes
         assert group.sent_bytes == pytest.approx(sent, rel=0.03, abs=1000)
+
+
+class SlowWorld(HubWorld):
+    """Members that may send 8 Mbit/s."""
+
+    def connect(self, member: str) -> SyncLink:
+        way = Way(upload_bps=8e6) if member != "reducer" else PLAIN
+        link = connect(
+            self.hub.url, session=session_id(self.job, member), token=self.tokens[member], way=way
+        )
+        self.links[member] = link
+        return link
+
+
+def test_auto_finds_a_slow_uplink_and_members_finish_identical(node: NodeInName) -> None:
+    place = SlowWorld(node, 2, route="relay")
+
+    def body(group: Group) -> tuple[list[str], Run]:
+        run = start_run(
+            Average(every=1), group, int(group.me[1:]), codec="feedback(auto)", model=wide_model()
+        )
+        used = []
+        for _ in range(STEPS):
+            auto = auto_inside(run.outer._codec)  # type: ignore[attr-defined]
+            assert auto is not None
+            used.append(auto.base.spec)
+            run.train(1)
+        return used, run
+
+    try:
+        (first, one), (second, other) = together(place, body)
+    finally:
+        place.close()
+    assert first == second
+    assert (first[0], first[-1]) == ("fp32", "int4:256")
+    assert torch.equal(one.vector(), other.vector())
+    assert one.results[-1].sent_bytes < one.results[0].sent_bytes / 6
