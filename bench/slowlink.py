@@ -6,9 +6,9 @@ scripts (`bench/slowlink_member.py`): a step lasts `step_s`, most of which is sl
 whose accelerator does the work.
 
 seconds_to_loss  until the agreed parameters' held-out loss is at most `target`. null: the run ended
-                 before. Where `extrapolated` is true the run was cut, and the number is its
-                 measured seconds per step times the steps that the method needs, which a run
-                 without a network has found (data parallel only).
+                 before. Where `extrapolated` is true the run was cut because its time was up, and
+                 the number is its measured seconds per step times the steps that the method needs:
+                 these were counted without a network, the same members on threads.
 utilisation      share of the time that was computing, mean of the members: a step's `step_s`, or
                  its arithmetic where a busy machine makes that longer.
 of_alone         the same divided by that of `alone`, which does not communicate at all.
@@ -35,21 +35,15 @@ from typing import Any
 
 import torch
 
+from atoll.group.group import Group
+from atoll.group.memory import MemoryGroups
 from atoll.lab.lab import Lab
 from atoll.lab.shape import Shape
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.run import Run
 from bench.cluster import ROOT
 from bench.reduce import single_threaded
 from bench.report import emit
-from bench.slowlink_member import (
-    LOOK_EVERY,
-    MEMBERS,
-    METHODS,
-    loss_of,
-    make_data,
-    make_model,
-    table,
-)
+from bench.slowlink_member import MEMBERS, METHODS, SEED, make_data, make_model, train
 
 RTT = "80ms"
 HUB, PORT = 0, 7700
@@ -89,7 +83,7 @@ class Plan:
 FULL = Plan((20, 100), tuple(METHODS), steps=220, target=2.3, limit_s=52.0, slow_limit_s=30.0)
 QUICK = Plan(
     (20,), tuple(name for name in METHODS if name != "streaming-diloco e3m0"),
-    steps=100, target=2.55, limit_s=22.0, slow_limit_s=15.0,
+    steps=80, target=2.9, limit_s=18.0, slow_limit_s=12.0,
 )  # fmt: skip
 
 
@@ -246,27 +240,41 @@ def row_of(
         "seconds_per_step": round(per_step, 4),
         "steps": steps,
         "loss": looks[-1]["loss"] if looks else None,
+        "cut": steps < plan.steps,
         "extrapolated": False,
+        "method": method,
         "looks": [(line["step"], round(line["loss"], 3)) for line in looks],
     }
 
 
-def steps_of_data_parallel(plan: Plan) -> int | None:
-    """Return the steps that data parallel needs: four members' batches as one, no network."""
-    streams, held_out = make_data()
-    model = make_model()
-    optimizer = build_optimizer(model, table(plan.steps))
-    schedule = StepSchedule(optimizer, learning_rate(table(plan.steps)))
-    for step in range(1, plan.steps + 1):
-        batches = [next(stream) for stream in streams]
-        inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        optimizer.zero_grad()
-        model.loss(inputs, targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        if step % LOOK_EVERY == 0 and loss_of(model, held_out) <= plan.target:
-            return step
-    return None
+def steps_needed(plan: Plan, method: str) -> int | None:
+    """Return the steps until the target: the same members on threads, without a network."""
+    data, models = [make_data() for _ in range(MEMBERS)], [make_model() for _ in range(MEMBERS)]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def body(group: Group) -> None:
+            slot, out = int(group.me[1:]), Path(folder)
+            with Run(group, slot=slot, num_slots=MEMBERS, directory=out, seed=SEED) as run:
+                train(
+                    run, model=models[slot], data=data[slot], method=method, steps=plan.steps,
+                    step_s=0.0, out=out,
+                )  # fmt: skip
+
+        MemoryGroups(MEMBERS).together(body, timeout_s=600.0)
+        looks = [line for line in lines_of(Path(folder))["w0"] if "loss" in line]
+    return next((line["step"] for line in looks if line["loss"] <= plan.target), None)
+
+
+def extrapolate(plan: Plan, rows: list[dict[str, Any]]) -> None:
+    """Fill in the seconds of methods that were cut, from the steps that they need."""
+    cut = [row for row in rows if row["cut"] and row["seconds_to_loss"] is None]
+    for method in dict.fromkeys(row["method"] for row in cut):
+        say(f"finding how many steps {method} needs")
+        steps = steps_needed(plan, method)
+        for row in cut:
+            if row["method"] == method and steps is not None:
+                row["seconds_to_loss"] = round(steps * row["seconds_per_step"], 1)
+                row["extrapolated"] = True
 
 
 # -------------------------------------------------------------------------------------- all
@@ -287,14 +295,7 @@ def measure(plan: Plan, methods: Sequence[str], rows: list[dict[str, Any]]) -> N
                     f"{row['seconds_per_step']:.3f} s, loss {row['loss']:.3f}, "
                     f"to {plan.target}: {row['seconds_to_loss']} s ({seconds:.0f} s)"
                 )
-    cut = [row for row in rows if row["strategy"] == "ddp" and row["seconds_to_loss"] is None]
-    if cut:
-        say("finding how many steps data parallel needs")
-        steps = steps_of_data_parallel(plan)
-        for row in cut:
-            if steps is not None:
-                row["seconds_to_loss"] = round(steps * row["seconds_per_step"], 1)
-                row["extrapolated"] = True
+    extrapolate(plan, rows)
 
 
 def compare_with_alone(rows: list[dict[str, Any]]) -> None:
@@ -318,7 +319,7 @@ def main() -> int:
         return 1
     plan, rows = QUICK if given.quick else FULL, list[dict[str, Any]]()
     began, interrupted = time.monotonic(), False
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         measure(plan, given.only or plan.methods, rows)
@@ -329,7 +330,7 @@ def main() -> int:
         "members": MEMBERS, "parameters": sum(p.numel() for p in make_model().parameters()),
         "interrupted": interrupted, "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
-    emit(result, [{k: v for k, v in row.items() if k != "looks"} for row in rows])
+    emit(result, [{k: v for k, v in row.items() if k not in ("looks", "method")} for row in rows])
     return 130 if interrupted else 0
 
 

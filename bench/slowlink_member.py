@@ -30,6 +30,10 @@ EVERY, FRAGMENTS, DELAY = 40, 4, 8
 LOOK_EVERY = 5
 """Steps between two looks at the held-out loss."""
 
+Batch = tuple[Tensor, Tensor]
+Data = tuple[list[Iterator[Batch]], Batch]
+"""Every member's batches, and what the loss is looked at with."""
+
 METHODS: dict[str, tuple[str, Callable[[], object]]] = {
     "alone": ("fp32", lambda: atoll.Alone(every=10**6)),
     "ddp": ("fp32", lambda: atoll.EveryStep()),
@@ -39,6 +43,7 @@ METHODS: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "streaming-diloco int4": ("feedback(int4)", lambda: streaming()),
     "streaming-diloco e3m0": ("feedback(e3m0)", lambda: streaming()),
+    "cocktail-sgd": ("topk:0.2|int4", lambda: atoll.Cocktail()),
 }
 """Row -> codec and options."""
 
@@ -58,7 +63,7 @@ def table(steps: int) -> TrainTable:
     return TrainTable(steps=steps, batch=BATCH, lr=LR, warmup=20, final_lr=0.1)
 
 
-def make_data() -> tuple[list[Iterator[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]]:
+def make_data() -> Data:
     """Return every member's batches, and what the loss is looked at with."""
     dataset = load_dataset("stdlib", seed=SEED)
     shards = Shards(dataset.train, slots=MEMBERS, context=CONTEXT, seed=SEED)
@@ -66,19 +71,21 @@ def make_data() -> tuple[list[Iterator[tuple[Tensor, Tensor]]], tuple[Tensor, Te
     return list(streams), first_of(dataset.held_out)
 
 
-def first_of(held_out: HeldOut) -> tuple[Tensor, Tensor]:
+def first_of(held_out: HeldOut) -> Batch:
     return next(iter(held_out.batches(context=CONTEXT, batch=16, limit_tokens=16 * CONTEXT)))
 
 
 @torch.no_grad()
-def loss_of(model: GPT, batch: tuple[Tensor, Tensor]) -> float:
+def loss_of(model: GPT, batch: Batch) -> float:
     return float(model.loss(*batch))
 
 
-def train(run: atoll.Run, *, method: str, steps: int, step_s: float, out: Path) -> None:
+def train(
+    run: atoll.Run, *, model: GPT, data: Data, method: str, steps: int, step_s: float, out: Path
+) -> None:
     """Train, and write a line per step."""
-    streams, held_out = make_data()
-    stream, model = streams[run.slot], make_model()
+    streams, held_out = data
+    stream = streams[run.slot]
     inner = build_optimizer(model, table(steps))
     schedule = StepSchedule(inner, learning_rate(table(steps)))
     codec, options = METHODS[method]
@@ -115,7 +122,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with atoll.join() as run:
-        train(run, method=given.method, steps=given.steps, step_s=given.step_s, out=given.out)
+        train(
+            run, model=make_model(), data=make_data(), method=given.method, steps=given.steps,
+            step_s=given.step_s, out=given.out,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
