@@ -91,7 +91,7 @@ class NodeInName:
 
     def __init__(self, hub: HubServer) -> None:
         self.hub = hub
-        info = NodeInfo(hostname="x", system="x", python="3", atoll="0", torch="2", slots=500)
+        info = NodeInfo(hostname="x", system="x", python="3", atoll="0", torch="2", slots=5000)
         secret = parse_ticket(hub.ticket).secret
         with HubClient(hub.url) as client:
             self.name, token, _ = client.join(secret, name="node", info=info)
