@@ -32,6 +32,31 @@ def test_all_that_was_sent_plus_the_residual_equals_all_that_was_given(spec: str
     assert (given - sent).abs().max() < 0.05
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "fp8", "sigma8", "int4", "e3m0", "int2", "sign", "topk:0.05|int8", "randomk:0.1",
+        "randomk:0.5|topk:0.2|int4", "dct:200", "by_role(int4,bf16)",
+    ],
+)  # fmt: skip
+def test_coarse_codecs_lose_nothing_for_good(spec: str) -> None:
+    codec = make_codec(f"feedback({spec})")
+    given, sent = torch.zeros(9000, dtype=torch.float64), torch.zeros(9000, dtype=torch.float64)
+    largest = 0.0
+    for round_ in range(60):
+        codec.begin(round_)
+        x = gaussian(9000, seed=round_) + 0.3
+        given += x
+        packet = codec.encode(x, key="k")
+        sent += make_codec(packet.codec).decode(packet)
+        codec.settle(committed=True)
+        residual = codec.state_dict()["k"].double()
+        largest = max(largest, float(residual.abs().max()))
+    # What is rounded are sums with the residual, a few units in the last place per round.
+    assert float((given - sent - residual).abs().max()) < 60 * largest * 2**-22
+    assert float((sent / 60 - given / 60).norm() / (given / 60).norm()) < 0.5
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_one_encoding_loses_is_exactly_the_residual(spec: str) -> None:
     codec = make_codec(spec)
