@@ -103,7 +103,9 @@ FAMILY: tuple[Row, ...] = (
     _diloco(
         "diloco sgd", options={"outer_optimizer": "sgd", "outer_momentum": 0.0, "outer_lr": 1.0}
     ),
-    _diloco("diloco adam", options={"outer_optimizer": "adam", "outer_momentum": 0.9}),
+    _diloco(
+        "diloco adam", options={"outer_optimizer": "adam", "outer_momentum": 0.9, "outer_lr": 0.1}
+    ),
     _diloco("diloco prune50", options={"prune": 0.5}),
 )  # fmt: skip
 """Methods with rounds now and then."""

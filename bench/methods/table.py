@@ -93,6 +93,8 @@ def _interval(bounds: Sequence[float | None]) -> str:
 
 
 def _deviation(reference: Mapping[str, Any] | None) -> str:
+    """Return how far a run was from its reference: after the first round, and at most."""
     if reference is None or reference.get("deviation") is None:
         return "-"
-    return f"{reference['deviation']:.1e}"
+    most = f"{reference['deviation']:.0e}"
+    return f"{reference['first_deviation']:.0e}, {most}" if "first_deviation" in reference else most
