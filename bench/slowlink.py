@@ -249,14 +249,14 @@ def row_of(
 
 def steps_needed(plan: Plan, method: str) -> int | None:
     """Return the steps until the target: the same members on threads, without a network."""
-    data, models = [make_data() for _ in range(MEMBERS)], [make_model() for _ in range(MEMBERS)]
+    data, models = make_data(), [make_model() for _ in range(MEMBERS)]
     with tempfile.TemporaryDirectory() as folder:
 
         def body(group: Group) -> None:
             slot, out = int(group.me[1:]), Path(folder)
             with Run(group, slot=slot, num_slots=MEMBERS, directory=out, seed=SEED) as run:
                 train(
-                    run, model=models[slot], data=data[slot], method=method, steps=plan.steps,
+                    run, model=models[slot], data=data, method=method, steps=plan.steps,
                     step_s=0.0, out=out,
                 )  # fmt: skip
 
