@@ -49,7 +49,7 @@ def _diloco(name: str, codec: str = "fp32", *, every: int = EVERY, **more: Any) 
 
 
 def _streaming(name: str, codec: str = "fp32", **more: Any) -> Row:
-    own = {"every": EVERY, "fragments": FRAGMENTS, "delay": 1}
+    own = {"every": EVERY, "fragments": FRAGMENTS, "delay": 1, "mix": 0.0}
     options = WARM | own | more.pop("options", {})
     overlap = options["delay"]
     return _row(name, "streaming-diloco", codec, options=options, overlap_steps=overlap, **more)
@@ -61,7 +61,7 @@ CORE: tuple[Row, ...] = (
     _diloco("diloco", quick=True),
     _diloco("diloco/int8", "feedback(int8)", quick=True),
     _streaming("streaming", quick=True),
-    _streaming("streaming mix 0", options={"mix": 0.0}),
+    _streaming("streaming mix 0.5", options={"mix": 0.5}),
     _diloco("diloco/int4", "feedback(int4)"),
     _diloco("diloco/e3m0", "feedback(e3m0)"),
     _diloco("diloco h10", every=10),

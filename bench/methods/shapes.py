@@ -171,6 +171,8 @@ SHAPES: tuple[Shape, ...] = (
     Shape(
         "streaming equals DiLoCo within noise, with 1/F of the peak bytes",
         ("streaming", "diloco"), fragments,
+        note="with results taken whole (mix 0); half of the own parameters kept (mix 0.5, the "
+        "paper's) is the row `streaming mix 0.5`",
     ),
     Shape(
         "asynchronous with plain Nesterov is worse than with delayed Nesterov",
