@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-GATHERING = frozenset({"topk", "dct", "lowrank"})
+GATHERING = frozenset({"topk", "dct", "lowrank", "by_role"})
 """Codecs whose packets do not add up: members get each other's."""
 PAIRED = frozenset({"gossip", "pairwise", "noloco"})
 """Outer strategies in which members give models to each other, and nobody makes a mean of all."""

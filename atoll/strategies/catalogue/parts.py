@@ -144,6 +144,11 @@ CODECS: Mapping[str, Entry] = table(
             "methods that send many small pieces",
         ),
         _codec(
+            "by_role",
+            "matrices in one codec, tensors of one dimension in another",
+            "a coarse codec for what is large, a precise one for biases and norms",
+        ),
+        _codec(
             "auto",
             "the one that is fastest on the links that were measured",
             "machines whose links nobody knows",
