@@ -104,15 +104,15 @@ def full(row: Row, scale: Scale) -> RenderableType:
     head.add_column(style="dim", no_wrap=True)
     head.add_column()
     head.add_row("method", Text(row["name"], style="bold"))
-    head.add_row("does", row["line"])
-    head.add_row("good for", row["good_for"])
+    head.add_row("does", Text(row["line"]))
+    head.add_row("good for", Text(row["good_for"]))
     for paper in row["papers"]:
         head.add_row("paper", Text(f"{paper['title']} ({paper['year']})\n{paper['url']}"))
     head.add_row("page", row["page"])
     head.add_row("outer", row["outer"])
-    head.add_row("codec", escape(row["codec"]))
+    head.add_row("codec", Text(row["codec"]))
     for label, line in traffic_lines(row, scale):
-        head.add_row(label, line)
+        head.add_row(label, Text(line))
     return Group(
         head, Text(""), _options(row), Text(""),
         Text("to paste into a job file:", style="dim"), Text(row["toml"].rstrip()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
@@ -137,6 +138,17 @@ def test_one_method_in_full_fits_the_screen(width: int) -> None:
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     for part in ("https://arxiv.org/abs/2311.08105", "outer_momentum", "[strategy]", "relay"):
         assert part in text
+
+
+def test_without_torch_there_are_words_and_options_but_no_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    assert "pip install 'atoll[train]'" in atoll("diloco")
+    assert atoll("codecs").count("?") >= len(CODECS)
 
 
 @pytest.mark.parametrize("kind", ["codecs", "aggregates", "collectives", "admission"])
