@@ -78,3 +78,14 @@ def test_a_step_in_which_one_member_overflowed_is_skipped_by_all(
     assert torch.isfinite(first.vector()).all()
     assert first.skipped == second.skipped
     assert [step for step, skipped in enumerate(first.skipped) if skipped] == [BAD_STEP]
+
+
+def test_in_cocktail_sgd_only_the_member_that_overflowed_leaves_out_its_step(
+    tmp_path: Path,
+) -> None:
+    options = atoll.Cocktail(probability=0.5)
+    first, second = together(tmp_path, options, scaled=True, bad=("w1",))
+    assert not any(first.skipped)
+    assert [step for step, skipped in enumerate(second.skipped) if skipped] == [BAD_STEP]
+    assert torch.equal(first.vector(), second.vector())
+    assert torch.isfinite(first.vector()).all()

@@ -136,6 +136,7 @@ class CocktailOuter(Lockstep):
 
     def gradients(self, task: Task) -> None:
         """Take the round that went on beside this batch."""
+        task.skipped = task.overflowed  # steps are a member's own, hence also those left out
         if self._passing is None and not self._due:
             return  # the very first step
         self._last = self._take(task)
