@@ -304,6 +304,16 @@ def backups_leave_somebody(plan: Plan) -> None:
         )
 
 
+def servers_need_the_relay(plan: Plan) -> None:
+    """Members reach parameter servers through the hub, whatever else they can dial."""
+    if plan.outer in SERVED and plan.route == "direct" and plan.nodes > 1:
+        raise ConfigError(
+            "parameter servers are reached over the relay only",
+            given='route = "direct"', expected='route = "auto" or "relay"',
+            remedy='route = "auto": common rounds still go directly where members reach each other',
+        )  # fmt: skip
+
+
 RULES: tuple[Callable[[Plan], None], ...] = (
     sparse_needs_gathering,
     codec_suits_method,
@@ -319,5 +329,6 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     one_bit_needs_adam,
     graph_needs_members,
     backups_leave_somebody,
+    servers_need_the_relay,
 )
 """Every rule; each refuses, or says nothing."""

@@ -194,6 +194,12 @@ def test_backups_leave_somebody_to_wait_for() -> None:
     assert "backups = 1" in str(refusal("server", nodes=4, min_nodes=2, backups=2).remedy)
 
 
+@pytest.mark.parametrize("outer", sorted(SERVED))
+def test_parameter_servers_are_refused_without_the_relay(outer: str) -> None:
+    assert "relay" in refusal(outer, route="direct").what
+    check(Resolved(inner="local", outer=outer, codec="fp32", options={}), nodes=1, route="direct")
+
+
 def test_every_rule_says_why_in_its_first_line() -> None:
     for rule in fitting.RULES:
         assert rule.__doc__

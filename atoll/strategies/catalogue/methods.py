@@ -181,7 +181,7 @@ METHODS: Mapping[str, Entry] = table(
         ),
         _entry(
             "parameter-server",
-            "a server takes the first gradients of every step; late ones are dropped",
+            "servers apply the mean of every step; with backups the slowest are not waited for",
             "per-step training with a few slow members",
             _arxiv("1604.00981", "Revisiting Distributed Synchronous SGD", 2016),
         ),
@@ -197,7 +197,7 @@ METHODS: Mapping[str, Entry] = table(
         ),
         _entry(
             "async-sgd",
-            "the server applies every gradient as it comes, late ones more gently",
+            "servers apply every step as it comes, late ones more gently",
             "a yardstick for asynchronous methods",
             _arxiv("1511.05950", "Staleness-aware Async-SGD for Distributed Deep Learning", 2015),
             _arxiv(

@@ -14,10 +14,11 @@ from atoll.codec.table import make_codec
 from atoll.errors import ConfigError
 from atoll.group.group import Group
 from atoll.strategies.anchors import Anchored, Shard, digest_of, marks
+from atoll.strategies.codec_state import codec_state, load_codec_state
 from atoll.strategies.delta import Flat, digest
 from atoll.strategies.meeting import Meeting
 from atoll.strategies.outer.base import OuterDefaults
-from atoll.strategies.outer.periodic import Weigher, residuals, start_volume
+from atoll.strategies.outer.periodic import Weigher, start_volume
 from atoll.strategies.serving import Serving
 from atoll.strategies.shards import Shards
 from atoll.strategies.strategy import Committed, Traffic
@@ -160,7 +161,7 @@ class ServedState(OuterDefaults, ABC):
         )
         names = "\0".join(self._members).encode()
         shared["shared.members"] = torch.tensor(list(names), dtype=torch.uint8)
-        own = {f"own.codec.{name}": value for name, value in self._codec.state_dict().items()}
+        own = codec_state(self._codec)
         own["own.pulled"] = self._start
         own["own.counters"] = torch.tensor(
             [
@@ -192,7 +193,7 @@ class ServedState(OuterDefaults, ABC):
         self._epoch, self._anchor_step, self._versions = epoch, step, versions
         self._anchor_versions = list(versions)
         self._base = self._digest()
-        self._codec.load_state_dict(residuals(state))
+        load_codec_state(self._codec, state)
         self._owed = state["own.owed"].clone() if "own.owed" in state else None
         self._resumed = "own.counters" in state
         if self._resumed:  # a newcomer has another member's state, and counts from now

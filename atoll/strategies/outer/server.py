@@ -118,6 +118,7 @@ class ServerOuter(ServedOuter):
                 expected="compensation of 0 or more, and an optimizer of the servers",
                 remedy='optimizer = "sgd"',
             )
+        _check_mode(options)
         self.options = options
         self.moves = options.optimizer == "member"
         self._rate = 1.0
@@ -164,3 +165,26 @@ class ServerOuter(ServedOuter):
         buffers = slice(self._shards.num_parameters, None)
         self._scratch[buffers] = self._start[buffers] - self._scratch[buffers]
         return self._scratch
+
+
+def _check_mode(options: Server) -> None:
+    """Refuse options that mean nothing in a mode.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    late = options.staleness != "constant" or options.max_staleness or options.compensation
+    if options.mode == "synchronous" and late:
+        raise ConfigError(
+            "in synchronous mode nothing is applied late",
+            given=f"staleness = {options.staleness!r}, max_staleness = {options.max_staleness}, "
+            f"compensation = {options.compensation}",
+            expected='mode = "stale" or "asynchronous"',
+            remedy='mode = "asynchronous"',
+        )
+    if options.mode != "synchronous" and options.backups:
+        raise ConfigError(
+            "only a clock that waits for members can leave some out",
+            given=f"backups = {options.backups}, mode = {options.mode!r}",
+            expected="backups = 0", remedy='mode = "synchronous"',
+        )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Parameter servers for real: hub, agent, workers and two reducers; some of them killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Atoll, until
+from tests.e2e.test_faults import events_of, folder_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+
+
+STEPS = 2_000
+"""Long enough to be still at it when all that was killed is back."""
+
+
+def with_options(path: Path, *lines: str) -> Path:
+    """Add lines to the table of the strategy."""
+    text = path.read_text().replace("[strategy]", "\n".join(["[strategy]", *lines]))
+    path.write_text(text)
+    return path
+
+
+def reducers(atoll: Atoll) -> dict[str, psutil.Process]:
+    """Return the processes of reducers by name."""
+    found: dict[str, Any] = {}
+    for process in atoll.processes():
+        try:
+            if "atoll.reducer" in process.cmdline():
+                found[process.environ()["ATOLL_MEMBER"]] = process
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def rounds(folder: Path) -> int:
+    """Return how many rounds the first member has told of."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists():
+        return 0
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return max((line["round"] for line in lines if line["member"] == "w0"), default=0)
+
+
+def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> None:
+    job = atoll.job(steps=STEPS, every=10, preset='"async-diloco"')
+    with_options(job, "servers = 2", "anchor_every = 150")
+    running = atoll.start("run", str(job), "--local", "3")
+    folder = folder_of(atoll)
+    until(lambda: rounds(folder) >= 2, timeout_s=60)
+    assert sorted(reducers(atoll)) == ["reducer", "reducer-1"]
+    next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == "w1").kill()
+    reducers(atoll)["reducer-1"].kill()
+    done = running.wait(timeout_s=120)
+    assert done.code == 0, done.both
+    assert [event["member"] for event in events_of(folder, "recovered")] == ["w1"]
+    assert events_of(folder, "reducer-ended")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["replicas_identical"] is True
+    assert summary["steps"] == STEPS
+    assert summary["loss_final"] < summary["loss_first"]
+    assert not atoll.processes()
