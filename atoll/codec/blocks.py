@@ -196,10 +196,9 @@ class Blocks(Stateless, ABC):
         elements = check_packet(packet, self)
         result = output(out, elements)
         if elements:
-            target = result.numpy()
             for strip, values, scales in self._decoded(packet, elements):
-                part = target[strip.start : strip.end].reshape(strip.rows, strip.width)
-                np.multiply(values.reshape(part.shape), scales, out=part)
+                part = result[strip.start : strip.end].view(strip.rows, strip.width)
+                torch.mul(values.view(part.shape), scales, out=part)
         return result
 
     def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
@@ -207,21 +206,19 @@ class Blocks(Stateless, ABC):
         elements = check_packet(packet, self)
         result = output(out, elements)
         if elements:
-            target = result.numpy()
             for strip, values, scales in self._decoded(packet, elements, weight=weight):
-                part = values.reshape(strip.rows, strip.width)
-                np.multiply(part, scales, out=part)
+                values.view(strip.rows, strip.width).mul_(scales)
                 # Multiply and add stay apart: fused, the rounding would depend on the machine.
-                target[strip.start : strip.end] += values
+                result[strip.start : strip.end].add_(values)
 
     def _decoded(
         self, packet: Packet, elements: int, *, weight: float = 1.0
-    ) -> Iterator[tuple[Strip, Floats, Floats]]:
+    ) -> Iterator[tuple[Strip, Tensor, Tensor]]:
         """Yield strips with their levels, shape (n,), and their scales, shape (rows, 1)."""
         blocks = -(-elements // self.block)
-        scales = read_scales(packet.data, blocks).numpy()
+        scales = read_scales(packet.data, blocks)
         if weight != 1.0:
-            scales *= np.float32(weight)
+            scales.mul_(weight)
         data = np.frombuffer(packet.data, dtype=np.uint8, offset=scales_bytes(blocks))
         scratch = np.empty(STRIP + 8, dtype=np.float32)
         per_byte = 8 // self.bits
@@ -229,4 +226,5 @@ class Blocks(Stateless, ABC):
             size, first = strip.end - strip.start, strip.start // per_byte
             count = packed_bytes(size, self.bits)
             unpack(data[first : first + count], table=self._table, out=scratch[: count * per_byte])
-            yield strip, scratch[:size], scales[strip.first : strip.first + strip.rows, None]
+            levels = torch.from_numpy(scratch[:size])
+            yield strip, levels, scales[strip.first : strip.first + strip.rows, None]

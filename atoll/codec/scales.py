@@ -64,6 +64,6 @@ def write_scales(scales: Tensor, *, out: memoryview, upwards: bool = False) -> T
 
 def read_scales(data: Any, blocks: int) -> Tensor:
     """Return the scales that a buffer begins with, float32, shape (blocks,); blocks > 0."""
-    unit = np.frombuffer(data, dtype="<f4", count=1)[0].astype(np.float32)
+    unit = float(np.frombuffer(data, dtype="<f4", count=1)[0])
     halves = np.frombuffer(data, dtype="<f2", offset=HEAD_BYTES, count=blocks)
-    return torch.from_numpy(halves.astype(np.float32) * unit)
+    return torch.from_numpy(halves.astype(np.float32)).mul_(unit)

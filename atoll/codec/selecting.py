@@ -107,7 +107,8 @@ class Selecting(Stateless, ABC):
             where, values = self._open(packet, elements)
             if weight != 1.0:
                 values.mul_(weight)
-            result.numpy()[where] += values.numpy()
+            with np.errstate(over="ignore", invalid="ignore"):  # who adds up looks at the sum
+                result.numpy()[where] += values.numpy()
 
     def _open(self, packet: Packet, elements: int) -> tuple[Where, Tensor]:
         """Return where values belong, and the values."""

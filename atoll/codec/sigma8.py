@@ -129,13 +129,14 @@ class Sigma8(Stateless):
         """Add `weight` times the vector to `out`; the weight goes into the codebooks."""
         elements = check_packet(packet, self)
         result = output(out, elements)
-        target = result.numpy()
-        scratch = np.empty(min(_PIECE, elements), dtype=np.float32)
+        scratch = torch.empty(min(_PIECE, elements))
         for start, book, codes in _opened(packet, elements):
-            levels = book if weight == 1.0 else book * np.float32(weight)
+            levels = torch.from_numpy(book)
+            if weight != 1.0:
+                levels = levels * weight
             part = scratch[: len(codes)]
-            np.take(levels, codes, out=part, mode="clip")
-            target[start : start + len(codes)] += part
+            np.take(levels.numpy(), codes, out=part.numpy(), mode="clip")
+            result[start : start + len(codes)].add_(part)
 
 
 def _chunks(elements: int) -> int:

@@ -7,6 +7,8 @@ import torch
 
 from atoll.codec import make_codec
 from atoll.codec.auto import EVERY, FIRST, SLOWEST, STEPS, TELLING_BYTES, Auto, auto_inside
+from atoll.codec.costs import SPEEDS
+from atoll.codec.table import CODECS
 from atoll.errors import ConfigError, WireError
 
 MBIT = 1e6 / 8
@@ -111,6 +113,10 @@ def test_packets_of_its_codecs_are_decoded_whatever_is_in_use_and_others_are_ref
     assert torch.equal(auto.decode(packet), make_codec("int8").decode(packet))
     with pytest.raises(WireError, match="wrong codec"):
         auto.decode(make_codec("bf16").encode(x))
+
+
+def test_table_of_speeds_speaks_of_codecs_that_exist() -> None:
+    assert set(SPEEDS) <= set(CODECS)
 
 
 def test_state_with_another_choice_is_refused() -> None:

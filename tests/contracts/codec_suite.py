@@ -174,6 +174,12 @@ class CodecSuite:
             assert not torch.isfinite(decoded).all()
             assert not self.shows_place or not torch.isfinite(decoded[place])
 
+    def test_a_sum_above_the_largest_float_is_infinite_and_nothing_is_said(self) -> None:
+        packet = self.codec().encode(torch.full((5000,), 6e4))
+        total = torch.full((5000,), 3e38)
+        make_codec(packet.codec).decode_add(packet, out=total, weight=1e34)
+        assert torch.isinf(total).any()
+
     def test_packet_owns_its_memory_and_a_socket_takes_it(self) -> None:
         x = gaussian(1000)
         packet = self.codec().encode(x)
