@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.strategies.table import OUTERS
+
+_READING = threading.Lock()
+"""One source at a time: CPython 3.11 parses wrongly on several threads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ def options_of(outer: str) -> tuple[Option, ...]:
         KeyError: there is no such strategy.
     """
     module, _, name = OUTERS[outer].partition(":")
-    return _fields(module, name)
+    with _READING:
+        return _fields(module, name)
 
 
 def defaults_of(outer: str) -> Mapping[str, Any]:
