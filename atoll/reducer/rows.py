@@ -50,7 +50,8 @@ class Rows:
         self.shares, self._codec = list(shares), codec.base
         self._scales = list(scales) if scales is not None else [1.0] * len(shares)
         self.num_elements = shares[0].packet.num_elements
-        self._whole: list[Tensor] | None = None
+        self._whole: dict[int, Tensor] = {}
+        """Rows of a codec whose packets cannot be cut."""
 
     def __len__(self) -> int:
         return len(self.shares)
@@ -110,6 +111,6 @@ class Rows:
         if isinstance(self._codec, Cuttable):
             packet = self._codec.cut(self.shares[index].packet, start, stop)
             return self._codec.decode(packet)
-        if self._whole is None:
-            self._whole = [self._codec.decode(share.packet) for share in self.shares]
+        if index not in self._whole:
+            self._whole[index] = self._codec.decode(self.shares[index].packet)
         return self._whole[index][start:stop]

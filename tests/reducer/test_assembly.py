@@ -102,7 +102,7 @@ def test_memory_is_bounded_whatever_is_announced() -> None:
 def test_unknown_codec_and_stranger_are_refused() -> None:
     assembly = Assembly(["w0"])
     with pytest.raises(ConfigError):
-        assembly.add("w0", head(0, codec="fp8"), memoryview(DATA)[:CHUNK_BYTES])
+        assembly.add("w0", head(0, codec="fp9"), memoryview(DATA)[:CHUNK_BYTES])
     with pytest.raises(WireError, match="outside the plan"):
         assembly.add("w9", head(0), memoryview(DATA)[:CHUNK_BYTES])
 

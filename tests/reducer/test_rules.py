@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -175,6 +176,18 @@ def test_one_that_is_wrong_moves_the_result_little(aggregate: str, bad: float) -
     if not math.isfinite(bad):
         assert isinstance(found.left_out["w5"], LossNotFinite)
         assert "w5" not in found.contributors
+
+
+@pytest.mark.parametrize("codec", ["int8", "randomk:0.5"])
+def test_a_packet_that_cannot_be_decoded_is_left_out_alone(codec: str) -> None:
+    coder, policy = make_codec(codec), "median/finite/x"
+    coder.begin(0)
+    given = shares(vectors(4, 600), policy, codec=coder)
+    broken = replace(given[1].packet, data=bytes(given[1].packet.data)[:-8])
+    given[1] = replace(given[1], packet=broken)
+    found = combine(given, codec=coder, policy=policy)
+    assert found.contributors == ("w0", "w2", "w3")
+    assert set(found.left_out) == {"w1"}
 
 
 @pytest.mark.parametrize("aggregate", RULES)
