@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.errors import ConfigError
+from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroups
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.streaming import Streaming
+from atoll.strategies.outer.streaming_plan import StreamingPlan
 from tests.contracts.strategy_suite import (
     Reference,
     Run,
@@ -134,3 +137,83 @@ def test_no_round_but_the_last_is_larger_than_a_share_of_dilocos() -> None:
     sizes = [result.sent_bytes for result in runs[0].results]
     assert sizes
     assert max(sizes) <= whole / 2 + 4 * 40, "layers are dealt whole: the ends differ by a layer"
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_steps_on_the_same_data_come_first_and_send_nothing(members: int) -> None:
+    options = Streaming(every=4, fragments=2, shared_steps=5)
+
+    def body(group: Group) -> tuple[Tensor, int, int]:
+        run = start_run(options, group, 0)
+        before = group.sent_bytes
+        run.train(5)
+        shared, sent = run.vector(), group.sent_bytes - before
+        run.train(3)
+        return shared, sent, run.task.round
+
+    for shared, sent, rounds in MemoryGroups(members).together(body):
+        assert torch.equal(shared, plain_training(5))
+        assert sent == (128 if members > 1 else 0), "all compare their digests once"
+        assert rounds == 3, "both comparisons, and the first fragment's round at step 7"
+
+
+def test_every_fragment_has_a_velocity_and_a_codec_memory_of_its_own() -> None:
+    runs = train_together(TestStreaming.options, members=2, steps=9, codec="feedback(e3m0)")
+    state = runs[0].outer.state_dict()
+    assert state["shared.outer.0.velocity"].shape == (18,)
+    assert state["shared.outer.1.velocity"].shape == (8,)
+    memories = [key for key in state if key.startswith("own.codec.") and "fragment" in key]
+    assert {key.rpartition("fragment")[2][0] for key in memories} == {"0", "1"}
+
+
+def test_the_common_parameters_count_and_are_put_in_for_a_while_only() -> None:
+    def body(group: Group) -> tuple[Tensor, Tensor, Tensor, str]:
+        run = start_run(TestStreaming.options, group, int(group.me[1:]))
+        run.train(7)
+        own = run.vector()
+        with run.outer.evaluating(run.task):
+            common = run.vector()
+        return own, common, run.vector(), run.outer.digest(run.task)
+
+    first, second = MemoryGroups(2).together(body)
+    assert torch.equal(first[1], second[1])
+    assert first[3] == second[3]
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(first[0], first[2])
+
+
+def test_a_state_of_other_fragments_is_refused() -> None:
+    state = start_run(TestStreaming.options, Alone(), 0).outer.state_dict()
+    other = start_run(Streaming(every=4, fragments=1), Alone(), 0)
+    with pytest.raises(ConfigError, match="other fragments"):
+        other.outer.load_state_dict(state)
+
+
+def test_rounds_begin_evenly_spaced_and_the_last_one_carries_the_rest() -> None:
+    plan = StreamingPlan(every=10, count=3, delay=1, since=2, staggered=True)
+    due, step = [], 2
+    for _ in range(6):
+        step = plan.next_due(step)
+        due.append((step, plan.due_at(step)))
+    assert due == [(5, [0]), (8, [1]), (12, [2]), (15, [0]), (18, [1]), (22, [2])]
+    assert plan.next_due(0) == 2
+    assert list(plan.rounds(16)) == [[0], [1], [2], [0], [0, 1, 2]]
+    assert list(plan.rounds(1)) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (Streaming(every=12, fragments=4, delay=3), "delay = 2"),
+        (Streaming(every=3, fragments=4), "fragments = 3 or fewer"),
+        (Streaming(every=0), "1 or more"),
+        (Streaming(fragments=0), "1 or more"),
+        (Streaming(mix=1.5), "0 to 1"),
+        (Streaming(pattern="stride"), "strided"),
+        (Streaming(weight="size"), "tokens"),
+        (Streaming(outer_momentum=1.0), "below 1"),
+    ],
+)
+def test_options_out_of_range_are_refused_with_what_works(options: Streaming, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        options.build()
