@@ -67,8 +67,9 @@ def weighted_mean(
     Raises:
         PeerRefused: what somebody sent is of no use to the others.
         PeerLost: the aggregate needs more members.
-        ConfigError: the collective cannot carry the codec.
+        ConfigError: the collective cannot carry the codec, or the policy needs the reducer.
     """
+    policy.check_direct()
     policy.check_codec(codec.spec)
     usable = is_weight(weight) and _survives(vector, codec.base)
     share = Share(wires.members[wires.rank], Packet(b"", "", ()), weight, policy=policy.spec(key))

@@ -94,6 +94,20 @@ class GroupPolicy:
         """
         return Policy(self.rule, parse_admission(self.admission), key).spec
 
+    def check_direct(self) -> None:
+        """Refuse to go without the reducer where a rule needs whole vectors, or a memory.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if self.needs_reducer:
+            raise ConfigError(
+                "this policy needs the reducer, which sees all of every contribution",
+                given=f"aggregate {self.aggregate}, admission {self.admission} on the direct route",
+                expected='aggregate "median" or "trimmed:F", or a route through the hub',
+                remedy='route = "auto" or "relay" in [job]',
+            )
+
     def check_codec(self, codec: str) -> None:
         """Refuse a codec that the collective cannot carry.
 

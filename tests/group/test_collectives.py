@@ -196,6 +196,15 @@ def test_rules_by_coordinate_work_without_a_reducer(
     assert (results[0].vector - expected).abs().max() < (1e-9 if codec == "fp32" else 0.05)
 
 
+@pytest.mark.parametrize("words", [{"aggregate": "krum:0"}, {"admission": "norms"}])
+def test_rules_about_whole_vectors_are_never_applied_to_parts(
+    place: Places, words: dict[str, str]
+) -> None:
+    for error in place(3).run(lambda w: agreed(w, vector(w.rank, 10), **words), timeout_s=5):
+        assert isinstance(error, ConfigError)
+        assert "needs the reducer" in str(error)
+
+
 def test_too_few_members_for_a_rule_are_an_error_for_all(place: Places) -> None:
     for error in place(2).run(
         lambda w: agreed(w, vector(w.rank, 10), aggregate="trimmed:1"), timeout_s=5
