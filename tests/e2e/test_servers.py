@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.conftest import Atoll, until
+from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_faults import events_of, folder_of
+from tests.e2e.test_hub_restart import check_end, committed, free_port, ready, worker_pids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
@@ -65,3 +66,22 @@ def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> N
     assert summary["steps"] == STEPS
     assert summary["loss_final"] < summary["loss_first"]
     assert not atoll.processes()
+
+
+def test_a_killed_hub_takes_its_servers_with_it_and_the_run_goes_on(atoll: Atoll) -> None:
+    words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]
+    hub = atoll.start(*words)
+    known = ready(atoll, hub)
+    for name in ("n0", "n1"):
+        atoll.join(ticket_of(known), name=name)
+    job = atoll.job(steps=1_500, every=10, preset='"async-diloco"')
+    with_options(job, "anchor_every = 150")
+    with known.client() as client:
+        until(lambda: len(client.nodes()) == 2)
+        name = client.submit(job.read_text())
+        until(lambda: committed(client, name) >= 2, timeout_s=60)
+    pids = worker_pids(atoll)
+    hub.popen.kill()
+    hub.wait()
+    ready(atoll, atoll.start(*words))
+    check_end(atoll, known, name, steps=1_500, pids=pids)
