@@ -1,0 +1,34 @@
+"""Members with models of their own: real hub, agents and workers, one of them killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.e2e.test_elastic import ALL, contributors, kinds, stop, worker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("preset", ["d-psgd", "ad-psgd"])
+def test_a_killed_member_becomes_a_copy_of_one_donor(atoll: Atoll, preset: str) -> None:
+    # Far more steps than are needed: it is stopped when everything was seen.
+    job = atoll.job(steps=1_000_000, every=10, nodes="3", preset=f'"{preset}"')
+    hub = atoll.hub()
+    for name in ("one", "two", "three"):
+        atoll.join(ticket_of(hub), name=name)
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 3)
+        name = client.submit(job.read_text())
+        until(lambda: client.job(name)["committed_round"] >= 4, timeout_s=60)
+        worker(atoll, "w1").kill()
+        until(lambda: "recovered" in kinds(client, name), timeout_s=60)
+        before = client.job(name)["committed_round"]
+        until(lambda: client.job(name)["committed_round"] > before + 5, timeout_s=60)
+        assert ALL in contributors(client, name, since=0)
+        members = stop(client, name)
+        told = kinds(client, name)
+    assert "recovery-source-refused" not in told, "members differ on purpose"
+    results = [member["result"] for member in members]
+    assert len({result["digests"] for result in results}) == 1, "all agree on every round"
+    assert len({result["digest"] for result in results}) == 3, "and carry models of their own"
