@@ -200,7 +200,13 @@ def test_rules_by_coordinate_work_without_a_reducer(
 def test_rules_about_whole_vectors_are_never_applied_to_parts(
     place: Places, words: dict[str, str]
 ) -> None:
-    for error in place(3).run(lambda w: agreed(w, vector(w.rank, 10), **words), timeout_s=5):
+    policy, codec = GroupPolicy(**words), make_codec("fp32")
+
+    def member(wires: Wires) -> Exchanged:
+        x = vector(wires.rank, 10)
+        return weighted_mean(wires, x, codec=codec, weight=1.0, key="x", policy=policy)
+
+    for error in place(3).run(member, timeout_s=5):
         assert isinstance(error, ConfigError)
         assert "needs the reducer" in str(error)
 
