@@ -299,12 +299,6 @@ def start_volume(peers: int, *, rank: int) -> Traffic:
     return volume(make_codec("fp32"), DIGEST_ELEMENTS, peers, rank=rank)
 
 
-def residuals(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the codec's part of an outer strategy's state."""
-    prefix = "own.codec."
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
 def outcome(
     agreed: Transacted[Any],
     number: int,
