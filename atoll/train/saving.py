@@ -80,9 +80,7 @@ class Saving:
             return isinstance(outcome, Saved)
         if self.store is not None:
             parts = [common, own] if moment.shared else [own]
-            self.store.put(
-                task.round, parts, step=step, member=task.member, members=moment.members
-            )
+            self.store.put(task.round, parts, step=step, member=task.member, members=moment.members)
         return True
 
 
