@@ -29,6 +29,7 @@ def make_run(group: Group, folder: Path) -> Run:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(180)
 def test_two_processes_end_as_the_native_loop(atoll: Atoll, tmp_path: Path) -> None:
     example = load("accelerate_loop")
 
