@@ -114,7 +114,9 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
-    names = " x ".join(str(strategy[part]) for part in ("inner", "outer", "codec"))
+    parts = ("inner", "outer", "codec")
+    words = [f"{name} {word}" for name, word in strategy.items() if name not in parts]
+    names = ", ".join([" x ".join(str(strategy[part]) for part in parts), *words])
     rows = {
         "strategy": escape(names),
         "nodes": str(summary["nodes"]),

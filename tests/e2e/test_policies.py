@@ -19,6 +19,7 @@ def run(atoll: Atoll, *lines: str, route: str) -> dict[str, object]:
     done = atoll.run("run", str(job), "--local", "3")
     assert done.code == 0, done.both
     summary: dict[str, object] = json.loads((atoll.job_folder() / "summary.json").read_text())
+    assert lines[0].replace(" = ", " ").replace('"', "") in " ".join(done.out.split())
     assert summary["replicas_identical"] is True
     assert summary["rounds_aborted"] == 0
     assert summary["loss_final"] < summary["loss_first"]  # type: ignore[operator]
