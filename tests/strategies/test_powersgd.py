@@ -22,6 +22,7 @@ from tests.contracts.strategy_suite import (
     small_model,
     squared_error,
     start_run,
+    train_together,
 )
 
 
@@ -216,7 +217,23 @@ def test_codecs_with_a_memory_or_a_coarse_grain_are_refused(codec: str) -> None:
         start_run(PowerSGD(), MemoryGroups(1)[0], 0, codec=codec)
 
 
-@pytest.mark.parametrize("options", [PowerSGD(rank=0), PowerSGD(weight="size")])
+def test_whole_gradients_of_the_warm_up_are_those_of_data_parallel_training() -> None:
+    warm = train_together(PowerSGD(rank=1, warmup_steps=4), members=3, steps=4)
+    plain = train_together(EveryStep(), members=3, steps=4)
+    assert torch.equal(warm[0].vector(), plain[0].vector())
+
+
+def test_bytes_of_a_warm_up_are_those_of_whole_gradients() -> None:
+    options = PowerSGD(rank=1, warmup_steps=4)
+    runs = train_together(options, members=2, steps=6)
+    expected = runs[0].outer.traffic(26, 2, steps=6).relay_sent_bytes
+    assert sum(result.sent_bytes for result in runs[0].results) + 128 == expected
+    assert expected == 128 + 4 * 4 * 26 + 2 * 4 * (3 + 5 + 2 + 3 + 3 + 2)
+
+
+@pytest.mark.parametrize(
+    "options", [PowerSGD(rank=0), PowerSGD(warmup_steps=-1), PowerSGD(weight="size")]
+)
 def test_options_out_of_range_are_refused(options: PowerSGD) -> None:
     with pytest.raises(ConfigError):
         options.build()

@@ -59,6 +59,8 @@ class PowerSGD:
 
     rank: int = 4
     """Columns of the two factors (r)."""
+    warmup_steps: int = 0
+    """First steps, with whole gradients."""
     seed: int = 0
     """Of the first Q; the same on every member."""
     weight: str = "tokens"
@@ -133,8 +135,8 @@ class Factors:
     """Q: the same on every member."""
     plain: Tensor
     """The mean of what is not compressed."""
-    alone: bool = False
-    """Nobody else was there: nothing had to be compressed."""
+    whole: Tensor | None = None
+    """The mean of everything, where nothing was compressed."""
 
 
 class PowerSGDOuter(GradientRounds[Factors]):
@@ -143,8 +145,10 @@ class PowerSGDOuter(GradientRounds[Factors]):
     def __init__(self, options: PowerSGD) -> None:
         """Check the options."""
         super().__init__(weight=options.weight)
-        if options.rank < 1:
-            raise ConfigError("rank is too small", given=options.rank, expected="1 or more")
+        for name, least in {"rank": 1, "warmup_steps": 0}.items():
+            given = getattr(options, name)
+            if given < least:
+                raise ConfigError(f"{name} is too small", given=given, expected=f"{least} or more")
         self.options = options
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
@@ -180,17 +184,24 @@ class PowerSGDOuter(GradientRounds[Factors]):
             torch.where((q != 0.0).any(dim=0), q, new)
             for q, new in zip(map(_axes, self._factors(self._q)), fresh, strict=True)
         ]
-        return lambda floor, plan: self._exchange(floor, plan, wanted, start)
+        warm = task.step < self.options.warmup_steps
 
-    def _exchange(
-        self, floor: Floor, plan: RoundPlan, wanted: Tensor, start: list[Tensor]
-    ) -> Came[Factors]:
-        matrices, alone = self._layout.matrices, plan.route == "alone"
+        def exchange(floor: Floor, plan: RoundPlan) -> Came[Factors]:
+            if not warm and plan.route != "alone":
+                return self._exchange(floor, wanted, start)
+            reduced = floor.reduce([wanted], codec=self._codec, key="whole")
+            factors = Factors([], [], [], wanted[:0], whole=reduced.tensors[0])
+            return Came(factors, reduced.contributors, reduced.weight, reduced.digest)
+
+        return exchange
+
+    def _exchange(self, floor: Floor, wanted: Tensor, start: list[Tensor]) -> Came[Factors]:
+        matrices = self._layout.matrices
         plain = self._plain(wanted)
         mine = [m.of(wanted) @ q for m, q in zip(matrices, start, strict=True)]
-        first = floor.reduce([plain, *([] if alone else mine)], codec=self._codec, key="p")
-        if alone or not matrices:
-            factors = Factors([], [], [], first.tensors[0], alone=alone)
+        first = floor.reduce([plain, *mine], codec=self._codec, key="p")
+        if not matrices:
+            factors = Factors([], [], [], first.tensors[0])
             return Came(factors, first.contributors, first.weight, first.digest)
         left = [_axes(p) for p in first.tensors[1:]]
         mine = [m.of(wanted).T @ p for m, p in zip(matrices, left, strict=True)]
@@ -202,10 +213,10 @@ class PowerSGDOuter(GradientRounds[Factors]):
     def apply(self, task: Task, value: Factors, *, counted: bool) -> float:
         """Multiply the factors; keep what they could not hold."""
         wanted = self._gradient
-        if value.alone:
+        if value.whole is not None:
             self._error.zero_()
-            self._write_gradients(wanted)
-            return float(wanted.norm())
+            self._write_gradients(value.whole)
+            return float(value.whole.norm())
         for index, matrix in enumerate(self._layout.matrices):
             part, left = matrix.of(wanted), value.left[index]
             if counted:
@@ -242,8 +253,16 @@ class PowerSGDOuter(GradientRounds[Factors]):
             shapes = [(side, side), (parameters - side * side,)]
             layout = Layout.of(shapes, rank=self.options.rank)
         exchanges = [volume(self._codec, n, peers, rank=rank) for n in layout.sizes if n]
-        each = one_round([*exchanges, buffer_volume(buffers, peers, rank=rank)])
-        return total([start_volume(peers, rank=rank), times(each, steps)])
+        beside = buffer_volume(buffers, peers, rank=rank)
+        whole = volume(self._codec, parameters, peers, rank=rank)
+        warm = min(steps, self.options.warmup_steps)
+        return total(
+            [
+                start_volume(peers, rank=rank),
+                times(one_round([whole, beside]), warm),
+                times(one_round([*exchanges, beside]), steps - warm),
+            ]
+        )
 
 
 def _axes(columns: Tensor) -> Tensor:
