@@ -47,10 +47,32 @@ class Outcome:
     kept: dict[int, torch.Tensor] = field(default_factory=dict)
     """Step -> parameters, where a caller wants to compare them."""
 
-    def note(self, result: SyncResult | None) -> None:
-        """Count a round."""
-        if result is not None:
-            self.exchanges[(result.sent_bytes, result.received_bytes)] += 1
+    def note(self, moved: tuple[int, int], *, last: bool = False) -> None:
+        """Count the bytes of one exchange, if there was one."""
+        if any(moved):
+            self.exchanges[moved] += 1
+            self.peak_bytes = max(self.peak_bytes, 0 if last else moved[0])
+
+
+class Counted:
+    """What a group's counters moved from one look to the next.
+
+    Where rounds go on beside training, counters move at any time: there it is the rounds' results
+    that say what each moved.
+    """
+
+    def __init__(self, group: Group, *, overlapped: bool) -> None:
+        """Count from here."""
+        self._group, self._overlapped = group, overlapped
+        self._before = group.sent_bytes, group.received_bytes
+
+    def look(self, result: SyncResult | None) -> tuple[int, int]:
+        """Return bytes sent and received since the last look."""
+        if self._overlapped:
+            return (result.sent_bytes, result.received_bytes) if result is not None else (0, 0)
+        now, before = (self._group.sent_bytes, self._group.received_bytes), self._before
+        self._before = now
+        return now[0] - before[0], now[1] - before[1]
 
 
 @dataclass(frozen=True)
@@ -126,16 +148,15 @@ def _member(
     outer, outcome = options.build(), Outcome(model)
     outer.setup(task, group=group, codec=make_codec(trial.resolved().codec))
     outer.begin(task)
+    counted = Counted(group, overlapped=trial.row.overlap_steps > 0)
     shards = setting.shards(trial.seed, trial.members)
     stream = MemberStream(shards, slot=slot, batch=table.batch, shared_steps=outer.shared_steps)
     inner = Local(language_model_loss, clip=table.clip)
     while task.step < table.steps:
-        sync = inner.step(task, next(stream), outer).sync
-        outcome.note(sync)
-        outcome.peak_bytes = max(outcome.peak_bytes, sync.sent_bytes if sync is not None else 0)
+        outcome.note(counted.look(inner.step(task, next(stream), outer).sync))
         if task.step in keep and slot == 0:
             outcome.kept[task.step] = flat(model)
-    outcome.note(outer.finish(task))
+    outcome.note(counted.look(outer.finish(task)), last=True)
     outcome.rounds = task.round
     outcome.sent_bytes, outcome.received_bytes = group.sent_bytes, group.received_bytes
     if slot == 0 and evaluated:
