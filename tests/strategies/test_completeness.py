@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from atoll.codec import table as codecs
 from atoll.group.policy import COLLECTIVES as COLLECTIVE_NAMES
 from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS, Entry
+from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.table import OUTERS, PRESETS, load
 from tests.contracts.codec_suite import CodecSuite
 from tests.contracts.collected import collect, suites, suites_of
@@ -22,6 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_outer_strategy_has_a_contract_suite(outer: str) -> None:
     options = load(OUTERS[outer])
     assert suites_of(options), f"no StrategySuite in tests/strategies has options of {options}"
+
+
+def test_a_strategy_without_a_suite_would_be_found_out() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Forgotten(DiLoCo):
+        """Not even the suites of what it is made from count for it."""
+
+    assert suites_of(DiLoCo)
+    assert not suites_of(Forgotten)
 
 
 @pytest.mark.parametrize("outer", OUTERS)
