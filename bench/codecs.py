@@ -2,7 +2,8 @@
 
 One thread, 40 MB of float32 (10 million elements of a Gaussian) unless `--megabytes` says
 otherwise. The codecs take turns, and each figure is the median over the turns. Rates are float32
-bytes of the vector per second, whatever the packet weighs:
+bytes of the vector per second of the core's time, whatever the packet weighs and whatever other
+programs do meanwhile:
 
     encode_mb_s, decode_mb_s    the two halves; decoding into memory that is there already
     add_mb_s                    decode_add with a weight, as in a sum of many members
@@ -39,9 +40,9 @@ QUICK = ("fp32", "bf16", "int8", "int4", "sign", "topk:0.01")
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     function()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 class Bench:

@@ -170,11 +170,11 @@ class SlowWorld(HubWorld):
 
 
 def test_auto_finds_a_slow_uplink_and_members_finish_identical(node: NodeInName) -> None:
-    place = SlowWorld(node, 2, route="relay")
+    place, model = SlowWorld(node, 2, route="relay"), wide_model()
 
     def body(group: Group) -> tuple[list[str], Run]:
         run = start_run(
-            Average(every=1), group, int(group.me[1:]), codec="feedback(auto)", model=wide_model()
+            Average(every=1), group, int(group.me[1:]), codec="feedback(auto)", model=model
         )
         used = []
         for _ in range(STEPS):
