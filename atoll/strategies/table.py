@@ -82,7 +82,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "noloco": Preset(outer="noloco"),
         "ad-psgd": Preset(outer="pairwise"),
         "sparta": Preset(outer="sparta"),
-        "signsgd": Preset(outer="sign_majority", codec="sign"),
+        "signsgd": Preset(outer="sign_majority", codec="sign", options={"momentum": 0.9}),
         "powersgd": Preset(outer="powersgd"),
         "demo": Preset(outer="demo", codec="bf16"),
         "cocktail-sgd": Preset(outer="cocktail", codec="topk:0.2|int4"),
