@@ -17,11 +17,13 @@ from atoll.checkpoint.capture import random_state, set_random_state
 from atoll.codec import Codec, make_codec
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from atoll.task import Task
+from atoll.train.muon import muon
 
 ABOUT = describe("net", options={}, tokenizer="")
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
     "adamw fused": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
+    "muon": lambda model: muon(model, lr=1e-2),
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
 }
 
