@@ -80,7 +80,7 @@ class Plan:
         return self.slow_limit_s if method == "ddp" else self.limit_s
 
 
-FULL = Plan((20, 100), tuple(METHODS), steps=220, target=2.3, limit_s=52.0, slow_limit_s=30.0)
+FULL = Plan((20, 100), tuple(METHODS), steps=220, target=2.3, limit_s=50.0, slow_limit_s=20.0)
 QUICK = Plan(
     (20,), tuple(name for name in METHODS if name != "streaming-diloco e3m0"),
     steps=80, target=2.9, limit_s=18.0, slow_limit_s=12.0,
