@@ -14,7 +14,7 @@ FRAGMENTS = 5
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
 """The warm start and the outer step of docs/tuning.md, for 600 steps."""
 OF_SIGNS = {"lr": 5e-4, "clip": 0.0}
-"""For methods that move every number by the rate: a third of AdamW's."""
+"""For a method that moves every number by the rate: a third of AdamW's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,17 @@ EVERY_STEP: tuple[Row, ...] = (
     _row("ddp/sign", "ddp", "feedback(sign)"),
     _row("ddp/ef21", "ddp", "ef21(topk:0.01)"),
     _row("powersgd", "powersgd"),
-    _row("signsgd", "signsgd", "", train=OF_SIGNS),
+    _row("signsgd", "signsgd", ""),
     _row("one-bit-adam", "one-bit-adam", "", options={"warmup_steps": 120}),
-    _row("demo", "demo", "", train=OF_SIGNS),
+    _row("demo", "demo", "", options={"topk": 128}, train=OF_SIGNS),
     _row("cocktail-sgd", "cocktail-sgd", "", overlap_steps=1),
+    _row(
+        "cocktail-sgd dense",
+        "cocktail-sgd",
+        "topk:0.5|int8",
+        options={"probability": 0.4},
+        overlap_steps=1,
+    ),
     _row("sparta", "sparta", options={"probability": 0.05}, quick=True),
     _row("sparta h120", "sparta", options={"probability": 0.05, "every": 120}),
     _row("one-peer-exponential", "one-peer-exponential"),
