@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.5
 PING_S = 3.0
 """Silence of a member after which the server asks the hub, in a way, whether it is there."""
-LEASE_S = 60.0
-"""Silence after which nobody waits for a member, however alive its connection is."""
+LEASE_S = 180.0
+"""Silence after which clocks wait for a member no more, however alive its connection is."""
 LEASE_TIMES = 8.0
 """The same in times of what it usually takes between two pushes, if that is longer."""
 SEND_S = 300.0
@@ -51,7 +51,7 @@ class _Caller:
 
     heard: float
     usual_s: float = 0.0
-    """Seconds between its last two asks."""
+    """Seconds between two asks, at most; that is forgotten slowly."""
     asked: float = 0.0
     pinged: float = 0.0
     pieces: Pieces | None = None
@@ -140,12 +140,19 @@ class ServerDesk:
             return
         whole, caller.pieces, caller.taken = caller.pieces, None, head.call
         now = self._clock.monotonic()
-        caller.usual_s, caller.asked = now - caller.asked if caller.asked else 0.0, now
+        since_s = now - caller.asked if caller.asked else 0.0
+        caller.usual_s, caller.asked = max(since_s, 0.9 * caller.usual_s), now
         ask = unpack_ask(whole.body)
         sizes = tuple(expected_sizes(ask))
         codec = getattr(ask, "codec", "fp32")
         packet = Packet(whole.data, codec, sizes) if sizes else None
-        self._deliver(self.server.handle(member, ask, packet))
+        try:
+            answers = self.server.handle(member, ask, packet)
+        except Exception as error:  # the member must hear of it, whatever it is
+            log.exception("an ask of %s failed", member)
+            failed = WireError("the parameter server failed", given=repr(error))
+            answers = [(member, Answer("refused", error=failed.to_dict()), None)]
+        self._deliver(answers)
 
     def _look(self, member: str, caller: _Caller, head: ServingHead) -> None:
         """A member says what it has of an answer: send what it lacks, or say what lacks here."""
@@ -203,10 +210,12 @@ class ServerDesk:
 
     def _tick(self, now: float) -> None:
         """Find out who is gone, of those that others may wait for."""
-        for member in {*self.server.computing, *self.server.expected}:
+        expected = self.server.expected
+        for member in {*self.server.computing, *expected}:
             caller = self._callers.setdefault(member, _Caller(heard=now))
             silent_s = now - caller.heard
-            if silent_s > max(LEASE_S, LEASE_TIMES * caller.usual_s):
+            patient = self.server.setup.mode == "asynchronous" and member not in expected
+            if not patient and silent_s > max(LEASE_S, LEASE_TIMES * caller.usual_s):
                 self._lose(member, f"it was silent for {silent_s:.0f} s")
             elif silent_s > PING_S and now - caller.pinged > PING_S:
                 caller.pinged = now
@@ -226,6 +235,3 @@ def _opened(head: ServingHead) -> Pieces:
             "an ask is too large", given=f"{head.total_bytes} bytes", expected=f"at most {most}"
         )
     return Pieces(head.call, head.total_bytes)
-
-
-__all__ = ["Answer", "ServerDesk"]

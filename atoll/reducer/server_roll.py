@@ -55,8 +55,8 @@ class ServerRoll:
     def enter(self, member: str) -> Pupil:
         """Return a member that asks just now; one that was lost is back."""
         pupil, slowest = self.pupils.setdefault(member, Pupil("lost")), self.slowest()
-        if pupil.standing != "engaged":  # the others went on: it does not hold them up now
-            pupil.clock = max(pupil.clock, slowest)
+        if pupil.standing != "engaged":  # the others went on, or wait: it begins where they are
+            pupil.clock = slowest
         pupil.standing, pupil.final = "engaged", False
         return pupil
 

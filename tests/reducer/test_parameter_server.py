@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -243,6 +243,7 @@ deeds = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(bound=st.integers(0, 4), schedule=deeds)
+@example(bound=0, schedule=[("w0", "push"), ("w0", "die"), ("w0", "return"), ("w0", "push")])
 def test_nobody_is_further_ahead_than_the_bound_and_a_clock(
     bound: int, schedule: list[tuple[str, str]]
 ) -> None:

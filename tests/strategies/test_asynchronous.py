@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
-from atoll.group.group import Group
+from atoll.group.group import Group, Work
 from atoll.group.memory import MemoryGroups
 from atoll.reducer.server_rules import DelayedNesterov
 from atoll.strategies.outer.asynchronous import Asynchronous
 from atoll.strategies.outer.diloco import DiLoCo
+from atoll.train.committed import CommittedState, adopt
 from atoll.wire.serving import Setup
 from tests.contracts.strategy_suite import (
     Batch,
@@ -324,6 +326,64 @@ def test_a_server_that_forgets_everything_is_loaded_with_what_was_pulled_last() 
     assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)
     start = plain_training(0)
     assert (runs[0].vector() - start).norm() > 0.1
+
+
+def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> None:
+    groups = MemoryGroups(2, timeout_s=20.0)
+    options = Asynchronous(every=2, anchor_every=100)
+    trained, offered = threading.Barrier(2), threading.Barrier(2)
+    donors: dict[str, Run] = {}
+
+    def body(group: Group) -> Run:
+        run = donors[group.me] = start_run(options, group, int(group.me[1:]))
+        run.train(6)
+        if group.me == "w0":  # by the virtual clock the other waits for it meanwhile
+            trained.wait(20)
+            offered.wait(20)
+        return finished(run)
+
+    def latecomer() -> Run:
+        trained.wait(20)
+        group = groups.add()
+        run, donor = start_run(options, group, 2, begin=False), donors["w0"]
+        group.recover()
+        shared, inner = CommittedState(donor.task, donor.outer, chain=lambda: "").parts()
+        adopt(run.task, run.outer, shared=shared, inner=inner)
+        group.standing(run.task.round, base=run.outer.committed(run.task).base)
+        anchor = run.vector()
+        run.train(1)
+        assert torch.equal(run.vector(), groups.servers.server().theta)
+        assert not torch.equal(run.vector(), anchor)
+        offered.wait(20)
+        return finished(run)
+
+    def finished(run: Run) -> Run:
+        run.train(6)
+        while (result := run.outer.finish(run.task)) is not None:
+            run.note(result)
+        return run
+
+    late = Work.start(latecomer, name="late")
+    runs = [*groups.together(body, timeout_s=40), late.wait(40)]
+    assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)
+    assert {run.results[-1].contributors for run in runs} == {("w0", "w1", "w2")}
+
+
+def test_what_is_evaluated_in_between_is_the_same_on_all_members() -> None:
+    def body(group: Group) -> tuple[Tensor, Tensor, Tensor]:
+        run = start_run(Asynchronous(every=2, anchor_every=4), group, int(group.me[1:]))
+        run.train(5)
+        before = run.vector()
+        with run.outer.evaluating(run.task):
+            inside = run.vector()
+        return before, inside, run.vector()
+
+    first, second = MemoryGroups(2).together(body)
+    assert torch.equal(first[1], second[1])
+    assert not torch.equal(first[0], second[0])
+    for before, inside, after in (first, second):
+        assert torch.equal(before, after)
+        assert not torch.equal(before, inside)
 
 
 def test_late_moves_are_dropped_beyond_the_limit() -> None:

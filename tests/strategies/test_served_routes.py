@@ -181,17 +181,11 @@ def test_survivors_of_a_lost_member_go_on_and_end_with_one_model(
     assert_equal_models([first, last])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(Asynchronous(every=2, anchor_every=50), id="asynchronous"),
-        pytest.param(Server(anchor_every=50), id="synchronous"),
-    ],
-)
 def test_a_killed_server_is_loaded_with_what_its_members_have(
-    world: Callable[..., ProcessWorld], options: Any
+    world: Callable[..., ProcessWorld],
 ) -> None:
     """The process is killed in the middle of a run, with no anchor since the start."""
+    options = Asynchronous(every=2, anchor_every=50)
     place = world(2, ProcessWorld)
     half_way, killed = threading.Barrier(2), threading.Event()
 

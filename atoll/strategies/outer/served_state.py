@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from atoll.strategies.anchors import Anchored, Shard, digest_of, marks
 from atoll.strategies.codec_state import codec_state, load_codec_state
 from atoll.strategies.delta import Flat, digest
 from atoll.strategies.meeting import Meeting
-from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.outer.base import OuterDefaults, carrying
 from atoll.strategies.outer.periodic import Weigher, start_volume
 from atoll.strategies.serving import Serving
 from atoll.strategies.shards import Shards
@@ -146,6 +147,10 @@ class ServedState(OuterDefaults, ABC):
     def committed(self, task: Task) -> Committed:
         """Return the state of the last anchor; see :meth:`Outer.committed`."""
         return Committed(self._anchor_step, self._base, self._flat.views(self._anchor))
+
+    def evaluating(self, task: Task) -> AbstractContextManager[None]:
+        """Put the state of the last anchor into the model: what all members have in common."""
+        return nullcontext() if self._alone else carrying(self._flat, self._anchor)
 
     # -------------------------------------------------------------------------- state
 
