@@ -2,7 +2,7 @@
 
 All members rest. The first one fetches what the servers hold; where a server has nothing, because
 it was started anew, the member that pulled the newest vector gives that. Then everybody takes the
-giver's values over exactly: only they have weight.
+giver's values over exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.codec.codec import Codec
 from atoll.codec.table import make_codec
 from atoll.errors import GroupError, PeerLost
-from atoll.group.group import Group, Reduced, Resting
+from atoll.group.group import Group, Parcel, Reduced, Resting
 from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
@@ -115,11 +115,10 @@ def meet(group: Group, plan: RoundPlan, view: View, *, resting: Resting) -> Anch
     for giver in sorted(set(givers)):
         numbers = [n for n, chosen in enumerate(givers) if chosen == giver]
         packed = torch.cat([view.shards[n].pack() for n in numbers])
-        mine = members[giver] == group.me
-        given = _given(group, packed, codec, float(mine), resting, members[giver])
-        digests.append(given.digest)
+        given, digest = _given(group, members, packed, members[giver], resting)
+        digests.append(digest)
         sizes = [view.shards[n].packed for n in numbers]
-        for n, values in zip(numbers, torch.split(given.tensors[0], sizes), strict=True):
+        for n, values in zip(numbers, torch.split(given, sizes), strict=True):
             version = _number(table[giver, 2 + DIGITS + MARKS * n + 1 :])
             shards[n] = view.shards[n].unpack(values, version=version)
     return Anchored(
@@ -167,21 +166,31 @@ def _reduced(
 
 
 def _given(
-    group: Group, vector: Tensor, codec: Codec, weight: float, resting: Resting, giver: str
-) -> Reduced:
-    """Return the giver's values.
+    group: Group, members: Sequence[str], vector: Tensor, giver: str, resting: Resting
+) -> tuple[Tensor, str]:
+    """Return the giver's values and the digest of the exchange; only the giver sends them.
 
     Raises:
         PeerLost: it went away meanwhile; another attempt has another giver.
     """
-    try:
-        return _reduced(group, vector, codec, weight, resting)
-    except PeerLost:
-        raise
-    except GroupError as error:
-        if "nothing to average" not in str(error):
-            raise
-        raise PeerLost("the member was lost that gives an anchor", given=giver) from error
+    codec, mine = make_codec("fp32"), giver == group.me
+    others = tuple(member for member in members if member != giver)
+    work = group.swap([Parcel(others, codec.encode(vector))] if mine and others else [])
+    with resting():
+        swapped = work.wait()
+    if mine:
+        return vector, swapped.digest
+    packets = swapped.packets.get(giver)
+    if not packets:
+        raise PeerLost("the member was lost that gives an anchor", given=giver)
+    values = codec.decode(packets[0])
+    if values.numel() != vector.numel():
+        raise GroupError(
+            "an anchor does not fit this member", given=f"{values.numel()} elements of {giver}",
+            expected=f"{vector.numel()}",
+            remedy="start every member with the same job file and the same model",
+        )  # fmt: skip
+    return values, swapped.digest
 
 
 def digest_of(shards: Sequence[Shard], *, anchor: int) -> str:

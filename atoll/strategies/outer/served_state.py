@@ -23,7 +23,7 @@ from atoll.strategies.outer.periodic import Weigher, start_volume
 from atoll.strategies.serving import Serving
 from atoll.strategies.shards import Shards
 from atoll.strategies.strategy import Committed, Traffic
-from atoll.strategies.volume import total, volume
+from atoll.strategies.volume import swapped, total, volume
 from atoll.task import Task
 from atoll.wire.serving import Setup
 
@@ -226,7 +226,10 @@ class ServedState(OuterDefaults, ABC):
         packed = sum(held) + self._num_servers * len(self._rules[0][1])
         anchor = total_round(
             volume(exact, marks(peers, self._num_servers), peers, rank=rank),
-            volume(exact, packed, peers, rank=rank),
+            swapped(
+                [(exact.nbytes(packed), peers - 1)] if rank == 0 and peers > 1 else [],
+                [exact.nbytes(packed)] if rank else [],
+            ),
         )
         parts = [start_volume(peers, rank=rank)]
         if peers < 2 and self.is_plain:
