@@ -83,6 +83,8 @@ class Shape:
     judge: Callable[[Losses], tuple[bool, Mapping[str, Any]]]
     members: int = 4
     note: str = ""
+    trend: tuple[tuple[str, str], ...] = ()
+    """Further (row, base) whose excess says where it goes with more rounds."""
 
 
 def worse(row: str, base: str, *, members: int = 4) -> Callable[[Losses], tuple[bool, Any]]:
@@ -167,6 +169,8 @@ SHAPES: tuple[Shape, ...] = (
     Shape(
         "losing 30 % of the updates costs less than 1 %",
         ("diloco drop30", "diloco"), costs_less(0.01, ["diloco drop30"], "diloco"),
+        note="the second figure says where it goes with more rounds (H = 10)",
+        trend=(("diloco h10 drop30", "diloco h10"),),
     ),
     Shape(
         "streaming equals DiLoCo within noise, with 1/F of the peak bytes",
@@ -197,6 +201,10 @@ def judge(records: Sequence[Record]) -> list[dict[str, Any]]:
             )
             continue
         holds, figures = shape.judge(losses)
+        for row, base in shape.trend:
+            if losses.has(row, base, members=shape.members):
+                excess = losses.excess(row, base, members=shape.members)
+                figures = {**figures, f"{row} over {base}": excess.plain()}
         note = (
             shape.note if holds else f"does not come out at this scale; {shape.note}".rstrip("; ")
         )
