@@ -68,6 +68,10 @@ CORE: tuple[Row, ...] = (
     _diloco("diloco h50", every=50),
     _diloco("diloco h200", every=200),
     _diloco("diloco cold", options={"shared_steps": 0}),
+    _diloco(
+        "diloco averaged start",
+        options={"shared_steps": 0, "warmup_steps": 60, "warmup_every": 4},
+    ),
     _diloco("diloco drop30", options={"drop": 0.3}),
     _diloco("diloco h10 drop30", every=10, options={"drop": 0.3}),
     _row("async-diloco", "async-diloco", options={"every": EVERY}),

@@ -150,6 +150,9 @@ SHAPES: tuple[Shape, ...] = (
     Shape(
         "a warm start brings DiLoCo closer to data parallel",
         ("diloco", "diloco cold", "ddp"), ordered(("diloco", "diloco cold"), "ddp"),
+        note="the third figure starts by averaging every 4 steps; docs/tuning.md has higher rates "
+        "and 2,000 steps, where a shared start pays",
+        trend=(("diloco averaged start", "ddp"),),
     ),
     Shape(
         "the loss grows with H: 10, 50, 200",
