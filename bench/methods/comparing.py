@@ -37,7 +37,7 @@ SHORT = {"every": 5, "shared_steps": 10}
 """Intervals of the comparison, where a method has them, so that there are some rounds."""
 PLAIN_CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "int2", "e3m0")
 """Whose packets are one mean, and the same in every round."""
-VARIANTS = {"drop", "prune", "growing", "every_step_until", "outer_optimizer"}
+VARIANTS = {"drop", "prune", "growing", "every_step_until", "outer_optimizer", "warmup_steps"}
 """Options that tests/reference does not have."""
 MEMBERS_OF_FORMULA = 3
 

@@ -13,6 +13,8 @@ FRAGMENTS = 5
 """Of streaming methods: one layer and a fifth of the embedding each."""
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
 """The warm start and the outer step of docs/tuning.md, for 600 steps."""
+ASYNC = {"every": EVERY, "outer_lr": 0.8, "outer_momentum": 0.75, "dynamic": False}
+"""Without measured speeds, so that a run repeats itself."""
 OF_SIGNS = {"lr": 5e-4, "clip": 0.0}
 """For a method that moves every number by the rate: a third of AdamW's."""
 
@@ -74,10 +76,8 @@ CORE: tuple[Row, ...] = (
     ),
     _diloco("diloco drop30", options={"drop": 0.3}),
     _diloco("diloco h10 drop30", every=10, options={"drop": 0.3}),
-    _row("async-diloco", "async-diloco", options={"every": EVERY}),
-    _row(
-        "async plain", "async-diloco", options={"every": EVERY, "outer_optimizer": "nesterov"}
-    ),
+    _row("async-diloco", "async-diloco", options=ASYNC),
+    _row("async plain", "async-diloco", options=ASYNC | {"outer_optimizer": "nesterov"}),
     _row("d-psgd ring", "d-psgd", options={"graph": "ring"}, members=(8, 4)),
     _row("d-psgd exponential", "d-psgd", options={"graph": "exponential"}, members=(8, 4)),
 )  # fmt: skip
