@@ -112,9 +112,7 @@ class Alone:
         self.committed_round += committed
         return verdict
 
-    def ask_server(
-        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
-    ) -> Work[Asked]:
+    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
         """Ask a parameter server; see :meth:`Group.ask_server`."""
         return Work.of(self._servers.ask(self.me, server, ask, packet))
 
