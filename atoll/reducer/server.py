@@ -90,7 +90,7 @@ class Reducer:
             AtollError: the link failed for good (a refused token, a replaced session).
         """
         last_seen = self._clock.monotonic()
-        desk = ServerDesk(self._link, job=self._job)
+        desk = ServerDesk(self._link, job=self._job, clock=self._clock)
         desk.start()
         try:
             while not stop.is_set():

@@ -36,8 +36,10 @@ class SimulatedInbox:
         sources: Collection[str] | None,
         notices: tuple[type[Message], ...],
         reconnects: bool,
+        prefix: bytes,
     ) -> None:
         self.sources, self.notices, self.reconnects = sources, notices, reconnects
+        self.prefix = prefix
         self._link = link
         self._arrivals: deque[Any] = deque()
         self._parking = Parking(link.world.fibers)
@@ -46,6 +48,7 @@ class SimulatedInbox:
     def put(self, item: Any) -> None:
         if isinstance(item, Relayed):
             wanted = self.sources is None or item.source in self.sources
+            wanted = wanted and bytes(item.payload[: len(self.prefix)]) == self.prefix
         elif isinstance(item, Reconnected):
             wanted = self.reconnects
         else:
@@ -291,8 +294,9 @@ class SimulatedLink:
         sources: Collection[str] | None = None,
         notices: Collection[type[Message]] = (),
         reconnects: bool = False,
+        prefix: bytes = b"",
     ) -> SimulatedInbox:
-        inbox = SimulatedInbox(self, sources, tuple(notices), reconnects)
+        inbox = SimulatedInbox(self, sources, tuple(notices), reconnects, prefix)
         early, self._early = self._early, None
         for item in early or ():
             inbox.put(item)

@@ -24,6 +24,7 @@ import atoll.group.turns
 import atoll.hub.app
 import atoll.hub.session
 import atoll.reducer.assembly
+import atoll.reducer.desk
 import atoll.reducer.outcomes
 import atoll.reducer.parcels
 import atoll.reducer.server
@@ -74,6 +75,7 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         (atoll.hub.session, "Outbox", no_outbox),
         (atoll.reducer.server, "ThreadPoolExecutor", lambda **k: Executor(fibers)),
         (atoll.reducer.server, "threading", threading),
+        (atoll.reducer.desk, "threading", threading),
         *((module, "parse_spec", parse_spec) for module in _readers_of_specs()),
         *(
             (module, "CHUNK_BYTES", PIECE_BYTES)
