@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, DeadlineExceeded, HubError
+from atoll.ids import REDUCER
 from atoll.reducer.server import Reducer
 from atoll.wire.messages import (
     Launch,
@@ -205,10 +206,10 @@ class SimulatedReducers:
         self._hub = self._world.starting_hub
         self._wanted: set[str] = set()
         self._running: ReducerProcess | None = None
-        self.ended: Callable[[str], None] = lambda job: None
+        self.ended: Callable[[str, str], None] = lambda job, reducer: None
         """What the hub does when the process has ended."""
 
-    def start(self, job: str) -> None:
+    def start(self, job: str, reducer: str = REDUCER) -> None:
         if job not in self._wanted:
             self._wanted.add(job)
             self._tasks.start(self._run(job), name="reducer")
@@ -238,7 +239,7 @@ class SimulatedReducers:
 
     def _tell(self) -> None:
         for job in self._wanted:
-            self.ended(job)
+            self.ended(job, REDUCER)
 
     def _again(self) -> None:
         for job in self._wanted:
