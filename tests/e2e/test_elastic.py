@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -78,7 +79,8 @@ def test_slow_machine_does_fewer_steps_and_arrives_with_the_others(atoll: Atoll)
         until(lambda: client.job(name)["state"] == "done", timeout_s=90)
         paces = values(client, name, "pace")
         members = {m["member"]: m for m in client.job(name)["members"]}
-    assert min(paces["w0"]) > 0.8, "the quick one does (nearly) all its steps"
+    # The median: a single round of the quick one may be slow, too, on a busy machine.
+    assert statistics.median(paces["w0"]) > 0.8, "the quick one does (nearly) all its steps"
     quick, slow = (members[m]["result"] for m in ("w0", "w1"))
     assert quick["steps"] == slow["steps"] == 3_500, "the schedule is the same for both"
     assert slow["tokens"] < quick["tokens"]

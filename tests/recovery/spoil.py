@@ -103,6 +103,24 @@ def together(number: int) -> Spoil:
     return spoil
 
 
+def at_once(number: int) -> Spoil:
+    """Answer nothing before all of `number` donors have been asked."""
+    barrier = threading.Barrier(number)
+
+    def spoil(answer: Answerer) -> Answerer:
+        passed = threading.Event()
+
+        def late(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+            if not passed.is_set():
+                passed.set()
+                barrier.wait(10.0)
+            return answer(ask)
+
+        return late
+
+    return spoil
+
+
 def slow(seconds: float) -> Spoil:
     """Take a while for every chunk."""
     never = threading.Event()

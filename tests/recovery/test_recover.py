@@ -202,7 +202,7 @@ def test_where_members_differ_on_purpose_one_donor_gives_everything(world: World
 
 
 def test_a_donor_that_alone_claims_to_differ_on_purpose_is_not_believed(world: World) -> None:
-    gates = spoil.together(3)
+    gates = spoil.at_once(3)
     models = [
         world.donor(f"w{slot}", spoil=gates, numel=600_000, seed=int(slot == 0))
         for slot in range(3)
