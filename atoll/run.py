@@ -25,6 +25,7 @@ from atoll.group.group import Group
 from atoll.group.policy import GroupPolicy
 from atoll.queues import Queue, Topic
 from atoll.strategies.fitting import check, named
+from atoll.strategies.past import note
 from atoll.strategies.strategy import SyncResult
 from atoll.strategies.table import resolve_outer
 from atoll.strategies.wrapped import OuterOptimizer
@@ -256,7 +257,7 @@ class Run:
         while self._optimizer is not None and self._task is not None and not self._gone:
             try:
                 with self._task.gate.moving():
-                    sync = self._optimizer.outer.finish(self._task)
+                    sync = note(self._task, self._optimizer.outer.finish(self._task))
             except LeftBehind as error:
                 self._recover(error)
             except GroupLeft:
@@ -342,9 +343,8 @@ class Run:
             totals=totals,
         )  # fmt: skip
         if task is not None and self._optimizer is not None:
-            chain = self._state.chain if self._state is not None else ""
             digest = self._optimizer.outer.digest(task)
-            result |= trained(task, totals=totals, chain=chain, digest=digest)
+            result |= trained(task, totals=totals, digest=digest)
         return result
 
     # ---------------------------------------------------------------------------------- ends

@@ -100,6 +100,8 @@ class Task:
     """Tokens trained by this member."""
     round: int = 0
     """Rounds committed: the next one to join."""
+    past: str = ""
+    """Hash over the digests of all those rounds: equal on members that always agreed."""
     gate: Gate = field(default_factory=Gate, repr=False)
     """Closed while the state moves; others read it through `gate.still`."""
     last: int = 0

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from atoll.errors import ConfigError, GroupLeft, LeftBehind
 from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.past import note
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.task import Task
 
@@ -115,7 +116,7 @@ class OuterOptimizer(Optimizer):
                 elif not self.skipped:
                     self.inner.step()
                 self.task.advance()
-                sync = self.outer.sync(self.task)
+                sync = note(self.task, self.outer.sync(self.task))
         except LeftBehind as error:
             if self._recover is None:
                 raise

@@ -9,7 +9,7 @@ state does not change from one round to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -27,9 +27,9 @@ _TREE = "tree"
 class CommittedState:
     """One member's state as others may have it; read only while the task rests."""
 
-    def __init__(self, task: Task, outer: Outer, *, chain: Callable[[], str]) -> None:
-        """Look at a task and its strategy; `chain` is the hash over all rounds so far."""
-        self._task, self._outer, self._chain = task, outer, chain
+    def __init__(self, task: Task, outer: Outer) -> None:
+        """Look at a task and its strategy."""
+        self._task, self._outer = task, outer
 
     @property
     def round(self) -> int:
@@ -53,7 +53,7 @@ class CommittedState:
             "step": found.step,
             "round": task.round,
             "base": found.base,
-            "chain": self._chain(),
+            "chain": task.past,
             "outer": self._outer.shared_state(),
             "model": _trained(task) if found.tensors is None else {},
         }
@@ -61,13 +61,13 @@ class CommittedState:
         return _part(SHARED_PART, shared), _part(INNER_PART, inner)
 
 
-def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> str:
-    """Set a task to the committed state of others; return the hash over all rounds so far.
+def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None:
+    """Set a task to the committed state of others.
 
     The member's counters and its place in the data stay its own.
 
     Args:
-        task: Model, optimizer, step and round change.
+        task: Model, optimizer, step, round and past change.
         outer: Its strategy, set up already.
         shared: What all members have in common.
         inner: A member's optimizer; None: the own one stays as it is.
@@ -86,7 +86,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> str:
             task.step, task.round = int(tree["step"]), int(tree["round"])
             outer.load_state_dict(tree["outer"])
             outer.rejoin(task)
-            base, chain = str(tree["base"]), str(tree["chain"])
+            base, task.past = str(tree["base"]), str(tree["chain"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
             raise CheckpointError(
                 "the state of the other members does not fit here",
@@ -99,7 +99,6 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> str:
             "the state that was taken over is not the committed one",
             given=f"digest {found[:16]}", expected=base[:16],
         )  # fmt: skip
-    return chain
 
 
 def _trained(task: Task) -> dict[str, Tensor]:

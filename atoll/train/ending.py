@@ -35,7 +35,6 @@ def member_result(
     slot: int,
     start_s: float,
     first: Evaluation,
-    chain: str,
     reason: str,
 ) -> dict[str, Any]:
     """Return one member's part of the summary; `reason` says why it ended early, if it did."""
@@ -51,7 +50,7 @@ def member_result(
         "parameters": task.num_parameters,
         "first_loss_sum": first.loss_sum,
         "first_tokens": first.tokens,
-        "digests": chain,
+        "digests": task.past,
         "digest": outer.digest(task),
         "data_digest": built.dataset.digest,
         "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,

@@ -43,8 +43,6 @@ class SetBack(GroupError):
 class Taken:
     """A committed state that was taken over."""
 
-    chain: str
-    """Hash over all rounds of the run so far."""
     lease: Lease | None
     """What to train on until the next verdict."""
     sources: tuple[str, ...]
@@ -152,7 +150,7 @@ class Lifeline:
                 raise SetBack(answer.checkpoint_round, lease=answer.lease)
             task.pace = answer.pace
             try:
-                chain = adopt(task, outer, shared=recovered.shared, inner=recovered.inner)
+                adopt(task, outer, shared=recovered.shared, inner=recovered.inner)
             except CheckpointError as error:
                 log.warning("the state of %s is not usable: %s", recovered.sources, error)
                 self._announce(Event("recovery-refused", f"{task.member}: {error}"))
@@ -166,7 +164,7 @@ class Lifeline:
             task.round, base=outer.committed(task).base, sources=list(sources),
             seconds=seconds, nbytes=recovered.nbytes,
         )  # fmt: skip
-        return Taken(chain, answer.lease, sources, seconds, recovered.nbytes)
+        return Taken(answer.lease, sources, seconds, recovered.nbytes)
 
     def catch_up(self) -> int:
         """Take over nothing but the number of rounds: members train models of their own."""

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.clock import Clock
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.group import Group
+from atoll.strategies.past import note
 from atoll.strategies.strategy import Inner, Outer, SyncResult
 from atoll.task import Task
 from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
@@ -57,7 +58,7 @@ class Loop:
                 if reason:
                     return reason
                 with self.task.gate.moving():
-                    last = self.outer.finish(self.task)
+                    last = note(self.task, self.outer.finish(self.task))
             except GroupLeft:
                 return LEFT
             except LeftBehind as error:

@@ -31,14 +31,14 @@ def member_result(
     }
 
 
-def trained(task: Task, *, totals: Totals, chain: str, digest: str) -> dict[str, Any]:
+def trained(task: Task, *, totals: Totals, digest: str) -> dict[str, Any]:
     """Return what a member has trained."""
     return {
         "steps": task.step,
         "tokens": task.tokens,
         "rounds": task.round,
         "parameters": task.num_parameters,
-        "digests": chain,
+        "digests": task.past,
         "digest": digest,
         "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
     }

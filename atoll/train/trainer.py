@@ -17,10 +17,10 @@ from atoll.errors import GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.strategies.inner.local import Local, language_model_loss
+from atoll.strategies.past import note
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.task import Task
 from atoll.train.build import Built, build
-from atoll.train.chain import chained
 from atoll.train.committed import CommittedState
 from atoll.train.ending import last_look, member_result
 from atoll.train.evaluate import Evaluation, evaluate
@@ -125,7 +125,6 @@ class Trainer:
         self.totals = Totals()
         self.began = clock.monotonic()
         self.start_s = 0.0
-        self.chain = ""
         self.first = Evaluation(0.0, 0)
         self.saving = Saving(store=store, saver=saver)
         self._held_out: float | None = None
@@ -165,7 +164,7 @@ class Trainer:
         self.outer.rejoin(self.task)
         self.task.leases = {slot: dict(place) for slot, place in restored.leases.items()}
         self.totals.load(restored.counters)
-        self.chain = str(restored.counters.get("chain", ""))
+        self.task.past = str(restored.counters.get("chain", ""))
         sums = (restored.counters.get(name, 0) for name in ("first_loss_sum", "first_tokens"))
         self.first = Evaluation(*(float(value) for value in sums))  # type: ignore[arg-type]
         self._saved_round = round_
@@ -190,7 +189,7 @@ class Trainer:
         )  # fmt: skip
         self._publish = publish
         if self.lifeline is not None and self.outer.inherits:
-            state = CommittedState(self.task, self.outer, chain=lambda: self.chain)
+            state = CommittedState(self.task, self.outer)
             self.lifeline.offer(self.task, state)
 
     # ------------------------------------------------------------------------------- running
@@ -235,9 +234,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Make sure that all start alike, and evaluate before the first step."""
-        begun = self.outer.begin(self.task)
-        if begun is not None:
-            self.chain = chained(self.chain, begun)
+        note(self.task, self.outer.begin(self.task))
         self.first = self._evaluate_share()
 
     def _recover(self, error: LeftBehind | None) -> None:
@@ -254,7 +251,6 @@ class Trainer:
             self.outer.rejoin(self.task)
             return
         taken = self.lifeline.take(self.task, self.outer)
-        self.chain = taken.chain
         self.built.schedule.load_state_dict({"step": self.task.step})
         self.stream.rejoin(self.task.step)
         if taken.lease is not None:
@@ -267,7 +263,7 @@ class Trainer:
             self._save(final=True)  # nobody else has to agree that this is a good moment
         result = member_result(
             self.spec, self.built, self.outer, self.totals, slot=self.slot, start_s=self.start_s,
-            first=self.first, chain=self.chain, reason=reason,
+            first=self.first, reason=reason,
         )  # fmt: skip
         # Who leaves between two rounds has no agreed model to give; the others go on.
         left = reason == LEFT and not isinstance(self.group, Alone)
@@ -301,7 +297,6 @@ class Trainer:
 
     def _after_round(self, sync: SyncResult, last: bool) -> None:
         """Save and evaluate after a committed round, if it is time."""
-        self.chain = chained(self.chain, sync)
         stopping = sync.ends(self.group)
         if not self._reserved:
             self._reserved = True
@@ -341,7 +336,7 @@ class Trainer:
         began = self.clock.monotonic()
         counters: dict[str, float | int | str] = {
             **self.totals.to_dict(),
-            "chain": self.chain,
+            "chain": self.task.past,
             "num_slots": self.num_slots,
             "first_loss_sum": self.first.loss_sum,
             "first_tokens": self.first.tokens,

@@ -7,9 +7,9 @@ import logging
 from atoll.checkpoint import BackgroundSaver, adopt, describe, resume
 from atoll.errors import LeftBehind
 from atoll.group.group import Group
+from atoll.strategies.past import note
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.task import Task
-from atoll.train.chain import chained
 from atoll.train.committed import CommittedState
 from atoll.train.enroll import Enrolled
 from atoll.train.lifeline import SetBack
@@ -44,7 +44,6 @@ class WrappedState:
             enrolled: This member's place; None: without a hub there is nobody to recover from.
             every: Rounds between checkpoints; 0: none.
         """
-        self.chain = ""
         self._task, self._outer, self._group = task, outer, group
         self._strategy, self._enrolled, self._every = strategy, enrolled, every
         self._saver: BackgroundSaver | None = None
@@ -53,7 +52,7 @@ class WrappedState:
         """Start with the others, from a checkpoint, or in the middle of their run."""
         enrolled = self._enrolled
         if enrolled is None:
-            return self._note(self._outer.begin(self._task))
+            return note(self._task, self._outer.begin(self._task))
         if self._every:
             self._saver = enrolled.saver()
         result: SyncResult | None = None
@@ -63,11 +62,11 @@ class WrappedState:
             elif enrolled.connection.registered.resume_round >= 0:
                 self._resume(enrolled, enrolled.connection.registered.resume_round)
             else:
-                result = self._note(self._outer.begin(self._task))
+                result = note(self._task, self._outer.begin(self._task))
         except LeftBehind as error:
             self.recover(error)
         if self._outer.inherits:
-            state = CommittedState(self._task, self._outer, chain=lambda: self.chain)
+            state = CommittedState(self._task, self._outer)
             enrolled.lifeline.offer(self._task, state)
         return result
 
@@ -85,18 +84,17 @@ class WrappedState:
             self._outer.rejoin(self._task)
             return
         try:
-            self.chain = enrolled.lifeline.take(self._task, self._outer).chain
+            enrolled.lifeline.take(self._task, self._outer)
         except SetBack as back:
             log.warning("%s", back)
             if back.round >= 0:
                 self._resume(enrolled, back.round)
             else:
                 self._task.round = self._group.committed_round
-                self._note(self._outer.begin(self._task))
+                note(self._task, self._outer.begin(self._task))
 
     def after(self, sync: SyncResult | None) -> None:
         """Take note of a round, and save if it is time."""
-        self._note(sync)
         if sync is None or self._saver is None:
             return
         final = sync.ends(self._group)
@@ -108,16 +106,11 @@ class WrappedState:
         if self._saver is not None:
             self._saver.close(timeout_s=CLOSE_TIMEOUT_S)
 
-    def _note(self, sync: SyncResult | None) -> SyncResult | None:
-        if sync is not None:
-            self.chain = chained(self.chain, sync)
-        return sync
-
     def _save(self, *, final: bool) -> None:
         members = self._group.members
         moment = Moment(
             members=members, shared=members[0] == self._group.me, final=final, score=None,
-            counters={"chain": self.chain}, cursor={}, strategy=self._strategy,
+            counters={"chain": self._task.past}, cursor={}, strategy=self._strategy,
             about=describe("script", options={}, tokenizer=""),
         )  # fmt: skip
         Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
@@ -133,7 +126,7 @@ class WrappedState:
         if warning:
             self._tell(enrolled, warning)
         self._outer.rejoin(self._task)
-        self.chain = str(restored.counters.get("chain", ""))
+        self._task.past = str(restored.counters.get("chain", ""))
 
     def _tell(self, enrolled: Enrolled, text: str) -> None:
         log.warning("%s", text)

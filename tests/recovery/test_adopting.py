@@ -48,7 +48,7 @@ def taken_over(found: Recovered) -> tuple[Task, Outer]:
 
 
 def state_of(run: Run) -> CommittedState:
-    return CommittedState(run.task, run.outer, chain=lambda: "chain")
+    return CommittedState(run.task, run.outer)
 
 
 def test_a_newcomer_stands_where_the_donors_stood_though_they_train_on(world: World) -> None:

@@ -347,7 +347,7 @@ def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> Non
         group = groups.add()
         run, donor = start_run(options, group, 2, begin=False), donors["w0"]
         group.recover()
-        shared, inner = CommittedState(donor.task, donor.outer, chain=lambda: "").parts()
+        shared, inner = CommittedState(donor.task, donor.outer).parts()
         adopt(run.task, run.outer, shared=shared, inner=inner)
         group.standing(run.task.round, base=run.outer.committed(run.task).base)
         anchor = run.vector()

@@ -49,7 +49,7 @@ def take_over(run: Run, group: MemoryGroup, others: Mapping[str, Run], folder: P
     """Do what a recovery does: take the committed state of a member that stands on it."""
     sources = group.recover()
     donor = others[sources.peers[0].member]
-    state = CommittedState(donor.task, donor.outer, chain=lambda: "")
+    state = CommittedState(donor.task, donor.outer)
     wait_for(lambda: state.round == sources.round, "the donor does not come to the round")
     with donor.task.gate.still(timeout_s=10.0):
         shared, inner = (copied(part, folder) for part in state.parts())
@@ -148,7 +148,7 @@ def test_a_member_gives_its_committed_state_while_its_round_waits_for_others(
         if group.me == "w1":
             assert looked.wait(30)
             return end(run)
-        state = CommittedState(run.task, run.outer, chain=lambda: "")
+        state = CommittedState(run.task, run.outer)
         before = (state.round, state.base)
         run.train(2 if isinstance(options, Streaming) else 1)
         flying.set()

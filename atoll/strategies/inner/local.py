@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from atoll.errors import LossNotFinite
+from atoll.strategies.past import note
 from atoll.strategies.strategy import Outer, StepResult
 from atoll.task import Task
 
@@ -39,7 +40,7 @@ class Local:
         with task.gate.moving():
             outer.gradients(task)
             length = self._update(task, value)
-            return StepResult(value, length, tokens, outer.sync(task))
+            return StepResult(value, length, tokens, note(task, outer.sync(task)))
 
     def _update(self, task: Task, loss: float) -> float:
         """Clip and step; return the norm of the gradient before."""

@@ -142,7 +142,8 @@ class ServedOuter(ServedState):
         if self._alone:
             return True
         fresh = bool(self._members)
-        with task.gate.resting():
+        # Right after an anchor nobody may look yet: its result is not in the task's past.
+        with task.gate.resting() if patient else nullcontext():
             taken = self._serving.attach(self._epoch, self._members, self._load_of, patient=patient)
         if taken is None:
             return False
