@@ -19,7 +19,7 @@ TRAINING = {
     "gate", "task", "models", "data", "codec", "group", "strategies", "checkpoint", "recovery",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
-    *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run",
+    *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -46,6 +46,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queues": {*LEAVES, "wire", "net"},
     "train": {*LEAVES, *TRAINING, "config", "wire", "net", "queues"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
+    "rl": {
+        *LEAVES,
+        "config",
+        "wire",
+        "gate",
+        "task",
+        "models",
+        "data",
+        "codec",
+        "strategies",
+        "queues",
+        "train",
+        "run",
+    },
     "integrations": {"errors", "run"},
     "node": EVERYTHING_BELOW_NODE,
     "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "lab"},

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.config.reading_rl import with_members
 from atoll.config.tables import JobSpec, LaunchTable
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
@@ -58,6 +59,8 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
     if origin is list:
         (inner,) = typing.get_args(hint)
         if isinstance(value, list):
+            if dataclasses.is_dataclass(inner):
+                return [read_table(typing.cast(Any, inner), item, where=name) for item in value]
             return [_checked(item, inner, name) for item in value]
     elif origin is Mapping and not isinstance(value, Mapping):
         raise ConfigError(f"{name} has the wrong type", given=repr(value), expected="a table")
@@ -101,6 +104,8 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
         else:
             values[name] = read_table(cls, table, where=f"[{name}]")
     spec = JobSpec(**values)
+    if "rl" in tables:
+        spec = with_members(spec, given="nodes" in tables.get("job", {}))
     _check_ranges(spec)
     return spec
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.config.rl_tables import RlTable
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobTable:
@@ -199,12 +201,15 @@ class JobSpec:
     train: TrainTable = dataclasses.field(default_factory=TrainTable)
     strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
+    rl: RlTable = dataclasses.field(default_factory=RlTable)
 
     @property
     def kind(self) -> str:
-        """What kind of program it is: `trainer`, `script`, `command` or `container`."""
+        """What kind of program it is: `trainer`, `rl`, `script`, `command` or `container`."""
         if self.launch.launcher == "container":
             return "container"
+        if self.rl.active:
+            return "rl"
         if self.job.command:
             return "command"
         return "script" if self.job.script else "trainer"

@@ -16,6 +16,8 @@ def dump_spec(spec: JobSpec) -> str:
     lines: list[str] = []
     for field in dataclasses.fields(spec):
         table = getattr(spec, field.name)
+        if field.name == "rl" and not spec.rl.active:
+            continue
         lines.append(f"[{field.name}]")
         for entry in dataclasses.fields(table):
             value = getattr(table, entry.name)
@@ -42,4 +44,8 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(str(key))} = {_toml(v)}" for key, v in value.items()) + "}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _toml(
+            {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+        )
     raise ConfigError("this value cannot be written as TOML", given=repr(value))

@@ -1,0 +1,100 @@
+"""Checks of `[rl]`, and how many members it makes of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from atoll.config.rl_tables import ALGORITHMS, CRITICS, VALUE_MODES, RlTable
+from atoll.config.tables import JobSpec
+from atoll.errors import ConfigError, unknown
+from atoll.ids import check_name
+
+
+def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
+    """Return the job with as many members as its policies need.
+
+    Args:
+        spec: A job with `[rl]`.
+        given: Whether the file names a number of nodes.
+
+    Raises:
+        ConfigError: something in `[rl]` cannot work.
+    """
+    rl = spec.rl
+    _check_names(rl)
+    _check_numbers(rl)
+    _check_together(rl)
+    if given and spec.job.nodes != rl.members:
+        raise ConfigError(
+            "nodes in [job] does not fit [rl]",
+            given=f"nodes = {spec.job.nodes}",
+            expected=f"{rl.members}: one for each actor"
+            + (", one for the critic" if rl.has_critic else ""),
+            remedy="leave nodes out",
+        )
+    return dataclasses.replace(spec, job=dataclasses.replace(spec.job, nodes=rl.members))
+
+
+def _check_names(rl: RlTable) -> None:
+    if not rl.policies and not (rl.pool and rl.has_critic):
+        raise ConfigError(
+            "[rl] needs policies", given="none", expected="a [[rl.policies]] for each policy",
+            remedy="a job that is only the critic of a pool names the pool",
+        )  # fmt: skip
+    for name, value, known in (
+        ("algorithm", rl.algorithm, ALGORITHMS),
+        ("critic", rl.critic, CRITICS),
+        ("values", rl.values, VALUE_MODES),
+    ):
+        if value not in known:
+            raise unknown(f"{name} in [rl]", value, known)
+    for policy in rl.policies:
+        check_name("name of a policy", policy.name)
+        if not policy.env:
+            raise ConfigError(
+                "a policy needs an environment", given=f"{policy.name}: no env",
+                expected='env = "CartPole-v1", for instance',
+            )  # fmt: skip
+    twice = [name for name, count in Counter(p.name for p in rl.policies).items() if count > 1]
+    if twice:
+        raise ConfigError("two policies have one name", given=twice[0], expected="different names")
+
+
+def _check_numbers(rl: RlTable) -> None:
+    positive = (
+        "steps", "environments", "rollout", "epochs", "minibatches", "lr", "critic_lr",
+        "critic_epochs", "critic_minibatches", "push_every", "queue_items", "save_every",
+        "group", "max_tokens", "temperature", "rho_clip", "c_clip", "clip", "max_norm",
+    )  # fmt: skip
+    for name in positive:
+        if not getattr(rl, name) > 0:
+            raise ConfigError(
+                f"{name} in [rl] is too small", given=getattr(rl, name), expected="more than 0"
+            )
+    for name in ("gamma", "gae_lambda"):
+        if not 0 <= getattr(rl, name) <= 1:
+            raise ConfigError(
+                f"{name} in [rl] is out of range", given=getattr(rl, name), expected="0 to 1"
+            )
+    for name in ("entropy", "target_kl", "recurrent", "staleness", "kl"):
+        if getattr(rl, name) < 0:
+            raise ConfigError(f"{name} in [rl] must not be negative", given=getattr(rl, name))
+
+
+def _check_together(rl: RlTable) -> None:
+    if rl.c_clip > rl.rho_clip:
+        raise ConfigError(
+            "V-trace cannot work with these clips",
+            given=f"c_clip = {rl.c_clip}, rho_clip = {rl.rho_clip}",
+            expected="c_clip of at most rho_clip",
+        )
+    if any(policy.actors < 1 for policy in rl.policies):
+        raise ConfigError("actors of a policy is too small", given="0", expected="1 or more")
+    if rl.algorithm != "impala" and any(policy.actors > 1 for policy in rl.policies):
+        raise ConfigError(
+            "several actors of one policy need a learner",
+            given=f'algorithm = "{rl.algorithm}"',
+            expected='algorithm = "impala"',
+            remedy="or give each actor a policy of its own, and let them agree by [strategy]",
+        )
