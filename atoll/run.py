@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -19,7 +16,7 @@ from atoll.checkpoint import save_weights
 from atoll.clock import Clock, RealClock
 from atoll.codec import make_codec
 from atoll.config import WorkerEnvironment, load_spec, worker_environment
-from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind
+from atoll.errors import ConfigError, GroupLeft, LeftBehind
 from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.group.policy import GroupPolicy
@@ -27,20 +24,17 @@ from atoll.queues import Queue, Topic
 from atoll.strategies.fitting import check, named
 from atoll.strategies.past import note
 from atoll.strategies.strategy import SyncResult
-from atoll.strategies.table import resolve_outer
+from atoll.strategies.table import resolve_outer, without_shared_steps
 from atoll.strategies.wrapped import OuterOptimizer
 from atoll.task import Task
 from atoll.train.deal import deal
 from atoll.train.enroll import Enrolled, enroll
-from atoll.train.last_words import told_error
+from atoll.train.goodbye import end_member
 from atoll.train.member_result import member_result, trained
 from atoll.train.script_meter import ScriptMeter
 from atoll.train.shelf import open_shelf
 from atoll.train.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
-from atoll.wire.messages import Finished
-
-log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 10.0
 ALONE_SEED = 7
@@ -106,6 +100,7 @@ class Run:
         self._before: Any = None
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
+        self.results: dict[str, Any] = {}  # further entries of this member's part of the summary
         self._meter = ScriptMeter(group, self._clock)
         self._shelf = open_shelf(enrolled, member=self.member, stopping=lambda: self.stopping)
 
@@ -179,10 +174,7 @@ class Run:
                 given="a second call of run.wrap",
                 remedy="give one optimizer all parameters, in groups",
             )
-        options, name = resolve_outer(outer, codec=codec)
-        if getattr(options, "shared_steps", 0):
-            # Only who deals the data can give everybody the same; here that is the script.
-            options = dataclasses.replace(options, shared_steps=0)
+        options, name = without_shared_steps(*resolve_outer(outer, codec=codec))
         strategy = options.build()
         self.group.policy = GroupPolicy(
             aggregate=aggregate, collective=collective, admission=admission
@@ -203,6 +195,21 @@ class Run:
             recover=self._recover,
         )  # fmt: skip
         return self._optimizer
+
+    def track(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Measure training that agrees with nobody; :meth:`wrap` does so by itself.
+
+        Points flow from then on, see :meth:`log`, and :meth:`stepped` says how far it has come.
+        """
+        self._task = Task(model, optimizer, member=self.member)
+        self._meter.open(self._task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
+        self._meter.restart()
+
+    def stepped(self, count: int = 1) -> None:
+        """Count steps of tracked training; 0: none, but a point is sent if it is time."""
+        if self._task is not None and self._optimizer is None:
+            self._task.step += count
+        self._meter.step(None)
 
     def shard(self, data: Any) -> Any:
         """Return this member's share of some data; all shares together are the whole.
@@ -229,25 +236,13 @@ class Run:
         """
         self._meter.log(loss=loss, tokens=tokens, values=values)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """Put the parameters that count into the model: evaluate, and keep, what is there inside.
 
         Between two rounds a member is ahead of what all have agreed on; inside this block the
         model is the agreed one, afterwards it is as before. Do not train inside.
         """
-        if self._optimizer is None or self._task is None:
-            yield
-            return
-        task, gate = self._task, self._task.gate
-        agreed = self._optimizer.outer.evaluating(task)
-        with gate.moving():  # others may read the state inside: what they read does not change
-            agreed.__enter__()
-        try:
-            yield
-        finally:
-            with gate.moving():
-                agreed.__exit__(None, None, None)
+        return self._optimizer.evaluating() if self._optimizer is not None else nullcontext()
 
     def finish(self) -> None:
         """Agree on the last steps, so that all members end with one model.
@@ -298,9 +293,17 @@ class Run:
         about = {"step": str(task.step), "round": str(task.round)} if task else {}
         with self.evaluating():
             save_weights(path, model.state_dict(), about=about)
+        self.publish(path, name)
+        return path
+
+    def publish(self, path: Path, name: str) -> None:
+        """Upload a finished file to the hub, from where it comes into `runs/JOB/`.
+
+        Raises:
+            StorageFull: the hub's disk is full.
+        """
         if self._connection is not None:
             self._connection.publish(path, name)
-        return path
 
     # ------------------------------------------------------------------------------ queues
 
@@ -337,15 +340,16 @@ class Run:
 
     def _result(self) -> dict[str, Any]:
         """Return this member's part of the summary."""
-        totals, task = self._meter.totals, self._task
+        totals, task, digest = self._meter.totals, self._task, ""
         result = member_result(
             member=self.member, slot=self.slot, seed=self.seed, stopped=self.stopping,
             totals=totals,
         )  # fmt: skip
-        if task is not None and self._optimizer is not None:
-            digest = self._optimizer.outer.digest(task)
+        if task is not None:
+            if self._optimizer is not None:
+                digest = self._optimizer.outer.digest(task)
             result |= trained(task, totals=totals, digest=digest)
-        return result
+        return result | self.results
 
     # ---------------------------------------------------------------------------------- ends
 
@@ -389,12 +393,4 @@ class Run:
             replaced = self._replaced
             self._enrolled.close()
             raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
-        result = self._result()
-        result["control_sent_bytes"] = self._connection.link.counters.sent_control_bytes
-        told = None if error is None else told_error(error, member=self.member).to_dict()
-        try:
-            self._enrolled.close(Finished(ok=error is None, result=result, error=told))
-        except HubError as trouble:
-            if error is None:
-                raise
-            log.warning("the hub was not told how this ended: %s", trouble)
+        end_member(self._enrolled, error=error, result=self._result(), member=self.member)

@@ -218,3 +218,13 @@ def resolve_outer(outer: object, *, codec: str = "") -> tuple[Any, str]:
         given=repr(outer),
         expected='"diloco" or atoll.DiLoCo(every=500)',
     )
+
+
+def without_shared_steps(options: Any, codec: str) -> tuple[Any, str]:
+    """Return options that count no first steps on the same data, and the codec as it is.
+
+    Only who deals the data can give everybody the same; beside `run.wrap` that is the script.
+    """
+    if getattr(options, "shared_steps", 0):
+        options = dataclasses.replace(options, shared_steps=0)
+    return options, codec

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -147,6 +148,18 @@ class OuterOptimizer(Optimizer):
             for gradient in gradients:
                 gradient.mul_(inverse.to(gradient.device))
         return False
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the agreed parameters into the model for the time of a block."""
+        agreed, gate = self.outer.evaluating(self.task), self.task.gate
+        with gate.moving():  # others may read the state inside: what they read does not change
+            agreed.__enter__()
+        try:
+            yield
+        finally:
+            with gate.moving():
+                agreed.__exit__(None, None, None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: what members agree on was fixed when the optimizer was wrapped.
