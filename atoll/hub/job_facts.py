@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from atoll.config import JobSpec
+from atoll.config.rl_seats import seats
 from atoll.hub.job_record import LIVE_STATES, Job, Member
 
 LINES_TOLD = 20
@@ -17,6 +20,7 @@ def job_facts(job: Job) -> dict[str, Any]:
     failed = culprit(job)
     return {
         "kind": job.kind,
+        "seats": job.seats,
         "priority": job.priority,
         "retries": job.retries,
         "retried": sum(member.retried for member in members),
@@ -28,6 +32,18 @@ def job_facts(job: Job) -> dict[str, Any]:
         "last_lines": failed.tail[-LINES_TOLD:] if failed else [],
         "error": _whole_error(job, failed),
     }
+
+
+def steps_of(spec: JobSpec) -> int:
+    """Return how many steps a job has: 0 where nobody knows; of policies the most of one."""
+    if spec.kind == "rl":
+        return max((seat.steps for seat in seats(spec.rl)), default=0)
+    return 0 if spec.job.command else spec.train.steps
+
+
+def seats_told(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return what each slot of a job does, where that is not the same."""
+    return [dataclasses.asdict(seat) for seat in seats(spec.rl)] if spec.kind == "rl" else []
 
 
 def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:

@@ -60,6 +60,8 @@ class Job(msgspec.Struct, kw_only=True):
     priority: int = 0
     retries: int = 0
     """How often each process may fail by itself and is started again."""
+    seats: list[dict[str, Any]] = []
+    """By slot what each member does, where that differs: critic, or actor of which policy."""
     batch: str = ""
     """Label of the jobs that were submitted together."""
     key: str = ""

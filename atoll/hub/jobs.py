@@ -23,6 +23,7 @@ from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
+from atoll.hub.job_facts import seats_told, steps_of
 from atoll.hub.job_files import check_files, check_labels, code_of
 from atoll.hub.job_record import ENDED as ENDED
 from atoll.hub.job_record import LIVE_STATES as LIVE_STATES
@@ -129,7 +130,8 @@ class Jobs:
             retries=spec.job.retries,
             nodes_wanted=spec.job.nodes,
             min_nodes=spec.job.min_nodes,
-            steps=0 if spec.job.command else spec.train.steps,
+            seats=seats_told(spec),
+            steps=steps_of(spec),
             seed=spec.job.seed,
         )
         self._names.add(job.job)  # before anything is awaited
@@ -267,7 +269,7 @@ class Jobs:
         spec = check_change(parse_spec(record.spec), text)
         if spec.job.nodes != record.nodes_wanted:
             record.deal = 0  # the data is dealt anew
-        record.steps = 0 if spec.job.command else spec.train.steps
+        record.steps = steps_of(spec)
         return await self._store_spec(record, spec)
 
     async def scale(self, job: str, *, least: int, most: int, deal: int) -> Job:
@@ -283,6 +285,7 @@ class Jobs:
         job, record.spec = record.job, dump_spec(spec)
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
         record.priority, record.retries = spec.job.priority, spec.job.retries
+        record.seats = seats_told(spec)
         encoded, written = _record(record), record.spec
 
         def write(connection: sqlite3.Connection) -> None:
