@@ -48,6 +48,8 @@ class TaskSpec:
     """Shape of the joint state that a centralised critic sees; empty: there is none."""
     agents: int = 1
     """Agents of one environment, each a column of its trajectories."""
+    env: str = ""
+    """Name of the environment: a critic reads the observations of one name and shape alike."""
 
     def to_json(self) -> str:
         """Return it as text that `from_json` reads back."""
