@@ -123,7 +123,8 @@ class RlTable:
     def has_critic(self) -> bool:
         """Whether one member of this job is the critic, or the learner of everything."""
         return self.host_critic and (
-            self.algorithm == "impala" or self.critic not in ("own", "none")
+            self.algorithm == "impala"
+            or (self.algorithm != "grpo" and self.critic not in ("own", "none"))
         )
 
     @property
