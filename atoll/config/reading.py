@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.config.reading_rl import with_members
+from atoll.config.reading_rl import with_members, with_own_agreement
 from atoll.config.tables import JobSpec, LaunchTable
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
@@ -106,6 +106,8 @@ def read_spec(tables: Mapping[str, Any]) -> JobSpec:
     spec = JobSpec(**values)
     if "rl" in tables:
         spec = with_members(spec, given="nodes" in tables.get("job", {}))
+        if "strategy" not in tables:
+            spec = with_own_agreement(spec)
     _check_ranges(spec)
     return spec
 

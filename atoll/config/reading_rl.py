@@ -36,6 +36,12 @@ def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
     return dataclasses.replace(spec, job=dataclasses.replace(spec.job, nodes=rl.members))
 
 
+def with_own_agreement(spec: JobSpec) -> JobSpec:
+    """Return a job whose file names no strategy: policies agree only where the algorithm does."""
+    preset = "async-sgd" if spec.rl.algorithm == "a3c" else "alone"
+    return dataclasses.replace(spec, strategy=dataclasses.replace(spec.strategy, preset=preset))
+
+
 def _check_names(rl: RlTable) -> None:
     if not rl.policies and not (rl.pool and rl.has_critic):
         raise ConfigError(
