@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 from atoll.codec.auto import auto_inside
 from atoll.codec.table import CODECS, WRAPPERS
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroups
-from atoll.hub.server import HubServer
 from atoll.ids import session_id
 from atoll.net.sync_link import SyncLink, connect
 from atoll.net.way import PLAIN, Way
@@ -20,7 +18,8 @@ from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, batches, start_run, train_together
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.hub_world import HubWorld, NodeInName
+from tests.strategies.on_routes import wide_model
 
 STEPS = 4
 SPECS = [
@@ -89,38 +88,6 @@ def test_saved_and_loaded_in_mid_run_equals_uninterrupted(spec: str) -> None:
 
 
 # ----------------------------------------------------------------------- the real routes
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
-@pytest.fixture
-def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
-    worlds: list[HubWorld] = []
-
-    def make(n: int, *, route: str) -> HubWorld:
-        worlds.append(HubWorld(node, n, route=route))
-        return worlds[-1]
-
-    yield make
-    for each in worlds:
-        each.close()
-
-
-def wide_model() -> nn.Module:
-    """Return 32,002 numbers: several blocks of every codec, and chunks for every member."""
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(5, 4_000), nn.Tanh(), nn.Linear(4_000, 2))
 
 
 @pytest.mark.parametrize("spec", ROUTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from atoll.group.group import Group
-from atoll.hub.server import HubServer
 from atoll.strategies.outer.cocktail import Cocktail
 from atoll.strategies.outer.demo import DeMo
 from atoll.strategies.outer.onebit_adam import OneBitAdam
@@ -19,7 +18,8 @@ from atoll.strategies.outer.sign_majority import SignMajority
 from atoll.strategies.outer.sparta import Sparta
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, start_run, train_together
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.hub_world import HubWorld
+from tests.strategies.on_routes import train
 
 STEPS = 5
 METHODS = [
@@ -39,47 +39,11 @@ SWAPPING = [
 ROUTES = ["relay", "direct"]
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
-@pytest.fixture
-def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
-    worlds: list[HubWorld] = []
-
-    def make(n: int, *, route: str) -> HubWorld:
-        worlds.append(HubWorld(node, n, route=route))
-        return worlds[-1]
-
-    yield make
-    for each in worlds:
-        each.close()
-
-
-def train(options: Any, **settings: Any) -> Callable[[Group], Run]:
-    def body(group: Group) -> Run:
-        run = start_run(options, group, int(group.me[1:]), **settings)
-        run.train(STEPS)
-        run.note(run.outer.finish(run.task))
-        return run
-
-    return body
-
-
 @pytest.mark.parametrize(("options", "codec"), METHODS)
 def test_over_the_relay_members_are_bit_for_bit_those_that_meet_in_memory(
     world: Callable[..., HubWorld], options: Any, codec: str
 ) -> None:
-    runs = together(world(3, route="relay"), train(options, codec=codec))
+    runs = together(world(3, route="relay"), train(options, codec=codec, steps=STEPS))
     expected = train_together(options, members=3, steps=STEPS, codec=codec)
     for run, other in zip(runs, expected, strict=True):
         assert torch.equal(run.vector(), other.vector())
@@ -124,7 +88,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
 ) -> None:
     place = world(3, route=route)
     model = nn.Sequential(nn.Linear(5, 16_000), nn.Tanh(), nn.Linear(16_000, 2))
-    runs = together(place, train(options, codec=codec, model=model))
+    runs = together(place, train(options, codec=codec, model=model, steps=STEPS))
     for rank, (run, group) in enumerate(zip(runs, place.groups, strict=True)):
         expected = run.outer.traffic(128_002, 3, steps=STEPS, rank=rank)
         sent = expected.relay_sent_bytes if route == "relay" else expected.direct_sent_bytes

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from atoll.group.group import Group
-from atoll.hub.server import HubServer
 from atoll.strategies.outer.gossip import Gossip
 from atoll.strategies.outer.noloco import NoLoCo
 from atoll.strategies.outer.pairwise import Pairwise
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, start_run, train_together
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
-from tests.strategies.test_routes import wide_model
+from tests.group.hub_world import HubWorld
+from tests.strategies.on_routes import train, wide_model
 
 STEPS = 5
 OUTERS = [
@@ -28,48 +27,12 @@ OUTERS = [
 ROUTES = ["relay", "direct"]
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
-@pytest.fixture
-def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
-    worlds: list[HubWorld] = []
-
-    def make(n: int, *, route: str) -> HubWorld:
-        worlds.append(HubWorld(node, n, route=route))
-        return worlds[-1]
-
-    yield make
-    for each in worlds:
-        each.close()
-
-
-def train(options: Any, **settings: Any) -> Callable[[Group], Run]:
-    def body(group: Group) -> Run:
-        run = start_run(options, group, int(group.me[1:]), **settings)
-        run.train(STEPS)
-        run.note(run.outer.finish(run.task))
-        return run
-
-    return body
-
-
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_each_member_equals_the_one_that_meets_others_in_memory(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
-    runs = together(world(3, route=route), train(options, codec="feedback(int8)"))
+    runs = together(world(3, route=route), train(options, codec="feedback(int8)", steps=STEPS))
     expected = train_together(options, members=3, steps=STEPS, codec="feedback(int8)")
     for run, like in zip(runs, expected, strict=True):
         assert len(run.rounds) == len(like.rounds) > 1
@@ -85,7 +48,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
     place = world(3, route=route)
-    runs = together(place, train(options, codec="int8", model=wide_model()))
+    runs = together(place, train(options, codec="int8", model=wide_model(), steps=STEPS))
     for rank, (run, group) in enumerate(zip(runs, place.groups, strict=True)):
         expected = run.outer.traffic(32_002, 3, steps=STEPS, rank=rank)
         sent = expected.relay_sent_bytes if route == "relay" else expected.direct_sent_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +13,8 @@ from atoll.strategies.outer.eager import Eager
 from atoll.strategies.outer.streaming import Streaming
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, start_run, train_together
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
-from tests.strategies.test_routes import wide_model
+from tests.group.hub_world import HubWorld
+from tests.strategies.on_routes import train, wide_model
 
 STEPS = 9
 OUTERS = [
@@ -24,43 +24,12 @@ OUTERS = [
 ROUTES = ["relay", "direct"]
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeInName]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        node = NodeInName(server)
-        yield node
-        node.link.close()
-
-
-@pytest.fixture
-def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
-    worlds: list[HubWorld] = []
-
-    def make(n: int, *, route: str) -> HubWorld:
-        worlds.append(HubWorld(node, n, route=route))
-        return worlds[-1]
-
-    yield make
-    for each in worlds:
-        each.close()
-
-
-def train(options: Any, **settings: Any) -> Callable[[Group], Run]:
-    def body(group: Group) -> Run:
-        run = start_run(options, group, int(group.me[1:]), **settings)
-        run.train(STEPS)
-        run.note(run.outer.finish(run.task))
-        return run
-
-    return body
-
-
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_members_equal_those_that_meet_in_memory(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
-    runs = together(world(3, route=route), train(options))
+    runs = together(world(3, route=route), train(options, steps=STEPS))
     expected = train_together(options, members=3, steps=STEPS)
     for ours, theirs in zip(runs, expected, strict=True):
         assert (ours.vector() - theirs.vector()).abs().max() < 1e-6
@@ -75,7 +44,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
     place = world(2, route=route)
-    runs = together(place, train(options, codec="int8", model=wide_model()))
+    runs = together(place, train(options, codec="int8", model=wide_model(), steps=STEPS))
     for rank, (run, group) in enumerate(zip(runs, place.groups, strict=True)):
         expected = run.outer.traffic(32_002, 2, steps=STEPS, rank=rank)
         sent = expected.relay_sent_bytes if route == "relay" else expected.direct_sent_bytes

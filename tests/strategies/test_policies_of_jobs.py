@@ -20,7 +20,7 @@ from atoll.strategies.table import build_outer, resolve
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, small_model, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
-from tests.strategies.test_routes import wide_model
+from tests.strategies.on_routes import wide_model
 
 STEPS = 4
 

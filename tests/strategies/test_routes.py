@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from atoll.group.group import Group
-from atoll.hub.server import HubServer
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
@@ -21,7 +19,8 @@ from tests.contracts.strategy_suite import (
     start_run,
     train_together,
 )
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.group.hub_world import HubWorld
+from tests.strategies.on_routes import train, wide_model
 
 STEPS = 5
 OUTERS = [
@@ -32,54 +31,12 @@ OUTERS = [
 ROUTES = ["relay", "direct"]
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
-
-
-@pytest.fixture
-def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
-    worlds: list[HubWorld] = []
-
-    def make(n: int, *, route: str) -> HubWorld:
-        worlds.append(HubWorld(node, n, route=route))
-        return worlds[-1]
-
-    yield make
-    for each in worlds:
-        each.close()
-
-
-def wide_model() -> nn.Module:
-    """Return 32,002 numbers: enough that headers weigh less than one per cent."""
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(5, 4_000), nn.Tanh(), nn.Linear(4_000, 2))
-
-
-def train(options: Any, **settings: Any) -> Callable[[Group], Run]:
-    def body(group: Group) -> Run:
-        run = start_run(options, group, int(group.me[1:]), **settings)
-        run.train(STEPS)
-        run.note(run.outer.finish(run.task))
-        return run
-
-    return body
-
-
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_members_equal_those_that_meet_in_memory(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
-    runs = together(world(3, route=route), train(options))
+    runs = together(world(3, route=route), train(options, steps=STEPS))
     expected = train_together(options, members=3, steps=STEPS)
     assert runs[0].rounds
     for ours, theirs in zip(runs[0].rounds, expected[0].rounds, strict=True):
@@ -93,7 +50,7 @@ def test_members_equal_those_that_meet_in_memory(
 def test_feedback_over_the_relay_is_bit_for_bit_that_in_memory(
     world: Callable[..., HubWorld], options: Any
 ) -> None:
-    runs = together(world(2, route="relay"), train(options, codec="feedback(int8)"))
+    runs = together(world(2, route="relay"), train(options, codec="feedback(int8)", steps=STEPS))
     expected = train_together(options, members=2, steps=STEPS, codec="feedback(int8)")
     assert torch.equal(runs[0].vector(), expected[0].vector())
     assert torch.equal(runs[0].vector(), runs[1].vector())
@@ -106,7 +63,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
     world: Callable[..., HubWorld], route: str, codec: str, options: Any
 ) -> None:
     place = world(2, route=route)
-    runs = together(place, train(options, codec=codec, model=wide_model()))
+    runs = together(place, train(options, codec=codec, model=wide_model(), steps=STEPS))
     for rank, (run, group) in enumerate(zip(runs, place.groups, strict=True)):
         expected = run.outer.traffic(32_002, 2, steps=STEPS, rank=rank)
         sent = expected.relay_sent_bytes if route == "relay" else expected.direct_sent_bytes
@@ -120,7 +77,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
 def test_one_member_of_a_hub_trains_as_if_there_were_none(
     world: Callable[..., HubWorld], options: Any
 ) -> None:
-    (run,) = together(world(1, route="auto"), train(options))
+    (run,) = together(world(1, route="auto"), train(options, steps=STEPS))
     assert torch.equal(run.vector(), plain_training(STEPS))
     assert sum(result.sent_bytes for result in run.results) == 0
 

@@ -15,31 +15,17 @@ import torch
 
 from atoll.config import WorkerEnvironment, child_environment
 from atoll.group.group import Group
-from atoll.hub.server import HubServer
 from atoll.strategies.outer.asynchronous import Asynchronous
 from atoll.strategies.outer.every_step import EveryStep
 from atoll.strategies.outer.server import Server
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
-from tests.group.hub_world import HubWorld, NodeInName, start_hub
-from tests.strategies.test_routes import wide_model
+from tests.group.hub_world import HubWorld, NodeInName
+from tests.strategies.on_routes import wide_model
 
 pytestmark = pytest.mark.e2e
 
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    with start_hub(tmp_path_factory.mktemp("hub")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def node(hub: HubServer) -> Iterator[NodeInName]:
-    node = NodeInName(hub)
-    yield node
-    node.link.close()
 
 
 class ProcessWorld(HubWorld):

@@ -1,0 +1,36 @@
+"""A real hub whose members train by strategies, over both routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from atoll.hub.server import HubServer
+from tests.group.hub_world import HubWorld, NodeInName, start_hub
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with start_hub(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(hub: HubServer) -> Iterator[NodeInName]:
+    node = NodeInName(hub)
+    yield node
+    node.link.close()
+
+
+@pytest.fixture
+def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
+    worlds: list[HubWorld] = []
+
+    def make(n: int, *, route: str) -> HubWorld:
+        worlds.append(HubWorld(node, n, route=route))
+        return worlds[-1]
+
+    yield make
+    for each in worlds:
+        each.close()
