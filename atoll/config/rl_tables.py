@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,12 @@ class PolicyTable:
     """Members that act for it; more than one only with `impala`."""
     steps: int = 0
     """Its environment steps; 0: those of [rl]."""
+
+    @property
+    def task_word(self) -> str:
+        """The word that policies of the same task share."""
+        options = json.dumps(dict(self.options), sort_keys=True, default=str)
+        return self.task or (f"{self.env} {options}" if self.options else self.env)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
