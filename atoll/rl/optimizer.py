@@ -1,0 +1,65 @@
+"""The optimizer of policies and critics, and its state as tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.errors import CheckpointCorrupt
+
+EPSILON = 1e-5
+"""Added to Adam's denominator: larger than torch's own, as is usual for policies."""
+
+
+def adam(parameters: Iterable[nn.Parameter], *, lr: float) -> Optimizer:
+    """Return Adam in one kernel for all parameters: small networks spend their time in calls."""
+    return torch.optim.Adam(parameters, lr=lr, eps=EPSILON, fused=True)
+
+
+def set_rate(optimizer: Optimizer, lr: float) -> None:
+    """Let the next steps have this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def annealed(lr: float, *, done: int, total: int, anneal: bool) -> float:
+    """Return the learning rate after `done` of `total` steps: it falls in a line to zero."""
+    return lr * max(0.0, 1.0 - done / total) if anneal and total > 0 else lr
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what the optimizer keeps for each parameter, by `NUMBER.name`."""
+    return {
+        f"{number}.{name}": value.detach().clone()
+        for number, parameter in enumerate(_parameters(optimizer))
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Take up what `optimizer_tensors` returned.
+
+    Raises:
+        CheckpointCorrupt: it is of other parameters.
+    """
+    parameters = _parameters(optimizer)
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        fits = number.isdecimal() and int(number) < len(parameters)
+        if not fits or (value.dim() and value.shape != parameters[int(number)].shape):
+            raise CheckpointCorrupt(
+                "the saved state of an optimizer does not fit",
+                given=f"{key} of shape {tuple(value.shape)}",
+                expected=f"the state of {len(parameters)} parameters of this network",
+                remedy="the network's widths changed since it was saved: begin a new job",
+            )
+        optimizer.state[parameters[int(number)]][name] = value.clone()
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
