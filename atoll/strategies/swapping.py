@@ -44,7 +44,7 @@ class VectorSwap:
         Raises:
             ConfigError: the codec does not encode whole vectors of values.
         """
-        if codec.gathers or codec.spec.startswith("ef21"):
+        if codec.gathers or codec.spec.startswith("ef21") or "randomk" in codec.spec:
             raise ConfigError(
                 "this codec sends differences or a few values, and members here need each other's "
                 "whole parameters",

@@ -62,7 +62,7 @@ TASTES: Mapping[str, Taste] = MappingProxyType(
             PAIRED,
             Taste(
                 why="members need each other's whole parameters, not differences",
-                refused=GATHERING | {"ef21"}, nearest="int8",
+                refused=GATHERING | {"ef21", "randomk"}, nearest="int8",
             ),
         ),
         **dict.fromkeys(

@@ -285,8 +285,9 @@ def test_options_that_cannot_work_are_refused(options: Gossip, word: str) -> Non
         options.build()
 
 
-def test_codecs_that_send_a_few_values_are_refused() -> None:
+@pytest.mark.parametrize("codec", ["topk:0.1", "randomk:0.1", "feedback(randomk:0.1)"])
+def test_codecs_that_send_a_few_values_are_refused(codec: str) -> None:
     outer: Any = Gossip().build()
     run = start_run(Gossip(), MemoryGroups(1)[0], 0)
     with pytest.raises(ConfigError, match="int8"):
-        outer.setup(run.task, group=MemoryGroups(1)[0], codec=make_codec("topk:0.1"))
+        outer.setup(run.task, group=MemoryGroups(1)[0], codec=make_codec(codec))
