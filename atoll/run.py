@@ -91,6 +91,7 @@ class Run:
     ) -> None:
         """Take part as a member of `group`; tests pass a group in memory."""
         self.group, self.slot, self.num_slots = group, slot, num_slots
+        self.job = enrolled.environment.job if enrolled is not None else "alone"
         self.directory, self.seed = directory, seed
         self._enrolled, self._every = enrolled, checkpoint_every
         self._connection = enrolled.connection if enrolled is not None else None
@@ -297,13 +298,13 @@ class Run:
         return path
 
     def publish(self, path: Path, name: str) -> None:
-        """Upload a finished file to the hub, from where it comes into `runs/JOB/`.
-
-        Raises:
-            StorageFull: the hub's disk is full.
-        """
+        """Upload a finished file to the hub, from where it comes into `runs/JOB/`."""
         if self._connection is not None:
             self._connection.publish(path, name)
+
+    def tell(self, kind: str, text: str) -> None:
+        """Tell people that something happened, e.g. `episode`: once a model is tracked or wrapped."""
+        self._meter.tell(kind, text)
 
     # ------------------------------------------------------------------------------ queues
 

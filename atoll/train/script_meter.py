@@ -76,6 +76,11 @@ class ScriptMeter:
         self._reported, self._values = now, {}
         self._recorder.point(values | self.totals.to_dict() | {"tokens": self._task.tokens})
 
+    def tell(self, kind: str, text: str) -> None:
+        """Tell people that something happened."""
+        if self._recorder is not None:
+            self._recorder.event(kind, text)
+
     def close(self) -> None:
         """Send the last points."""
         self._flush()
