@@ -303,7 +303,7 @@ class Run:
             self._connection.publish(path, name)
 
     def tell(self, kind: str, text: str) -> None:
-        """Tell people that something happened, e.g. `episode`: once a model is tracked or wrapped."""
+        """Tell people that something happened; not before a model is tracked or wrapped."""
         self._meter.tell(kind, text)
 
     # ------------------------------------------------------------------------------ queues
