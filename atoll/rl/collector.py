@@ -1,0 +1,215 @@
+"""Lets a policy live in its environments, and hands back what happened as a trajectory."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.errors import DataError
+from atoll.rl.columns import Columns, Rollout
+from atoll.rl.norm import RunningNorm
+from atoll.rl.spaces import TaskSpec
+from atoll.rl.trajectory import Trajectory
+
+
+class Acted(Protocol):
+    """What a policy did in B columns."""
+
+    @property
+    def actions(self) -> Tensor:
+        """[B, width]."""
+        ...
+
+    @property
+    def log_probabilities(self) -> Tensor:
+        """[B]."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """[B, H], of a recurrent policy."""
+        ...
+
+
+class Acting(Protocol):
+    """A policy, as far as collecting goes."""
+
+    norm: RunningNorm | None
+
+    def act(
+        self, observations: Tensor, hidden: Tensor | None = None, *,
+        generator: torch.Generator | None = None,
+    ) -> Acted:  # fmt: skip
+        """Choose actions for observations [B, *shape] as the environment gave them."""
+        ...
+
+    def initial(self, columns: int) -> Tensor | None:
+        """Return what a recurrent policy knows at the start, [B, H]."""
+        ...
+
+    def forget(self, hidden: Tensor | None, ended: Tensor) -> Tensor | None:
+        """Return `hidden` as at the start wherever an episode ended ([B], bool)."""
+        ...
+
+
+class Collector:
+    """Collects trajectories of one actor.
+
+    Args:
+        columns: The environments.
+        task: The policy's task.
+        actor: Name of this actor in trajectories, e.g. `w1`.
+        seed: Of the choice of actions.
+    """
+
+    def __init__(
+        self, columns: Columns, task: TaskSpec, *, actor: str = "", seed: int = 0
+    ) -> None:  # fmt: skip
+        self.columns, self.task, self.actor = columns, task, actor
+        self.sequence = 0
+        """Trajectories handed out; the number of the last one."""
+        self.steps = 0
+        """Environment steps lived, those of dropped trajectories included."""
+        self.not_finite = 0
+        """Trajectories dropped because something in them was not finite."""
+        self._generator = torch.Generator().manual_seed(seed)
+        self._hidden: Tensor | None = None
+
+    def collect(self, policy: Acting, length: int) -> Trajectory:
+        """Return the next `length` steps of every column.
+
+        The policy must not change meanwhile; its normaliser is used, not updated.
+
+        Raises:
+            DataError: something became NaN or infinite; the policy, the step and the column are
+                named. The trajectory is dropped and counted in `not_finite`, and that column
+                starts a new episode: collecting may go on.
+            ScriptError: an environment raised.
+        """
+        if self._hidden is None:
+            self._hidden = policy.initial(self.columns.count)
+        before = None if self._hidden is None else self._hidden.clone()
+        room = self.columns.room(length)
+        log_probabilities = torch.empty(length, self.columns.count)
+        self._live(policy, room, log_probabilities)
+        if not np.isfinite(room.rewards).all():
+            self._drop("rewards", room.rewards)
+        self.sequence += 1
+        return self._trajectory(room, log_probabilities, before, policy.norm)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next trajectory depends on, the policy aside."""
+        saved = {f"columns.{k}": v for k, v in self.columns.state_dict().items()}
+        saved["counts"] = torch.tensor([self.sequence, self.steps, self.not_finite])
+        saved["generator"] = self._generator.get_state()
+        if self._hidden is not None:
+            saved["hidden"] = self._hidden.clone()
+        return saved
+
+    def load_state_dict(self, saved: dict[str, Tensor]) -> None:
+        """Go on where `state_dict` was taken, bit for bit if the environment is repeatable."""
+        anew = self.columns.load_state_dict(
+            {k.removeprefix("columns."): v for k, v in saved.items() if k.startswith("columns.")}
+        )
+        self.sequence, self.steps, self.not_finite = saved["counts"].tolist()
+        self._generator.set_state(saved["generator"])
+        self._hidden = saved["hidden"].clone() if "hidden" in saved else None
+        self._forget(anew)
+
+    def _live(self, policy: Acting, room: Rollout, log_probabilities: Tensor) -> None:
+        """Fill the room and the log-probabilities, [T, B], step by step."""
+        observed = torch.from_numpy(room.observations).unbind(0)
+        chosen = torch.from_numpy(room.actions).unbind(0)
+        probabilities, seen = log_probabilities.unbind(0), log_probabilities.numpy()
+        flat = room.observations.reshape(len(room.observations), -1)
+        zeros = np.zeros(flat.shape[1], np.float32)
+        with torch.inference_mode():
+            for step in range(len(chosen)):
+                if _not_finite(flat[step], zeros):
+                    self._drop("observations", room.observations, step)
+                acted = policy.act(observed[step], self._hidden, generator=self._generator)
+                chosen[step].copy_(acted.actions)
+                probabilities[step].copy_(acted.log_probabilities)
+                if _not_finite(seen[step], zeros[: self.columns.count]):
+                    self._drop("log-probabilities of actions", seen, step)
+                self.columns.step(room, step)
+                self.steps += self.columns.count
+                if acted.hidden is not None:
+                    ended = torch.from_numpy(room.terminated[step] | room.truncated[step])
+                    self._hidden = policy.forget(acted.hidden, ended)
+        if _not_finite(flat[-1], zeros):
+            self._drop("observations", room.observations, len(chosen))
+
+    def _trajectory(
+        self, room: Rollout, log_probabilities: Tensor, hidden: Tensor | None,
+        norm: RunningNorm | None,
+    ) -> Trajectory:  # fmt: skip
+        """Return what the room holds; its arrays become the tensors, without a copy."""
+        cuts = room.cuts
+        at = torch.tensor([cut[:2] for cut in cuts], dtype=torch.int64).reshape(-1, 2)
+        return Trajectory(
+            policy=self.task.policy,
+            observations=torch.from_numpy(room.observations),
+            actions=torch.from_numpy(room.actions),
+            log_probabilities=log_probabilities,
+            rewards=torch.from_numpy(room.rewards),
+            terminated=torch.from_numpy(room.terminated),
+            truncated=torch.from_numpy(room.truncated),
+            cut_at=at,
+            cut_observations=_stacked([cut[2] for cut in cuts], self.columns.observation),
+            states=None if room.states is None else torch.from_numpy(room.states),
+            cut_states=None if room.states is None else _stacked(
+                [cut[3] for cut in cuts if cut[3] is not None], self.columns.state
+            ),
+            hidden=hidden,
+            scale=None if norm is None else norm.scale(),
+            sequence=self.sequence,
+            actor=self.actor,
+            returns=room.returns,
+        )  # fmt: skip
+
+    def _drop(self, what: str, values: NDArray[Any], step: int | None = None) -> NoReturn:
+        """Give up this trajectory, and the episodes in which values are not finite.
+
+        Args:
+            what: What is wrong.
+            values: [T, B, ...].
+            step: Which of them to look at; None: all.
+        """
+        wrong = ~np.isfinite(values if step is None else values[step : step + 1])
+        where = wrong.reshape(*wrong.shape[:2], -1).any(-1)
+        first = np.argwhere(where)[0]
+        columns = sorted({int(column) for column in np.argwhere(where)[:, 1]})
+        for environment in sorted({column // self.columns.agents for column in columns}):
+            self.columns.restart(environment * self.columns.agents)
+        self._forget(columns)
+        self.not_finite += 1
+        raise DataError(
+            f"{what} are not finite",
+            given=f"policy {self.task.policy}, actor {self.actor or '?'}, trajectory "
+            f"{self.sequence + 1}, step {int(first[0]) + (step or 0)}, column {int(first[1])}",
+            expected="finite numbers",
+            remedy="look at the environment (or at the learning rate, if it is the actions); the "
+            "trajectory was dropped, and the column starts a new episode",
+        )
+
+    def _forget(self, columns: list[int]) -> None:
+        """Make a recurrent policy forget what happened in columns that start anew."""
+        if self._hidden is not None and columns:
+            self._hidden = self._hidden.clone()
+            self._hidden[columns] = 0.0
+
+
+def _not_finite(flat: NDArray[Any], zeros: NDArray[Any]) -> bool:
+    """Return whether one number of a vector is NaN or infinite."""
+    # 0 times anything finite is 0, anything else becomes NaN; quicker than asking each number.
+    return bool(flat.dot(zeros) != 0.0)
+
+
+def _stacked(parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Tensor:
+    """Return arrays of one shape as [K, *shape]."""
+    return torch.from_numpy(np.stack(parts)) if parts else torch.empty(0, *shape)
