@@ -21,6 +21,9 @@ from atoll.wire.manifest import MANIFEST_NAME
 ARTIFACTS = "artifacts/"
 """Below it a job keeps what its processes left behind, as `artifacts/MEMBER/PATH`."""
 
+EPISODES = "episodes/"
+"""Below it lies a recorded episode of each policy."""
+
 WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "rounds.json", "model.safetensors")
 """Files of a job that are fetched from a hub elsewhere; checkpoints stay there."""
 
@@ -50,7 +53,7 @@ def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     for file in client.files(job):
-        if everything or file.name in WANTED or file.name.startswith(ARTIFACTS):
+        if everything or file.name in WANTED or file.name.startswith((ARTIFACTS, EPISODES)):
             target = _inside(folder, file.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not (file.sha256 and target.is_file() and measure(target)[0] == file.sha256):
@@ -78,7 +81,12 @@ def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
     summary = write(folder, view=view, results=results)
     from atoll.train.summary import best_sample
 
-    console.print(summary_table(summary))
+    if "rl" in summary:
+        from atoll.cli.rl_tables import rl_table
+
+        console.print(rl_table(summary))
+    else:
+        console.print(summary_table(summary))
     sample = best_sample(results)
     if sample:
         console.print(

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from atoll.cli import screen
 from atoll.cli.picture import Picture
+from atoll.cli.rl_view import rl_line, rl_parts
 from atoll.cli.watch import Watched, shown_job_state, shown_state, traffic
 
 PLAIN_EVERY_S = 5.0
@@ -105,7 +106,10 @@ class View:
 
     def _picture(self, job: Watched) -> RenderableType:
         parts: list[RenderableType] = [members_table(job.members)]
-        if job.view.get("kind") != "command":  # which tells of no steps
+        kind = job.view.get("kind")
+        if kind == "rl":
+            parts = rl_parts(job)
+        elif kind != "command":  # which tells of no steps
             parts = [_bar(job), _figures(job), *parts]
         footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
         if self._note:
@@ -123,6 +127,8 @@ def plain_line(job: Watched) -> str:
     parts = [f"{job.job} {shown_job_state(job.view)}"]
     if job.state == "waiting" and job.view.get("reason"):
         parts.append(str(job.view["reason"]))
+    if job.view.get("kind") == "rl":
+        return escape(" | ".join([*parts, *rl_line(job)]))
     if job.steps:
         parts.append(f"step {job.step}/{job.steps}")
     if job.state == "running" and job.steps:

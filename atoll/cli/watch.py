@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.cli.rl_progress import Returns
 from atoll.net.api import HubClient
 
 ENDED = ("done", "failed", "stopped")
@@ -31,6 +32,8 @@ class Watched:
     """Numbers in the model, once a member has told."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """New events of the last refresh."""
+    returns: Returns = field(default_factory=Returns)
+    """Of policies, what they got so far."""
     _after: int = 0
     _events_after: int = 0
     _losses: dict[str, float] = field(default_factory=dict)
@@ -54,6 +57,7 @@ class Watched:
 
     def _take(self, point: dict[str, Any]) -> None:
         values = point["values"]
+        self.returns.take(point)
         if "loss" in values:
             self._losses[point["member"]] = values["loss"]
             self.loss = sum(self._losses.values()) / len(self._losses)
@@ -84,7 +88,12 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """Steps that the members have done, the slowest of those that take part."""
+        """Steps that the members have done, the slowest of those that take part.
+
+        Of policies, their share of all environment steps, in steps of the job.
+        """
+        if self.view.get("kind") == "rl":
+            return int((self.view.get("progress") or {}).get("step") or 0)
         alive = [m for m in self.members if m["state"] not in ("lost", "failed")] or self.members
         # A newcomer begins at nothing and then stands where the others do.
         alive = [m for m in alive if m.get("standing") not in BEHIND] or alive

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.config import JobSpec
-from atoll.config.rl_seats import seats
+from atoll.config.rl_seats import ACTOR, seats
 from atoll.hub.job_record import LIVE_STATES, Job, Member
 
 LINES_TOLD = 20
@@ -44,6 +45,25 @@ def steps_of(spec: JobSpec) -> int:
 def seats_told(spec: JobSpec) -> list[dict[str, Any]]:
     """Return what each slot of a job does, where that is not the same."""
     return [dataclasses.asdict(seat) for seat in seats(spec.rl)] if spec.kind == "rl" else []
+
+
+def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
+    """Return how far the policies of a job are, all together: a share of `job.steps`.
+
+    Args:
+        job: A job whose members have different things to do.
+        steps: Slot -> steps of that member so far.
+    """
+    done: dict[str, int] = {}
+    wanted: dict[str, int] = {}
+    for slot, seat in enumerate(job.seats):
+        if seat["role"] == ACTOR:
+            name = str(seat["policy"])
+            done[name] = done.get(name, 0) + steps.get(slot, 0)
+            wanted[name] = int(seat["steps"])
+    total = sum(wanted.values())
+    counted = sum(min(count, wanted[name]) for name, count in done.items())
+    return job.steps * counted // total if total else 0
 
 
 def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:

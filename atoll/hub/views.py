@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from atoll.hub.job_facts import policy_steps
 from atoll.hub.jobs import Job, Member
 from atoll.hub.membership import Node
 from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS, Latest
@@ -35,6 +36,8 @@ def job_view(
     ]
     running = [view for view in members if view["state"] == "running"]
     step = max((view["step"] for view in members), default=0)
+    if job.seats:
+        step = policy_steps(job, {view["slot"]: view["step"] for view in members})
     return {
         "job": job.job,
         "state": job.state,

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.train.charts import Chart, Trace, layout, line
 from atoll.train.report_tables import event_table, member_table, text, tiles, worth
+from atoll.train.rl_report import gallery, policy_table, read_episodes, rl_charts, rl_tiles
 from atoll.train.summary import (
     SUMMARY_NAME,
     ddp_bytes,
@@ -33,11 +35,6 @@ PHASES = {
 """Parts of a round that end with its verdict: what they are called, and their colour."""
 
 Points = Sequence[Mapping[str, Any]]
-Trace = dict[str, Any]
-Chart = tuple[str, str, list[Trace], dict[str, Any]]
-"""Title, what it shows in a sentence, plotly traces, plotly layout."""
-
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#17becf")
 
 
 def write_report(folder: Path) -> Path:
@@ -54,7 +51,7 @@ def write_report(folder: Path) -> Path:
     events = read_lines(folder / "events.jsonl")
     page = render(
         summary=summary, points=points, events=events, job_text=job_text,
-        rounds=read_rounds(folder),
+        rounds=read_rounds(folder), episodes=read_episodes(folder, summary.get("rl") or {}),
     )  # fmt: skip
     return write_whole(folder / REPORT_NAME, page)
 
@@ -76,31 +73,36 @@ def render(
     events: Points,
     job_text: str,
     rounds: Mapping[str, Any] | None = None,
+    episodes: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Return the page; `rounds` is what :func:`read_rounds` found."""
-    rounds = rounds or {}
-    charts = [
-        loss_chart(points),
-        speed_chart(points),
-        time_chart(points),
-        bytes_chart(points, summary),
-        round_chart(points),
-        *timeline_charts(rounds.get("rounds", ())),
-    ]
+    """Return the page.
+
+    Args:
+        summary: What `summary.json` holds.
+        points: All measurements.
+        events: What happened.
+        job_text: The job file.
+        rounds: What :func:`read_rounds` found.
+        episodes: What `read_episodes` found: a GIF of each policy.
+    """
+    rounds, rl = rounds or {}, summary.get("rl")
+    charts = rl_charts(rl, points) if rl else _charts(summary, points)
+    charts += timeline_charts(rounds.get("rounds", ()))
     boxes = "".join(
         f"<section><h2>{text(title)}</h2><p>{text(about)}</p>"
         f'<div class="chart" id="chart{index}"></div></section>'
         for index, (title, about, _, _) in enumerate(charts)
     )
-    data = json.dumps([{"traces": traces, "layout": layout} for _, _, traces, layout in charts])
+    data = json.dumps([{"traces": traces, "layout": look} for _, _, traces, look in charts])
     title = f"Atoll run {summary.get('job', '')}".strip()
     sample = str(summary.get("sample") or "")
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{text(title)}</h1>{tiles(summary)}{boxes}"
-        f"{worth(rounds.get('worth') or {})}{member_table(summary)}{event_table(events)}"
+        f"<h1>{text(title)}</h1>{_head(summary, episodes or {})}{boxes}"
+        f"{worth(rounds.get('worth') or {})}{'' if rl else member_table(summary)}"
+        f"{event_table(events)}"
         + (f"<section><h2>What the model wrote</h2><pre>{text(sample)}</pre></section>")
         * bool(sample)
         + f"<section><h2>Job</h2><pre>{text(job_text)}</pre></section>"
@@ -109,6 +111,24 @@ def render(
         + f"<script>const charts = {data.replace('<', chr(92) + 'u003c')};{_SCRIPT}</script>"
         "</body></html>\n"
     )
+
+
+def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
+    """Return what comes before the charts: figures; of policies their episodes and a table."""
+    rl = summary.get("rl")
+    if not rl:
+        return tiles(summary)
+    return rl_tiles(summary) + gallery(rl, episodes) + policy_table(rl)
+
+
+def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:
+    return [
+        loss_chart(points),
+        speed_chart(points),
+        time_chart(points),
+        bytes_chart(points, summary),
+        round_chart(points),
+    ]
 
 
 def plotly_js() -> str:
@@ -139,7 +159,7 @@ def series(
 def loss_chart(points: Points) -> Chart:
     """Return training loss by member, and held-out loss."""
     traces = [
-        _line(*series(points, member, "loss"), member, index)
+        line(*series(points, member, "loss"), member, index)
         for index, member in enumerate(members_of(points))
     ]
     found = sorted(held_out_losses(points))
@@ -153,16 +173,16 @@ def loss_chart(points: Points) -> Chart:
         }
     )
     about = "Training loss of each member and loss of the common model on text that none has seen."
-    return "Loss", about, traces, _layout("step", "nats per token")
+    return "Loss", about, traces, layout("step", "nats per token")
 
 
 def speed_chart(points: Points) -> Chart:
     """Return tokens per second by member."""
     traces = [
-        _line(*series(points, member, "tokens_per_s", of="time"), member, index)
+        line(*series(points, member, "tokens_per_s", of="time"), member, index)
         for index, member in enumerate(members_of(points))
     ]
-    return "Speed", "Tokens per second of each member.", traces, _layout("seconds", "tokens/s")
+    return "Speed", "Tokens per second of each member.", traces, layout("seconds", "tokens/s")
 
 
 def time_chart(points: Points) -> Chart:
@@ -192,8 +212,8 @@ def time_chart(points: Points) -> Chart:
                 "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
             }
         )
-    layout = _layout("seconds of training", "") | {"barmode": "overlay", "bargap": 0.35}
-    return "Time", "Where each member's time went.", traces, layout
+    look = layout("seconds of training", "") | {"barmode": "overlay", "bargap": 0.35}
+    return "Time", "Where each member's time went.", traces, look
 
 
 def stretches(points: Points, member: str) -> list[dict[str, float]]:
@@ -220,7 +240,7 @@ def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
     for index, member in enumerate(members_of(points)):
         xs, ys = series(points, member, "sent_bytes")
         last_step = max([last_step, *xs])
-        traces.append(_line(xs, ys, member, index))
+        traces.append(line(xs, ys, member, index))
     nodes, parameters = int(summary.get("nodes") or 1), int(summary.get("parameters") or 0)
     if nodes > 1 and parameters and last_step:
         steps = [max(1, last_step * k // 50) for k in range(1, 51)]
@@ -234,10 +254,10 @@ def bytes_chart(points: Points, summary: Mapping[str, Any]) -> Chart:
                 "line": {"color": "#888", "dash": "dash"},
             }
         )
-    layout = _layout("step", "bytes sent")
-    layout["yaxis"] |= {"type": "log", "exponentformat": "SI"}
+    look = layout("step", "bytes sent")
+    look["yaxis"] |= {"type": "log", "exponentformat": "SI"}
     about = "Bytes each member sent, against an fp32 all-reduce in every step (dashed)."
-    return "Bytes", about, traces, layout
+    return "Bytes", about, traces, look
 
 
 def round_chart(points: Points) -> Chart:
@@ -247,11 +267,11 @@ def round_chart(points: Points) -> Chart:
     for index, member in enumerate(members_of(points)):
         own = [point for point in points if point["member"] == member]
         xs = [float(point["time"]) - zero for point in own]
-        trace = _line(xs, [point["round"] for point in own], member, index)
+        trace = line(xs, [point["round"] for point in own], member, index)
         trace["line"]["shape"] = "hv"
         traces.append(trace)
     about = "Rounds committed; members that stay together draw one line."
-    return "Rounds", about, traces, _layout("seconds", "rounds")
+    return "Rounds", about, traces, layout("seconds", "rounds")
 
 
 def timeline_charts(rounds: Points) -> list[Chart]:
@@ -277,30 +297,14 @@ def timeline_charts(rounds: Points) -> list[Chart]:
                 "hovertemplate": "%{x:.2f} s " + label + "<extra>%{y}</extra>",
             }
         )  # fmt: skip
-    layout = _layout("seconds", "") | {"barmode": "overlay", "bargap": 0.35}
+    look = layout("seconds", "") | {"barmode": "overlay", "bargap": 0.35}
     about = f"What each machine did in the last {len(shown)} rounds."
-    return [("Timeline of rounds", about, traces, layout)]
+    return [("Timeline of rounds", about, traces, look)]
 
 
 def _round_s(row: Mapping[str, Any]) -> float:
     """Return the seconds from the beginning of a member's period to the verdict."""
     return sum(float(row[name] or 0.0) for name in PHASES)
-
-
-def _line(xs: list[Any], ys: list[Any], name: str, index: int) -> Trace:
-    colour = COLOURS[index % len(COLOURS)]
-    line = {"color": colour, "width": 1.5}
-    return {"x": xs, "y": ys, "name": name, "mode": "lines", "line": line}
-
-
-def _layout(x: str, y: str) -> dict[str, Any]:
-    return {
-        "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
-        "height": 340,
-        "xaxis": {"title": {"text": x}},
-        "yaxis": {"title": {"text": y}},
-        "legend": {"orientation": "h", "y": 1.12},
-    }
 
 
 _STYLE = """
@@ -311,6 +315,9 @@ section p{margin:2px 0 8px;color:#666}
 .tiles div{border:1px solid #ddd;border-radius:8px;padding:10px 12px}
 .tiles b{display:block;font-size:18px;overflow-wrap:anywhere}.tiles span{color:#666;font-size:13px}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
+.episodes{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:14px}
+figure{margin:0;border:1px solid #ddd;border-radius:8px;overflow:hidden}
+figure img{display:block;width:100%}figcaption{padding:8px 12px;color:#666;font-size:13px}
 th,td{text-align:left;padding:4px 10px;border-bottom:1px solid #eee}
 pre{background:#f6f6f6;padding:12px;border-radius:8px;overflow-x:auto;white-space:pre-wrap}
 """

@@ -40,6 +40,11 @@ def tiles(summary: Mapping[str, Any]) -> str:
         ),
         "strategy": " × ".join(str(part) for part in strategy.values()) or None,
     }
+    return boxes(shown)
+
+
+def boxes(shown: Mapping[str, object]) -> str:
+    """Return figures by name, one box each; those that nobody knows are left out."""
     cells = "".join(
         f"<div><b>{text(value)}</b><span>{text(name)}</span></div>"
         for name, value in shown.items()
@@ -68,7 +73,7 @@ def member_table(summary: Mapping[str, Any]) -> str:
         + "</tr>"
         for row in rows
     )
-    return _table("Members", [name.replace("_", " ") for name in columns], body)
+    return table("Members", [name.replace("_", " ") for name in columns], body)
 
 
 def event_table(events: Points) -> str:
@@ -79,10 +84,11 @@ def event_table(events: Points) -> str:
         f"<td>{text(e.get('text', ''))}</td></tr>"
         for e in events[-500:]
     )
-    return _table("Events", ["UTC", "member", "kind", "what"], body)
+    return table("Events", ["UTC", "member", "kind", "what"], body)
 
 
-def _table(title: str, heads: Sequence[str], body: str) -> str:
+def table(title: str, heads: Sequence[str], body: str) -> str:
+    """Return a table with a title; nothing where it has no rows."""
     if not body:
         return ""
     head = "".join(f"<th>{text(name)}</th>" for name in heads)

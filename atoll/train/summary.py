@@ -12,6 +12,7 @@ from typing import Any
 from atoll.config import JobSpec
 from atoll.errors import StorageFull
 from atoll.strategies.table import resolve
+from atoll.train.rl_summary import rl_summary
 
 SUMMARY_NAME = "summary.json"
 FP32_BYTES = 4
@@ -51,6 +52,7 @@ def summarise(
     ddp = ddp_bytes(parameters=parameters, members=spec.job.nodes, steps=steps)
     evaluations = held_out_losses(points)
     final = _first_of(results, "loss_final")
+    policies = spec.kind == "rl"
     return {
         "job": job,
         "strategy": resolve(spec.strategy).names(),
@@ -80,6 +82,7 @@ def summarise(
         "versions": _first_of(results, "versions") or {},
         "members": list(members.values()),
         "sample": best_sample(results),
+        **({"rl": rl_summary(spec.rl, results=results, points=points)} if policies else {}),
     }
 
 

@@ -1,0 +1,123 @@
+"""The terminal view of policies that learn: a row each, and the critic below them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from atoll.cli import screen
+from atoll.cli.rl_progress import PolicyNow, critic_of, policies_of, share_done, sparkline, value
+from atoll.cli.watch import Watched, shown_state
+from atoll.train.rl_report import number, short_env
+
+CURVE_CELLS = 28
+
+STATE_STYLE = {"running": "green", "done": "green", "lost": "red", "failed": "red"}
+
+
+def rl_parts(job: Watched) -> list[RenderableType]:
+    """Return what the view shows of a job of policies."""
+    seats = job.view.get("seats") or []
+    policies = policies_of(seats, job.members, job.returns)
+    parts: list[RenderableType] = [_bar(job, policies), policies_table(policies)]
+    critic = critic_of(seats, job.members)
+    if critic is not None:
+        parts.append(_critic_line(critic, policies))
+    return parts
+
+
+def rl_line(job: Watched) -> list[str]:
+    """Return the parts of a plain line about policies."""
+    seats = job.view.get("seats") or []
+    policies = policies_of(seats, job.members, job.returns)
+    parts = [f"steps {share_done(policies):.0%}"]
+    if job.state == "running":
+        parts.append(f"left {screen.duration(job.left_s())}")
+    parts += [f"{p.policy} {number(p.now)}" for p in policies]
+    critic = critic_of(seats, job.members)
+    if critic is not None:
+        parts.append(f"critic v{_version(critic, policies)}")
+    return parts
+
+
+def policies_table(policies: list[PolicyNow]) -> RenderableType:
+    """Return a row per policy: where it lives, how its return rose, how it works."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("policy", no_wrap=True)
+    table.add_column("environment", max_width=20, no_wrap=True, overflow="ellipsis")
+    for heading in ("return", "best"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("so far", min_width=CURVE_CELLS, no_wrap=True)
+    for heading in ("steps", "steps/s", "critic", "waited"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for policy in policies:
+        table.add_row(*_policy_row(policy))
+    return table
+
+
+def _policy_row(policy: PolicyNow) -> list[str]:
+    states = [shown_state(member) for member in policy.members]
+    state = next((s for s in states if s not in ("running", "done")), states[0] if states else "")
+    style = STATE_STYLE.get(state, "yellow")
+    name = f"[{style}]\N{BLACK CIRCLE}[/] [bold]{escape(policy.policy)}[/]"
+    if state not in ("running", "done", ""):
+        name += f" [{style}]{escape(state)}[/]"
+    critic = f"v{policy.value_version}" if policy.value_version else "-"
+    if policy.critic_away_s:
+        critic = f"[yellow]{critic}, {policy.critic_away_s:.0f} s old[/]"
+    return [
+        name,
+        escape(short_env(policy.env)),
+        f"[bold]{number(policy.now)}[/]",
+        number(policy.best),
+        f"[green]{sparkline(policy.returns, width=CURVE_CELLS)}[/]",
+        screen.count(policy.env_steps),
+        screen.count(policy.steps_per_s),
+        critic,
+        f"{policy.queue_wait_s:.1f} s",
+    ]
+
+
+def _critic_line(critic: dict[str, Any], policies: list[PolicyNow]) -> RenderableType:
+    """Return what the critic does, in one line."""
+    state = shown_state(critic)
+    style = STATE_STYLE.get(state, "yellow")
+    line = Text.from_markup(
+        f"[{style}]\N{BLACK CIRCLE}[/] [bold]critic[/] [dim]{escape(str(critic['node']))}[/]"
+    )
+    if state not in ("running", "done"):
+        line.append(f" {state}", style=style)
+    loss, staleness = value(critic, "value_loss"), value(critic, "staleness")
+    figures = {
+        "version": f"{_version(critic, policies)}",
+        "trajectories": screen.count(value(critic, "trajectories") or 0.0),
+        "loss": "-" if loss is None else f"{loss:.3f}",
+        "queue": screen.count(value(critic, "queue_depth") or 0.0),
+        "staleness": "-" if staleness is None else f"{staleness:.1f}",
+        "dropped": screen.count(value(critic, "dropped") or 0.0),
+    }
+    for name, text in figures.items():
+        line.append(f"   {name} ", style="dim")
+        line.append(text, style="bold")
+    return line
+
+
+def _version(critic: dict[str, Any], policies: list[PolicyNow]) -> int:
+    told = value(critic, "value_version") or value(critic, "updates") or 0.0
+    return int(max([told, *(policy.value_version for policy in policies)]))
+
+
+def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    share = 1.0 if job.state == "done" else share_done(policies)
+    speed = screen.count(sum(policy.steps_per_s for policy in policies))
+    text = f"{share:4.0%}  {speed} steps/s  left {screen.duration(job.left_s())}"
+    row.add_row(ProgressBar(total=1.0, completed=share), text)
+    return Group(row)

@@ -1,0 +1,216 @@
+"""The part of a report about policies: their episodes, their curves, and what the critic learned.
+
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.train.charts import COLOURS, Chart, Trace, layout, line
+from atoll.train.report_tables import boxes, table, text
+from atoll.train.rl_summary import curve
+
+EPISODES = "episodes"
+"""Folder of a run with a recorded episode of each policy, `POLICY.gif`."""
+
+MAX_GIF_BYTES = 8 * 2**20
+"""A larger one stays beside the report."""
+
+Points = Sequence[Mapping[str, Any]]
+Rl = Mapping[str, Any]
+
+
+def read_episodes(folder: Path, rl: Rl) -> dict[str, bytes]:
+    """Return the recorded episode of every policy that has one, as the bytes of a GIF."""
+    found = {}
+    for policy in rl.get("policies") or ():
+        path = folder / EPISODES / f"{policy['policy']}.gif"
+        inside = path.resolve().is_relative_to(folder.resolve())
+        if inside and path.is_file() and path.stat().st_size <= MAX_GIF_BYTES:
+            found[str(policy["policy"])] = path.read_bytes()
+    return found
+
+
+def rl_tiles(summary: Mapping[str, Any]) -> str:
+    """Return the figures of the run, one box each."""
+    rl = summary["rl"]
+    critic = rl.get("critic_member") or {}
+    dropped = sum(_all(p["dropped"]) for p in rl["policies"]) + _all(critic.get("dropped") or {})
+    speed, size = rl.get("env_steps_per_s"), rl.get("bytes_per_env_step")
+    return boxes(
+        {
+            "policies": len(rl["policies"]),
+            "algorithm": rl["algorithm"],
+            "critic": rl["critic"],
+            "environment steps": f"{rl['env_steps']:,}",
+            "steps/s, all policies": None if not speed else f"{speed:,.0f}",
+            "updates of the critic": f"{critic['updates']:,}" if critic else None,
+            "trajectories it learned from": f"{critic['trajectories']:,}" if critic else None,
+            "trajectories dropped": f"{dropped:,}",
+            "bytes per environment step": None if not size else f"{size:,.1f}",
+            "seconds": f"{summary.get('wall_s') or 0.0:.1f}",
+        }
+    )
+
+
+def gallery(rl: Rl, episodes: Mapping[str, bytes]) -> str:
+    """Return the recorded episodes side by side, each with what its policy came to."""
+    figures = ""
+    for policy in rl["policies"]:
+        picture = episodes.get(str(policy["policy"]))
+        if picture is None:
+            continue
+        data = base64.b64encode(picture).decode("ascii")
+        name, env = text(policy["policy"]), text(short_env(str(policy["env"])))
+        figures += (
+            f"<figure><img alt='an episode of {name}' src='data:image/gif;base64,{data}'>"
+            f"<figcaption><b>{name}</b> {env}<br>return {text(rise(policy))}</figcaption></figure>"
+        )
+    if not figures:
+        return ""
+    about = "One episode of each policy at the end, always its most likely action."
+    return (
+        f"<section><h2>Episodes</h2><p>{about}</p><div class='episodes'>{figures}</div></section>"
+    )
+
+
+def rl_charts(rl: Rl, points: Points) -> list[Chart]:
+    """Return the curves of the policies and of the critic."""
+    charts = [
+        _by_policy(
+            rl, points, "return", "Return",
+            "Mean return of each policy's last episodes, against its own environment steps.",
+            "return", bounds=None,
+        ),
+        _by_policy(
+            rl, points, "explained_variance", "What the critic explains",
+            "Share of the variance of returns that the values an actor used had foreseen: "
+            "1 is all of it, 0 no more than their mean.",
+            "explained variance", bounds=(-1.0, 1.05),
+        ),
+        *critic_charts(rl, points),
+        _speed(rl, points),
+        _waiting(rl, points),
+    ]  # fmt: skip
+    return [chart for chart in charts if any(trace["y"] for trace in chart[2])]
+
+
+def critic_charts(rl: Rl, points: Points) -> list[Chart]:
+    """Return the critic's loss by policy, and how old what it learned from was."""
+    critic = rl.get("critic_member")
+    if not critic:
+        return []
+    own = [point for point in points if point["member"] == critic["member"]]
+    traces = []
+    for index, policy in enumerate(rl["policies"]):
+        name = f"value_loss.{policy['policy']}"
+        there = [point for point in own if name in point["values"]]
+        xs, ys = [p["step"] for p in there], [p["values"][name] for p in there]
+        traces.append(line(xs, ys, str(policy["policy"]), index))
+    look = layout("updates of the critic", "value loss")
+    look["yaxis"] |= {"type": "log"}
+    about = "Loss of the critic's head of each policy, in units of that policy's own returns."
+    counts = sorted((int(age), count) for age, count in critic["staleness"].items())
+    bars = {
+        "type": "bar", "name": "trajectories", "marker": {"color": COLOURS[0]},
+        "x": [age for age, _ in counts], "y": [count for _, count in counts],
+    }  # fmt: skip
+    old = "How many updates a policy was ahead of a trajectory when the critic learned from it."
+    return [
+        ("Loss of the critic", about, traces, look),
+        ("Staleness", old, [bars], layout("updates behind", "trajectories")),
+    ]
+
+
+def policy_table(rl: Rl) -> str:
+    """Return what each policy came to, and the critic below it."""
+    heads = [
+        "policy", "environment", "return, first", "last", "best", "episodes", "steps", "updates",
+        "waited for the queue", "sent", "dropped",
+    ]  # fmt: skip
+    rows = [
+        [
+            p["policy"], p["env"], number(p["return_first"]), number(p["return_last"]),
+            number(p["return_best"]), f"{p['episodes']:,}", f"{p['env_steps']:,}",
+            f"{p['updates']:,}", f"{p['queue_wait_s']:.1f} s", f"{p['sent_bytes']:,}",
+            f"{_all(p['dropped']):,}",
+        ]
+        for p in rl["policies"]
+    ]  # fmt: skip
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return table("Policies", heads, body)
+
+
+def short_env(env: str) -> str:
+    """Return an environment's name without the module that makes it."""
+    return env if env.startswith("text:") else env.rpartition(":")[2]
+
+
+def rise(policy: Mapping[str, Any]) -> str:
+    """Return from what to what a policy's return went, in words."""
+    first, last = policy["return_first"], policy["return_last"]
+    return f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
+
+
+def number(value: float | None) -> str:
+    """Return a return for people: as many digits as tell something."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def _by_policy(
+    rl: Rl, points: Points, name: str, title: str, about: str, unit: str,
+    *, bounds: tuple[float, float] | None,
+) -> Chart:  # fmt: skip
+    traces = [
+        line(*curve(points, policy["members"], name), str(policy["policy"]), index)
+        for index, policy in enumerate(rl["policies"])
+    ]
+    look = layout("environment steps", unit)
+    if bounds:
+        low = min((y for trace in traces for y in trace["y"]), default=0.0)
+        look["yaxis"] |= {"range": [max(bounds[0], min(0.0, low)), bounds[1]]}
+    return title, about, traces, look
+
+
+def _speed(rl: Rl, points: Points) -> Chart:
+    traces = _over_time(rl, points, "env_steps_per_s")
+    return (
+        "Speed", "Environment steps per second of each policy.",
+        traces, layout("seconds", "environment steps/s"),
+    )  # fmt: skip
+
+
+def _waiting(rl: Rl, points: Points) -> Chart:
+    traces = _over_time(rl, points, "queue_wait_s")
+    about = (
+        "Seconds that each actor has waited for room in its queue: the critic is what is slow "
+        "where this rises steadily."
+    )
+    return "Waiting", about, traces, layout("seconds", "seconds waited")
+
+
+def _over_time(rl: Rl, points: Points, name: str) -> list[Trace]:
+    zero = min((float(point["time"]) for point in points), default=0.0)
+    traces = []
+    for index, policy in enumerate(rl["policies"]):
+        for member in policy["members"]:
+            own = [p for p in points if p["member"] == member and name in p["values"]]
+            xs, ys = [float(p["time"]) - zero for p in own], [p["values"][name] for p in own]
+            label = (
+                policy["policy"] if len(policy["members"]) == 1 else f"{policy['policy']} {member}"
+            )
+            traces.append(line(xs, ys, str(label), index))
+    return traces
+
+
+def _all(counts: Mapping[str, int]) -> int:
+    return sum(counts.values())
