@@ -1,0 +1,125 @@
+"""A policy with what trains it: optimizer, schedule, generator, and how far it has come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import DataError, LossNotFinite
+from atoll.rl.optimizer import (
+    adam,
+    annealed,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_rate,
+)
+from atoll.rl.policy import Policy
+from atoll.rl.spaces import TaskSpec
+from atoll.rl.state import load_module, parts_of, prefixed
+
+
+class TrainedPolicy:
+    """What every algorithm has: one policy, taking gradient steps."""
+
+    def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
+        """Build the policy of a task.
+
+        Args:
+            task: Whose policy.
+            rl: Every number of the algorithm.
+            total_steps: Environment steps at whose end the learning rate is zero.
+            seed: Of the weights it starts from and of every random choice in learning.
+        """
+        self.task, self.rl, self.total_steps = task, rl, total_steps
+        self.generator = torch.Generator().manual_seed(seed)
+        self.policy = Policy.build(task, rl, generator=self.generator)
+        self.optimizer: Optimizer = adam(self.policy.parameters(), lr=rl.lr)
+        """May be replaced by one that wraps it, so that several members' policies agree."""
+        self.version = 0
+        """Updates so far."""
+        self.steps = 0
+        """Environment steps learned from so far."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate at this point of the run."""
+        return annealed(self.rl.lr, done=self.steps, total=self.total_steps, anneal=self.rl.anneal)
+
+    def begin(self) -> float:
+        """Set the learning rate of the steps that follow; return it."""
+        rate = self.rate
+        set_rate(self.optimizer, rate)
+        return rate
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one step down the gradient of a loss, its norm limited."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.policy.parameters(), self.rl.max_norm)
+        self.optimizer.step()
+
+    def end(self, observations: Tensor, told: Mapping[str, float]) -> None:
+        """Count an update as done; only now the normaliser takes its observations in.
+
+        Args:
+            observations: [..., *shape] of all steps that were learned from.
+            told: What is told about the update.
+
+        Raises:
+            LossNotFinite: the update made the policy so.
+        """
+        if not all(math.isfinite(value) for value in told.values()):
+            raise LossNotFinite(
+                "an update of a policy went to numbers that are not finite",
+                given=f"policy {self.task.policy}, update {self.version + 1}: "
+                + ", ".join(f"{name} {value:.4g}" for name, value in told.items()),
+                remedy="lower lr in [rl], or normalise observations",
+            )
+        if self.policy.norm is not None:
+            self.policy.norm.update(observations)
+        self.version += 1
+        self.steps += math.prod(observations.shape[: -len(self.task.observation) or None])
+
+    def check_advantages(self, advantages: Tensor) -> None:
+        """Refuse to learn from advantages [T, B] that are not finite.
+
+        Raises:
+            DataError: they are not; nothing was learned.
+        """
+        wrong = (~torch.isfinite(advantages)).nonzero()
+        if len(wrong):
+            # Errors flow back in time: the last step of the column is where it comes from.
+            step, column = (int(n) for n in wrong[-1])
+            raise DataError(
+                "rewards or values are not finite",
+                given=f"policy {self.task.policy}, step {step}, column {column}",
+                expected="finite numbers",
+                remedy="the trajectory was left out; look at the environment and at the critic",
+            )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next update depends on, as tensors alone."""
+        return {
+            **prefixed("policy", self.policy.state_dict()),
+            **prefixed("optimizer", optimizer_tensors(self.optimizer)),
+            "generator": self.generator.get_state(),
+            "version": torch.tensor(self.version),
+            "steps": torch.tensor(self.steps),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises:
+            CheckpointCorrupt: it is of another network.
+        """
+        policy = f"policy {self.task.policy}"
+        load_module(self.policy, parts_of(state, "policy"), what=policy)
+        load_optimizer_tensors(self.optimizer, parts_of(state, "optimizer"))
+        self.generator.set_state(state["generator"])
+        self.version, self.steps = int(state["version"]), int(state["steps"])
