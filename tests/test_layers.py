@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "data",
         "codec",
         "strategies",
+        "checkpoint",
         "queues",
         "train",
         "run",

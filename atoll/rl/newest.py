@@ -1,0 +1,131 @@
+"""The newest item of a topic, read in the background and written in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from atoll.queues import Topic
+from atoll.queues.values import encode, size
+from atoll.rl.background import Background
+
+WAIT_S = 0.5
+"""One question to the hub waits so long, so that the end of a thread is not far."""
+
+
+class Newest:
+    """Keeps the newest item of a topic; asking for it never waits."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        *,
+        reader: str,
+        on_news: Callable[[Any], None] = lambda value: None,
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            topic: Where to read.
+            reader: Name of the subscription.
+            on_news: Called in the background with each item that was the newest when it came.
+        """
+        self._topic, self._reader, self._on_news = topic, reader, on_news
+        self._subscription = topic.subscribe(reader, start="oldest")
+        self._lock = threading.Lock()
+        self._value: Any = None
+        self._fresh = False
+        self.heard_at = -1.0
+        """Monotonic time of the last item; below 0: there was none."""
+        self.received_bytes = 0
+        self._thread = Background(f"reader of {topic.name}", self._read)
+
+    def take(self) -> Any:
+        """Return the newest item if it was not taken before, else None."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, False
+            return self._value if fresh else None
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.close()
+
+    def _read(self) -> None:
+        entry = self._subscription.newest(wait_s=WAIT_S)
+        if entry is None:
+            return
+        value = entry.value
+        nbytes = size(encode(value))
+        with self._lock:
+            self._value, self._fresh = value, True
+            self.heard_at = time.monotonic()
+            self.received_bytes += nbytes
+        self._on_news(value)
+
+
+class Publisher:
+    """Publishes in the background; what was not sent yet when something newer comes never is."""
+
+    def __init__(self, topic: Topic) -> None:
+        """Publish into `topic`."""
+        self._topic = topic
+        self._condition = threading.Condition()
+        self._waiting: tuple[Any, Callable[[], None]] | None = None
+        self._busy = False
+        self.sent_bytes = 0
+        self.published = 0
+        self._thread = Background(f"publisher of {topic.name}", self._send)
+
+    def put(self, value: Any, *, then: Callable[[], None] = lambda: None) -> None:
+        """Hand on a value, which MUST NOT change any more.
+
+        Args:
+            value: What `run.topic` takes.
+            then: Called in the background once it is durable; not called if a newer one came first.
+        """
+        with self._condition:
+            self._waiting = (value, then)
+            self._condition.notify_all()
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Wait until all is durable; return whether that was in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._condition:
+            while self._waiting is not None or self._busy:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._condition.wait(left_s)
+        return True
+
+    def close(self, *, timeout_s: float = 5.0) -> bool:
+        """Send what waits, and stop; return whether all of it is durable."""
+        done = self.flush(timeout_s=timeout_s)
+        self._thread.end()
+        with self._condition:
+            self._condition.notify_all()
+        self._thread.close()
+        return done
+
+    def _send(self) -> None:
+        with self._condition:
+            if self._waiting is None:
+                self._condition.wait(WAIT_S)
+            if self._waiting is None:
+                return
+            (value, then), self._waiting, self._busy = self._waiting, None, True
+        try:
+            self._topic.publish(value)
+            self.sent_bytes += size(encode(value))
+            self.published += 1
+            then()
+        except BaseException:
+            with self._condition:  # nothing newer came: it is tried again
+                self._waiting = self._waiting or (value, then)
+            raise
+        finally:
+            with self._condition:
+                self._busy = False
+                self._condition.notify_all()
