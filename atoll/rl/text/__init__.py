@@ -1,0 +1,1 @@
+"""Reinforcement learning of language models: tasks with rewards that a program can check."""

@@ -1,0 +1,210 @@
+"""One policy at its task: it writes, is judged, and learns from that. No I/O."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import ConfigError
+from atoll.models import GPT
+from atoll.rl.losses import explained_variance, standardised
+from atoll.rl.state import load_module, parts_of, prefixed
+from atoll.rl.text import chances, judging
+from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.learner import TokenLearner
+from atoll.rl.text.prompts import Wording
+from atoll.rl.text.sampler import log_probabilities, write
+from atoll.rl.text.tasks import TextTask
+
+RECENT = 4
+"""Batches whose mean score is "now"."""
+
+
+class Author:
+    """A policy, the reference it started from, and its task.
+
+    A batch has `environments` times `group` completions: as many prompts with PPO, `group`
+    completions of each prompt with GRPO. Both cost the same.
+
+    Args:
+        name: The policy's.
+        task: What it is rewarded for.
+        model: Where it starts; it is trained in place, and a copy of it is the reference.
+        wording: The model's tokens.
+        rl: `[rl]`.
+        episodes: Completions at whose end the learning rate is zero.
+        seed: Of prompts, of what is written, and of the order of minibatches.
+
+    Raises:
+        ConfigError: no prompt fits into the model's context beside `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: TextTask,
+        model: GPT,
+        wording: Wording,
+        rl: RlTable,
+        *,
+        episodes: int,
+        seed: int,
+    ) -> None:
+        self.name, self.model, self.rl = name, model.eval(), rl
+        self.reference = copy.deepcopy(model).requires_grad_(False).eval()
+        self.updates = max(1, -(-episodes // (rl.environments * rl.group)))
+        """How many there will be in all."""
+        self.learner = TokenLearner(model, rl, updates=self.updates)
+        self.written = 0
+        """Batches so far."""
+        self.best: float | None = None
+        self.first: float | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._task, self._wording, self._seed = task, wording, seed
+        self._room = model.config.context - rl.max_tokens
+        if self._room < 1:
+            raise ConfigError(
+                "there is no room for prompts", expected="a context above max_tokens",
+                given=f"context = {model.config.context}, max_tokens = {rl.max_tokens}",
+            )  # fmt: skip
+
+    @property
+    def score(self) -> float | None:
+        """Mean score of the last batches; None before the first one."""
+        return sum(self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has learned from all its episodes."""
+        return self.learner.version >= self.updates
+
+    def write(self) -> Episodes:
+        """Return the next batch, judged; the same number of a run is always the same batch.
+
+        Raises:
+            ConfigError: a prompt does not fit.
+            DataError: a reward is no finite number.
+        """
+        rl, number = self.rl, self.written + 1
+        compared = rl.algorithm == "grpo"
+        prompts = self._wording.draw(
+            self._task, rl.environments if compared else rl.environments * rl.group,
+            repeats=rl.group if compared else 1, room=self._room,
+            source=chances.source("prompts", self._seed, self.name, number),
+        )  # fmt: skip
+        written = write(
+            self.model, prompts, ends=self._wording.ends, max_tokens=rl.max_tokens,
+            temperature=rl.temperature,
+            generator=chances.generator("writing", self._seed, self.name, number),
+        )  # fmt: skip
+        scores = judging.scores(self._task, prompts, written, self._wording)
+        episodes = Episodes(
+            policy=self.name, tokens=written.tokens, prompts=prompts.lengths,
+            lengths=written.lengths, log_probabilities=written.log_probabilities,
+            rewards=torch.zeros_like(written.log_probabilities), scores=scores,
+            sequence=number, policy_version=self.learner.version,
+        )  # fmt: skip
+        episodes.rewards = judging.rewards_per_step(
+            scores, written.lengths, written.log_probabilities, self.referred(episodes),
+            kl=0.0 if compared else rl.kl,
+        )  # fmt: skip
+        self._count(episodes)
+        return episodes.check()
+
+    def improve(self, episodes: Episodes, values: Tensor | None) -> dict[str, float]:
+        """Learn from a batch; return what happened.
+
+        Args:
+            episodes: What `write` returned.
+            values: [B, T], the value before each step; None with GRPO.
+
+        Returns:
+            What `TokenLearner.improve` tells; `kl_reference` (nats per completion), `length` (mean
+            tokens), and with values `explained_variance`.
+        """
+        mask, rl = episodes.mask, self.rl
+        told: dict[str, float] = {}
+        if values is None:
+            each = judging.group_advantages(episodes.scores, group=rl.group)
+            advantages = each[:, None] * mask
+        else:
+            advantages, targets = judging.token_advantages(
+                episodes, values, gamma=rl.gamma, lam=rl.gae_lambda
+            )
+            told["explained_variance"] = explained_variance(values[mask], targets[mask]).item()
+            advantages = torch.zeros_like(advantages).masked_scatter(
+                mask, standardised(advantages[mask])
+            )
+        reference = self.referred(episodes)
+        apart = ((episodes.log_probabilities - reference) * mask).sum(1)
+        told["kl_reference"] = apart.mean().item()
+        told["length"] = episodes.lengths.double().mean().item()
+        order = chances.generator("order", self._seed, self.name, self.learner.version)
+        return told | self.learner.improve(episodes, advantages, reference, generator=order)
+
+    @torch.no_grad()
+    def referred(self, episodes: Episodes) -> Tensor:
+        """Return how likely the reference finds what was written, [B, T]."""
+        found, _ = log_probabilities(
+            self.reference, episodes.tokens, episodes.places, episodes.written,
+            temperature=self.rl.temperature,
+        )  # fmt: skip
+        return found
+
+    def examine(self, count: int, *, temperature: float = 0.0) -> tuple[float, list[str]]:
+        """Return the mean score over prompts that are never trained on, and some completions."""
+        prompts = self._wording.draw(
+            self._task, count, repeats=1, room=self._room,
+            source=chances.source("examination", self._seed, self.name),
+        )  # fmt: skip
+        written = write(
+            self.model, prompts, ends=self._wording.ends, max_tokens=self.rl.max_tokens,
+            temperature=temperature, generator=chances.generator("examination", self._seed),
+        )  # fmt: skip
+        scores = judging.scores(self._task, prompts, written, self._wording)
+        texts = [
+            prompt + " " + (self._wording.read(row[start : start + length]) or "(no end)")
+            for prompt, row, start, length in zip(
+                prompts.texts, written.tokens, prompts.lengths.tolist(), written.lengths.tolist(),
+                strict=True,
+            )
+        ]  # fmt: skip
+        return scores.mean().item(), texts
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that an exact resume needs, flat."""
+        unknown = float("nan")
+        seen = [self.first, self.best]
+        return {
+            **prefixed("model", self.model.state_dict()),
+            **prefixed("reference", self.reference.state_dict()),
+            **prefixed("learner", self.learner.state_dict()),
+            "written": torch.tensor(self.written),
+            "seen": torch.tensor([unknown if x is None else x for x in seen], dtype=torch.float64),
+            "recent": torch.tensor(list(self._recent), dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from such a state.
+
+        Raises:
+            CheckpointCorrupt: it is of another model.
+        """
+        load_module(self.model, parts_of(state, "model"), what=f"policy {self.name}")
+        load_module(self.reference, parts_of(state, "reference"), what=f"policy {self.name}")
+        self.learner.load_state_dict(parts_of(state, "learner"))
+        self.written = int(state["written"])
+        self.first, self.best = (None if x != x else x for x in state["seen"].tolist())
+        self._recent = deque(state["recent"].tolist(), maxlen=RECENT)
+
+    def _count(self, episodes: Episodes) -> None:
+        mean = episodes.scores.double().mean().item()
+        self.written += 1
+        self._recent.append(mean)
+        self.first = mean if self.first is None else self.first
+        self.best = mean if self.best is None else max(self.best, mean)

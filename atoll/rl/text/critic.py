@@ -1,0 +1,201 @@
+"""Learns what texts are worth from the completions of all policies, and answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import DataError
+from atoll.models import GPT
+from atoll.rl.losses import explained_variance
+from atoll.rl.optimizer import adam, load_optimizer_tensors, optimizer_tensors
+from atoll.rl.state import load_module, parts_of, prefixed
+from atoll.rl.text import chances
+from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.judging import token_advantages
+from atoll.rl.text.value_model import ValueModel
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Completions of several batches below each other."""
+
+    tokens: Tensor
+    """[N, L]."""
+    places: Tensor
+    """[N, T]."""
+    policies: Tensor
+    """[N]."""
+    mask: Tensor
+    """[N, T]."""
+    targets: Tensor
+    """[N, T], in reward units."""
+    weights: Tensor
+    """[N, T]: 1 over all, each policy the same."""
+
+
+class TextCritic:
+    """A value model and its optimizer.
+
+    Args:
+        policies: Names of all policies whose values it learns.
+        model: What it starts from.
+        rl: `[rl]`: `critic` (`unconditioned`, or told whose value is asked), `critic_lr`,
+            `critic_epochs`, `critic_minibatches`, `gamma`, `gae_lambda`, `max_norm`.
+        seed: Of the order of minibatches.
+    """
+
+    def __init__(self, policies: Sequence[str], model: GPT, rl: RlTable, *, seed: int) -> None:
+        self.policies = tuple(policies)
+        self.version = 0
+        """Updates so far."""
+        self.model = ValueModel(policies, model, conditioned=rl.critic != "unconditioned")
+        self._rl, self._seed = rl, seed
+        used = [p for name, p in self.model.named_parameters() if name != "trunk.head.weight"]
+        self._optimizer = adam(used, lr=rl.critic_lr)
+
+    @torch.no_grad()
+    def of(self, episodes: Episodes) -> Tensor:
+        """Return the value before each step, [B, T], in the units of its rewards.
+
+        Raises:
+            DataError: nobody told it of that policy.
+        """
+        return self._values(episodes.tokens, episodes.places, self._who(episodes))
+
+    def learn(self, batches: Sequence[Episodes]) -> dict[str, dict[str, float]]:
+        """Learn from batches of any policies; return for each policy what happened.
+
+        Every policy weighs the same, and the order of the batches does not matter.
+
+        Returns:
+            By policy: `value_loss` (in units of its deviation), `explained_variance` (of the values
+            before, against what they should have been), `steps` (completions).
+
+        Raises:
+            DataError: nobody told it of a policy.
+        """
+        batches = sorted(batches, key=lambda b: (b.policy, b.actor, b.sequence))
+        batch, told = self._prepare(batches)
+        losses = torch.zeros(len(self.policies), dtype=torch.float64)
+        for number in range(self._rl.critic_epochs):
+            losses = self._pass(batch, number)
+        self.version += 1
+        for policy, facts in told.items():
+            facts["value_loss"] = losses[self.policies.index(policy)].item()
+        return told
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return what answering needs, flat."""
+        return prefixed("model", self.model.state_dict()) | {"version": torch.tensor(self.version)}
+
+    def load_snapshot(self, tensors: Mapping[str, Tensor]) -> None:
+        """Answer by another critic's snapshot from now on.
+
+        Raises:
+            CheckpointCorrupt: it is of another model or of other policies.
+        """
+        load_module(self.model, parts_of(tensors, "model"), what="the value model")
+        self.version = int(tensors["version"])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that an exact resume needs, flat."""
+        return self.snapshot() | prefixed("optimizer", optimizer_tensors(self._optimizer))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from such a state; raises as `load_snapshot` does."""
+        self.load_snapshot(state)
+        load_optimizer_tensors(self._optimizer, parts_of(state, "optimizer"))
+
+    def _who(self, episodes: Episodes) -> Tensor:
+        """Return the number of the batch's policy for each row."""
+        if episodes.policy not in self.policies:
+            raise DataError(
+                "nobody told the value model of this policy", given=episodes.policy,
+                expected=", ".join(self.policies),
+            )  # fmt: skip
+        return torch.full((len(episodes.tokens),), self.policies.index(episodes.policy))
+
+    def _values(self, tokens: Tensor, places: Tensor, policies: Tensor) -> Tensor:
+        mean, deviation = self.model.scales(policies)
+        found: Tensor = self.model(tokens, places, policies)
+        return found * deviation + mean
+
+    def _prepare(self, batches: Sequence[Episodes]) -> tuple[_Batch, dict[str, dict[str, float]]]:
+        """Return one batch with targets by the values of now, and what these explained."""
+        targets: dict[str, list[Tensor]] = {}
+        values: dict[str, list[Tensor]] = {}
+        rows: list[_Batch] = []
+        for episodes in batches:
+            now, mask = self.of(episodes), episodes.mask
+            _, wanted = token_advantages(
+                episodes, now, gamma=self._rl.gamma, lam=self._rl.gae_lambda
+            )
+            targets.setdefault(episodes.policy, []).append(wanted[mask])
+            values.setdefault(episodes.policy, []).append(now[mask])
+            who = self._who(episodes)
+            weights = mask.to(torch.float32)
+            rows.append(_Batch(episodes.tokens, episodes.places, who, mask, wanted, weights))
+        flat = {policy: torch.cat(parts) for policy, parts in targets.items()}
+        self._observe(flat)
+        for one in rows:
+            name = self.policies[int(one.policies[0])]
+            one.weights /= len(flat) * len(flat[name])
+        told = {
+            policy: {
+                "explained_variance": explained_variance(torch.cat(values[policy]), goal).item(),
+                "steps": float(sum(len(b.tokens) for b in batches if b.policy == policy)),
+            }
+            for policy, goal in flat.items()
+        }
+        return _joined(rows), told
+
+    def _observe(self, targets: Mapping[str, Tensor]) -> None:
+        """Let the heads take the new targets into their scales."""
+        heads = self.model.all_heads()
+        if self.model.conditioned:
+            for policy, goal in targets.items():
+                heads[self.policies.index(policy)].observe(goal)
+        else:
+            weights = torch.cat([torch.full_like(t, 1.0 / len(t)) for t in targets.values()])
+            heads[0].observe(torch.cat(list(targets.values())), weights=weights)
+
+    def _pass(self, batch: _Batch, number: int) -> Tensor:
+        """Go once over a batch; return each policy's mean loss, [policies]."""
+        parts = min(self._rl.critic_minibatches, len(batch.tokens))
+        order = chances.generator("critic", self._seed, self.version, number)
+        sums = torch.zeros(2, len(self.policies), dtype=torch.float64)
+        for rows in torch.randperm(len(batch.tokens), generator=order).tensor_split(parts):
+            who, mask = batch.policies[rows], batch.mask[rows]
+            mean, deviation = self.model.scales(who)
+            wanted = (batch.targets[rows] - mean) / deviation
+            found = self.model(batch.tokens[rows], batch.places[rows], who)
+            losses = 0.5 * (found - wanted).square() * mask
+            loss = (losses * batch.weights[rows]).sum() * parts
+            self._optimizer.zero_grad()
+            loss.backward()
+            clip_grad_norm_(self._optimizer.param_groups[0]["params"], self._rl.max_norm)
+            self._optimizer.step()
+            sums[0].index_add_(0, who, losses.detach().double().sum(1))
+            sums[1].index_add_(0, who, mask.double().sum(1))
+        return sums[0] / sums[1].clamp_min(1.0)
+
+
+def _joined(rows: Sequence[_Batch]) -> _Batch:
+    """Return batches below each other, zeros behind what is narrower."""
+
+    def below(parts: list[Tensor]) -> Tensor:
+        wide = max(part.shape[1] for part in parts)
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(part, (0, wide - part.shape[1])) for part in parts])
+
+    return _Batch(
+        below([one.tokens for one in rows]), below([one.places for one in rows]),
+        torch.cat([one.policies for one in rows]), below([one.mask for one in rows]),
+        below([one.targets for one in rows]), below([one.weights for one in rows]),
+    )  # fmt: skip

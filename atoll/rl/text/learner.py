@@ -1,0 +1,141 @@
+"""A language model becomes better at its task by its own completions: PPO, or GRPO.
+
+PPO takes one advantage per token (from values) and has the divergence from the reference in its
+rewards. GRPO takes one advantage per completion (from its group) and has the divergence in its
+loss. Everything else is the same: the clipped ratio of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from atoll.config.rl_tables import RlTable
+from atoll.models import GPT
+from atoll.rl.losses import approximate_divergence, clipped_policy_loss, clipped_share
+from atoll.rl.optimizer import (
+    adam,
+    annealed,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_rate,
+)
+from atoll.rl.state import parts_of, prefixed
+from atoll.rl.text.divergence import positive
+from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.sampler import log_probabilities
+
+
+class TokenLearner:
+    """Owns a policy's optimizer.
+
+    Args:
+        model: The policy; it has no dropout while it learns from rewards.
+        rl: `[rl]`: `lr`, `clip`, `epochs`, `minibatches`, `entropy`, `max_norm`, `target_kl`;
+            `kl` with `grpo`.
+        updates: How many there will be, for the rate that falls to zero.
+    """
+
+    def __init__(self, model: GPT, rl: RlTable, *, updates: int) -> None:
+        self.version = 0
+        """Updates so far."""
+        self._model, self._rl, self._updates = model.eval(), rl, max(1, updates)
+        self._optimizer = adam(model.parameters(), lr=rl.lr)
+
+    def improve(
+        self,
+        episodes: Episodes,
+        advantages: Tensor,
+        reference: Tensor,
+        *,
+        generator: torch.Generator | None,
+    ) -> dict[str, float]:
+        """Learn from one batch; return what happened.
+
+        Args:
+            episodes: What this policy wrote.
+            advantages: [B, T].
+            reference: [B, T]: log-probabilities under the reference.
+            generator: Of the order of minibatches; None: one after the other.
+
+        Returns:
+            `policy_loss`, `entropy`, `kl` (between the policy before and after), `clip_fraction`,
+            `passes`: means over all minibatches.
+        """
+        rl = self._rl
+        rate = annealed(rl.lr, done=self.version, total=self._updates, anneal=rl.anneal)
+        set_rate(self._optimizer, rate)
+        seen: list[dict[str, float]] = []
+        passes = 0
+        for _ in range(rl.epochs):
+            start = len(seen)
+            for rows in self._parts(len(episodes.tokens), generator):
+                seen.append(self._step(episodes, rows, advantages[rows], reference[rows]))
+            passes += 1
+            divergence = sum(s["kl"] for s in seen[start:]) / (len(seen) - start)
+            if rl.target_kl and divergence > rl.target_kl:
+                break
+        self.version += 1
+        means = {name: sum(s[name] for s in seen) / len(seen) for name in seen[0]}
+        return means | {"passes": float(passes)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return version and optimizer, flat; the model is its owner's."""
+        kept = prefixed("optimizer", optimizer_tensors(self._optimizer))
+        return kept | {"version": torch.tensor(self.version)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from such a state.
+
+        Raises:
+            CheckpointCorrupt: it is of another model.
+        """
+        load_optimizer_tensors(self._optimizer, parts_of(state, "optimizer"))
+        self.version = int(state["version"])
+
+    def _parts(self, count: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        order = torch.arange(count)
+        if generator is not None:
+            order = torch.randperm(count, generator=generator)
+        return order.tensor_split(min(self._rl.minibatches, count))
+
+    def _step(
+        self, episodes: Episodes, rows: Tensor, advantages: Tensor, reference: Tensor
+    ) -> dict[str, float]:
+        rl, mask = self._rl, episodes.mask[rows]
+        now, entropies = log_probabilities(
+            self._model, episodes.tokens[rows], episodes.places[rows], episodes.written[rows],
+            temperature=rl.temperature,
+        )  # fmt: skip
+        log_ratios = (now - episodes.log_probabilities[rows]) * mask
+        losses = clipped_policy_loss(log_ratios, advantages, clip=rl.clip) - rl.entropy * entropies
+        if rl.algorithm == "grpo":
+            losses = losses + rl.kl * positive((reference - now) * mask)
+        loss = (losses * token_weights(mask, per_completion=rl.algorithm == "grpo")).sum()
+        self._optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(self._model.parameters(), rl.max_norm)
+        self._optimizer.step()
+        with torch.no_grad():
+            changes = log_ratios[mask]
+            return {
+                "policy_loss": loss.item(),
+                "entropy": entropies[mask].mean().item(),
+                "kl": approximate_divergence(changes).mean().item(),
+                "clip_fraction": clipped_share(changes, clip=rl.clip).item(),
+            }
+
+
+def token_weights(mask: Tensor, *, per_completion: bool) -> Tensor:
+    """Return weights that sum to 1 over the written steps, [B, T].
+
+    Args:
+        mask: [B, T], what was written.
+        per_completion: Every completion weighs the same (GRPO), not every token (PPO).
+    """
+    ones = mask.to(torch.float32)
+    if per_completion:
+        return ones / ones.sum(1, keepdim=True) / len(ones)
+    return ones / ones.sum()

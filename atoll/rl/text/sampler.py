@@ -1,0 +1,108 @@
+"""A language model writes completions, all of a batch at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.models import GPT
+from atoll.rl.text.decoding import Decoder
+from atoll.rl.text.prompts import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Completions and how likely they were."""
+
+    tokens: Tensor
+    """[B, L], int64: prompt, completion, zeros."""
+    lengths: Tensor
+    """[B], int64: tokens of each completion, the end included."""
+    log_probabilities: Tensor
+    """[B, T], float32; zeros after the end."""
+
+
+@torch.no_grad()
+def write(
+    model: GPT,
+    prompts: Prompts,
+    *,
+    ends: Tensor,
+    max_tokens: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> Written:
+    """Sample a completion of each prompt.
+
+    Shorter prompts begin to write while longer ones are still being read, so every row is at the
+    same position and no row waits or is shifted.
+
+    Args:
+        model: Who writes; it has no dropout while it does.
+        prompts: Their longest one and `max_tokens` fit into the model's context.
+        ends: [vocab], bool: tokens that end a completion.
+        max_tokens: Longest completion.
+        temperature: Logits are divided by it; 0 takes the likeliest token.
+        generator: Source of randomness; needed unless the temperature is 0.
+    """
+    model.eval()
+    count, longest = prompts.tokens.shape
+    last = prompts.lengths + max_tokens
+    tokens = torch.zeros(count, longest + max_tokens, dtype=torch.int64)
+    tokens[:, :longest] = prompts.tokens
+    scores = torch.zeros(count, max_tokens)
+    lengths = torch.zeros(count, dtype=torch.int64)
+    writing = torch.ones(count, dtype=torch.bool)
+    decoder = Decoder(model, batch=count, length=longest + max_tokens)
+    for at in range(tokens.shape[1] - 1):
+        logits = decoder.step(tokens[:, at])
+        step = at + 1 - prompts.lengths  # of the token at `at + 1`
+        now = writing & (step >= 0)
+        if now.any():
+            ids, log_p = _choose(logits, temperature, generator)
+            tokens[now, at + 1] = ids[now]
+            scores[now, step[now]] = log_p[now]
+            lengths += now
+            writing = writing & ~(now & (ends[ids] | (at + 2 >= last)))
+            if not writing.any():
+                break
+    longest_row = int((prompts.lengths + lengths).max())
+    steps = int(lengths.max())
+    return Written(tokens[:, :longest_row], lengths, scores[:, :steps])
+
+
+def _choose(
+    logits: Tensor, temperature: float, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Return a token for each row and its log-probability under what it was drawn from."""
+    if temperature == 0.0:
+        ids = logits.argmax(-1)
+        log_p = logits.log_softmax(-1)
+    else:
+        log_p = (logits / temperature).log_softmax(-1)
+        ids = torch.multinomial(log_p.exp(), 1, generator=generator).squeeze(1)
+    return ids, log_p.gather(1, ids[:, None]).squeeze(1)
+
+
+def log_probabilities(
+    model: GPT, tokens: Tensor, places: Tensor, written: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return how likely written tokens are under a model, and its entropy where it wrote them.
+
+    Args:
+        model: The model that is asked.
+        tokens: [B, L]: see `Episodes`.
+        places: [B, T]: position before each step.
+        written: [B, T]: the token of each step.
+        temperature: As when they were written.
+
+    Returns:
+        Log-probabilities and entropies, both [B, T]; what follows an end means nothing.
+    """
+    logits = model(tokens)
+    index = places[:, :, None].expand(-1, -1, logits.shape[-1])
+    log_p = (logits.gather(1, index) / (temperature or 1.0)).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(2, written[:, :, None]).squeeze(2), entropy

@@ -1,0 +1,216 @@
+"""Tasks for language models: a prompt, and a program that says what a completion is worth.
+
+A completion ends with a line break, which the task does not see. One that never ends is worth
+nothing, whatever it says.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from atoll.errors import ConfigError, unknown
+
+PREFIX = "text:"
+"""Start of the environments that are tasks for language models."""
+
+
+class TextTask(Protocol):
+    """What a language model is rewarded for."""
+
+    def prompt(self, source: random.Random) -> str:
+        """Return a prompt without line breaks, never empty."""
+        ...
+
+    def reward(self, prompt: str, completion: str) -> float:
+        """Return what a completion is worth; the same for the same texts, always."""
+        ...
+
+    def example(self, source: random.Random) -> tuple[str, str]:
+        """Return a prompt and a completion to imitate before rewards begin; it may be wrong."""
+        ...
+
+
+class Brackets:
+    """Close every bracket that the prompt has opened, in order, and stop.
+
+    Reward 1 if prompt and completion together are balanced, else 0.
+
+    Args:
+        kinds: Pairs of brackets, e.g. `()[]`.
+        least: Fewest brackets that a prompt leaves open.
+        most: Most of them.
+        flawed: Share of wrong examples: what a model has learned before rewards begin.
+    """
+
+    def __init__(
+        self, *, kinds: str = "()[]{}", least: int = 2, most: int = 8, flawed: float = 0.5
+    ) -> None:
+        if len(kinds) < 2 or len(kinds) % 2 or not kinds.isprintable():
+            raise ConfigError(
+                "brackets come in pairs", given=f"kinds = {kinds!r}", expected='e.g. "()[]"'
+            )
+        _check_sizes(least, most, flawed)
+        self._closing = dict(zip(kinds[::2], kinds[1::2], strict=True))
+        self._least, self._most, self._flawed = least, most, flawed
+
+    def prompt(self, source: random.Random) -> str:
+        """Return brackets of which some are closed and some are left open."""
+        opening = list(self._closing)
+        left = source.randint(self._least, self._most)
+        parts: list[str] = []
+        for _ in range(left):
+            if source.random() < 0.25:
+                closed = source.choice(opening)
+                parts.append(closed + self._closing[closed])
+            parts.append(source.choice(opening))
+        return "".join(parts)
+
+    def reward(self, prompt: str, completion: str) -> float:
+        """Return 1 if the whole is balanced."""
+        missing: list[str] = []
+        for sign in prompt + completion:
+            if sign in self._closing:
+                missing.append(self._closing[sign])
+            elif not missing or missing.pop() != sign:
+                return 0.0
+        return float(not missing)
+
+    def example(self, source: random.Random) -> tuple[str, str]:
+        """Return a prompt and its closings, one of them wrong or missing in the flawed share."""
+        prompt = self.prompt(source)
+        missing: list[str] = []
+        for sign in prompt:
+            if sign in self._closing:
+                missing.append(self._closing[sign])
+            else:
+                missing.pop()
+        closings = missing[::-1]
+        if source.random() < self._flawed:
+            place = source.randrange(len(closings))
+            closings[place : place + 1] = source.choice(["", *self._closing.values()])
+        return prompt, "".join(closings)
+
+
+class Expressions:
+    """Finish an arithmetic expression so that Python's own parser accepts it.
+
+    Reward 1 if it does, else 0. A prompt ends with an operator inside some parentheses, e.g.
+    `(a*(b-`, and `c))` would finish it.
+
+    Args:
+        least: Fewest parentheses that a prompt leaves open.
+        most: Most of them.
+        flawed: Share of wrong examples.
+    """
+
+    NAMES = "abcxyz"
+    OPERATORS = "+-*/"
+
+    def __init__(self, *, least: int = 1, most: int = 5, flawed: float = 0.5) -> None:
+        _check_sizes(least, most, flawed)
+        self._least, self._most, self._flawed = least, most, flawed
+        self._known = {*self.NAMES, *self.OPERATORS, "(", ")"}
+
+    def prompt(self, source: random.Random) -> str:
+        """Return an expression that is not finished."""
+        parts: list[str] = []
+        for _ in range(source.randint(self._least, self._most)):
+            parts += ["(", source.choice(self.NAMES), source.choice(self.OPERATORS)]
+            if source.random() < 0.25:
+                parts += [source.choice(self.NAMES), source.choice(self.OPERATORS)]
+        return "".join(parts)
+
+    def reward(self, prompt: str, completion: str) -> float:
+        """Return 1 if the whole is an expression."""
+        whole = prompt + completion
+        if not self._known.issuperset(whole):
+            return 0.0
+        try:
+            ast.parse(whole, mode="eval")
+        except (SyntaxError, RecursionError, MemoryError):
+            return 0.0
+        return 1.0
+
+    def example(self, source: random.Random) -> tuple[str, str]:
+        """Return a prompt and an end for it, with a sign lost or doubled in the flawed share."""
+        prompt = self.prompt(source)
+        parts = [source.choice(self.NAMES)]
+        for _ in range(prompt.count("(")):
+            if source.random() < 0.2:
+                parts += [source.choice(self.OPERATORS), source.choice(self.NAMES)]
+            parts.append(")")
+        if source.random() < self._flawed:
+            place = source.randrange(len(parts))
+            parts[place] *= source.choice([0, 2])
+        return prompt, "".join(parts)
+
+
+TASKS: Mapping[str, Callable[..., TextTask]] = MappingProxyType(
+    {"brackets": Brackets, "expressions": Expressions}
+)
+"""What can follow `text:`, besides `MODULE:FACTORY`."""
+
+
+def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
+    """Return the task that an `env` of `[[rl.policies]]` names.
+
+    Args:
+        env: `text:brackets`, `text:expressions`, or `text:MODULE:FACTORY` for one's own.
+        options: Its keyword arguments.
+
+    Raises:
+        ConfigError: there is none of that name, or its options are wrong.
+    """
+    name = env.removeprefix(PREFIX)
+    if name == env:
+        raise ConfigError(
+            "this is no task for a language model", given=env, expected=f"{PREFIX}NAME"
+        )
+    factory = _entry_point(name) if ":" in name else TASKS.get(name)
+    if factory is None:
+        raise unknown("task for language models", name, TASKS)
+    try:
+        task: TextTask = factory(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the task {name!r} refuses its options", given=f"{dict(options)}: {error}",
+            remedy="see docs/rl_text.md",
+        ) from error  # fmt: skip
+    missing = [part for part in ("prompt", "reward", "example") if not hasattr(task, part)]
+    if missing:
+        raise ConfigError(
+            "this is no task for a language model", given=f"{name} without {', '.join(missing)}",
+            expected="an object with prompt, reward and example",
+        )  # fmt: skip
+    return task
+
+
+def _entry_point(name: str) -> Callable[..., TextTask]:
+    """Return what `module:factory` stands for."""
+    module, _, factory = name.partition(":")
+    try:
+        found: Callable[..., TextTask] = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            "this task cannot be loaded", given=f"{name} ({error})",
+            expected="MODULE:FACTORY, importable on the machine that runs it",
+            remedy="put the module into the job's `code` folder",
+        ) from error  # fmt: skip
+    return found
+
+
+def _check_sizes(least: int, most: int, flawed: float) -> None:
+    if not 1 <= least <= most:
+        raise ConfigError(
+            "prompts cannot have these sizes", given=f"least = {least}, most = {most}",
+            expected="1 <= least <= most",
+        )  # fmt: skip
+    if not 0 <= flawed <= 1:
+        raise ConfigError(
+            "this is no share of wrong examples", given=f"flawed = {flawed}", expected="0 to 1"
+        )

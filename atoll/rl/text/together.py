@@ -1,0 +1,62 @@
+"""All policies and the value model of a job in one process, in a fixed order: the same every time.
+
+What the roles do in processes of their own, one after the other: for tests and for measurements.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from atoll.config import JobSpec
+from atoll.rl.text.author import Author
+from atoll.rl.text.critic import TextCritic
+from atoll.rl.text.start import Beginning
+
+Told = Callable[[str, dict[str, float]], None]
+"""Hears of an update: the policy, and what happened."""
+
+
+class Together:
+    """A whole job for language models in this process.
+
+    Args:
+        spec: The job.
+        beginning: What it starts from, already trained; it is not changed.
+    """
+
+    def __init__(self, spec: JobSpec, beginning: Beginning) -> None:
+        rl, seed = spec.rl, spec.job.seed
+        self.authors = [
+            Author(
+                policy.name, beginning.tasks[policy.name], copy.deepcopy(beginning.model),
+                beginning.wording, rl, episodes=policy.steps or rl.steps, seed=seed,
+            )
+            for policy in rl.policies
+        ]  # fmt: skip
+        names = [author.name for author in self.authors]
+        self.critics: list[TextCritic] = []
+        """One for all, one for each policy (`own`), or none."""
+        if rl.has_critic:
+            self.critics = [TextCritic(names, beginning.model, rl, seed=seed)]
+        elif rl.algorithm != "grpo":
+            self.critics = [TextCritic([name], beginning.model, rl, seed=seed) for name in names]
+
+    @property
+    def done(self) -> bool:
+        """Whether every policy has learned from all its episodes."""
+        return all(author.done for author in self.authors)
+
+    def update(self, *, told: Told = lambda policy, facts: None) -> None:
+        """Let every policy that is not done write and learn once, then the critic."""
+        written = [author.write() for author in self.authors if not author.done]
+        for episodes in written:
+            author = next(a for a in self.authors if a.name == episodes.policy)
+            critic = next((c for c in self.critics if author.name in c.policies), None)
+            values = None if critic is None else critic.of(episodes)
+            facts = author.improve(episodes, values)
+            told(author.name, facts | {"return": episodes.scores.mean().item()})
+        for critic in self.critics:
+            mine = [episodes for episodes in written if episodes.policy in critic.policies]
+            if mine:
+                critic.learn(mine)
