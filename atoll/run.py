@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from atoll.checkpoint import save_weights
 from atoll.clock import Clock, RealClock
@@ -197,11 +197,12 @@ class Run:
         )  # fmt: skip
         return self._optimizer
 
-    def track(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def track(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Measure training that agrees with nobody; :meth:`wrap` does so by itself.
 
         Points flow from then on, see :meth:`log`, and :meth:`stepped` says how far it has come.
         """
+        optimizer = optimizer or SGD(model.parameters(), lr=0.0)  # one that never steps
         self._task = Task(model, optimizer, member=self.member)
         self._meter.open(self._task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
         self._meter.restart()

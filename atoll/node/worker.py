@@ -1,6 +1,7 @@
 """`python -m atoll.node.worker`: one training process of a job, started by a node agent.
 
-It runs the built-in trainer, or the user's script, which enters its job by `atoll.join()` itself.
+It runs the built-in trainer, a role of reinforcement learning, or the user's script, which enters
+its job by `atoll.join()` itself.
 Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
 asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
 """
@@ -88,6 +89,8 @@ def main() -> int:
             )
         directory = environment.directory
         spec = config.load_spec(environment.spec)
+        if spec.kind == "rl":
+            return run_roles(environment, spec)
         if spec.job.script:
             return run_script(environment, spec)
         return run_trainer(environment, spec)
@@ -201,6 +204,32 @@ def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
             raise
         place = f"{environment.member} on {platform.node()}"
         raise describe(error, where=script.name, place=place, trace=trace) from error
+    finally:
+        _end_quietly()
+    return 0
+
+
+def run_roles(environment: WorkerEnvironment, spec: JobSpec) -> int:
+    """Act, or be the critic, in a job of reinforcement learning; return the exit status.
+
+    Raises:
+        AtollError: what went wrong; other exceptions become a ScriptError.
+    """
+    from atoll.rl.run import run_job
+    from atoll.run import join
+
+    sys.path.insert(0, str(Path.cwd()))  # environments of the job's own code
+    try:
+        with join() as run:
+            run_job(spec, run)
+    except SystemExit as leaving:  # asked to leave, or replaced
+        return int(leaving.code or 0)
+    except AtollError:
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        place = f"{environment.member} on {platform.node()}"
+        raise describe(error, where="reinforcement learning", place=place) from error
     finally:
         _end_quietly()
     return 0

@@ -6,7 +6,7 @@ import msgspec
 
 from atoll.wire.message import Message
 
-KINDS = ("trainer", "script", "command", "container")
+KINDS = ("trainer", "rl", "script", "command", "container")
 """Kinds of job."""
 
 

@@ -97,7 +97,7 @@ def _threads(spec: JobSpec, cores: float) -> int:
 
     `[job] threads` is one unless it is given, which is meant for Atoll's own workers.
     """
-    ours = spec.kind in ("trainer", "script")
+    ours = spec.kind in ("trainer", "rl", "script")
     wanted = spec.job.threads if ours or spec.job.threads > 1 else 0
     if not cores:
         return wanted

@@ -1,0 +1,216 @@
+"""The role of an actor: it lives in its environment, improves its policy, and passes all on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.checkpoint import save_weights
+from atoll.config import JobSpec
+from atoll.config.rl_seats import Seat, seats
+from atoll.errors import AtollError, DataError, DeadlineExceeded
+from atoll.rl.actor_side import ActorSide, spec_named
+from atoll.rl.brain_table import make_brain
+from atoll.rl.collector import Collector
+from atoll.rl.columns import Columns
+from atoll.rl.diary import Diary
+from atoll.rl.envs import task_of
+from atoll.rl.fitting import agrees, check_tasks
+from atoll.rl.keeper import Keeper
+from atoll.rl.seeds import seed_for
+from atoll.rl.trajectory import Trajectory
+from atoll.run import Run
+from atoll.strategies.table import read_options, resolve
+
+log = logging.getLogger(__name__)
+
+MOST_BAD = 100
+"""Trajectories in a row that came to nothing; then something is wrong for good."""
+
+LEAVE_SAVE_S = 3.0
+"""How long the last state may take to the hub when this process was asked to leave."""
+
+END_SAVE_S = 60.0
+
+
+class Actor:
+    """One actor of one policy."""
+
+    def __init__(self, spec: JobSpec, run: Run, seat: Seat) -> None:
+        """Make the environments and the policy.
+
+        Raises:
+            ConfigError: the environment cannot be made, or does not fit the rest.
+        """
+        rl = spec.rl
+        self._spec, self._rl, self._run = spec, rl, run
+        index = next(i for i, policy in enumerate(rl.policies) if policy.name == seat.policy)
+        self._table = rl.policies[index]
+        number = seats(rl)[: run.slot].count(seat)
+        self._share = -(-seat.steps // self._table.actors)
+        """Environment steps of this actor: those of its policy are divided."""
+        self._columns = Columns(
+            self._table, count=rl.environments, seed=run.seed, policy=index, actor=number,
+            joint=rl.critic == "joint",
+        )  # fmt: skip
+        task = task_of(self._table, rl, self._columns.environments[0])
+        check_tasks(rl, [task])
+        self._side: ActorSide | None = None
+        if rl.has_critic or rl.pool:
+            self._side = ActorSide(
+                run, rl=rl, policy=seat.policy, member=run.member, job=run.job,
+                stopping=lambda: run.stopping,
+            )  # fmt: skip
+            task = spec_named(task, self._side.policy)
+        self._task = task
+        self._collector = Collector(
+            self._columns, task, actor=run.member,
+            seed=seed_for(run.seed, "actions", seat.policy, number),
+        )  # fmt: skip
+        self._brain = make_brain(
+            task, rl, side=self._side, total_steps=self._share,
+            seed=lambda purpose: seed_for(run.seed, purpose, seat.policy),
+        )  # fmt: skip
+        self._diary = Diary()
+        self._keeper = Keeper(run, member=run.member)
+
+    def run(self) -> dict[str, Any]:
+        """Act until all steps are done or a stop is asked for; return its part of the summary."""
+        run = self._run
+        self._resume()
+        self._enter()
+        bad = 0
+        while self._collector.steps < self._share and not run.stopping:
+            try:
+                self._one_round()
+            except (DataError, DeadlineExceeded) as error:
+                bad += 1
+                self._diary.drop("not_finite" if isinstance(error, DataError) else "unanswered")
+                run.tell("experience-dropped", str(error))
+                if bad >= MOST_BAD:
+                    raise
+                continue
+            bad = 0
+            if self._brain.version % self._rl.save_every == 0:
+                self._keeper.save(self._state())
+        return self._end()
+
+    # ------------------------------------------------------------------------- beginning
+
+    def _resume(self) -> None:
+        """Go on from the newest saved state of this member, if there is one."""
+        state = self._keeper.newest()
+        if state is None:
+            return
+        self._collector.load_state_dict(state["collector"])
+        self._brain.load_state_dict(state["brain"])
+        self._diary.load_state_dict(state["diary"])
+        if self._side is not None:
+            self._side.load_state_dict(state["side"])
+        log.info(
+            "goes on after %d environment steps, %d updates", self._collector.steps,
+            self._brain.version,
+        )  # fmt: skip
+
+    def _enter(self) -> None:
+        """Begin to measure, agree with others if the job says so, and tell the critic."""
+        run, brain, strategy = self._run, self._brain, self._spec.strategy
+        if agrees(self._spec):
+            resolved = resolve(strategy)
+            brain.optimizer = run.wrap(
+                brain.trained, brain.optimizer, outer=read_options(resolved),
+                codec=resolved.codec, aggregate=strategy.aggregate,
+                collective=strategy.collective, admission=strategy.admission,
+            )  # fmt: skip
+        else:
+            run.track(brain.trained, brain.optimizer)
+        if self._side is not None:
+            self._side.announce(self._task)
+
+    # ------------------------------------------------------------------------- acting
+
+    def _one_round(self) -> None:
+        """Live through a rollout, learn from it, pass it on, and tell."""
+        version = self._brain.version
+        trajectory = self._collector.collect(self._brain.policy, self._rl.rollout)
+        trajectory.policy_version = version
+        self._diary.lived(trajectory.steps, trajectory.returns)
+        told = self._brain.learn(trajectory)
+        self._diary.updates = self._brain.version
+        if self._side is not None:
+            self._side.send(trajectory)
+            self._side.publish_policy(self._brain.policy.state_dict())
+        self._report(trajectory, told)
+
+    def _report(self, trajectory: Trajectory, told: Mapping[str, float]) -> None:
+        values = {**told, **self._diary.point()}
+        side = self._side
+        if side is not None:
+            values |= {
+                "queue_wait_s": side.queue_wait_s, "queue_depth": float(side.waiting),
+                "value_age_s": side.critic_away_s, "sent_bytes": float(side.sent_bytes),
+                "received_bytes": float(side.received_bytes),
+                "dropped": values["dropped"] + side.dropped,
+            }  # fmt: skip
+        self._run.log(tokens=trajectory.steps, **values)
+        self._run.stepped(trajectory.steps)
+
+    # ------------------------------------------------------------------------- ending
+
+    def _state(self) -> dict[str, Any]:
+        """Return everything that the next rollout and update depend on."""
+        state: dict[str, Any] = {
+            "collector": self._collector.state_dict(), "brain": self._brain.state_dict(),
+            "diary": self._diary.state_dict(),
+        }  # fmt: skip
+        if self._side is not None:
+            state["side"] = self._side.state_dict()
+        return state
+
+    def _end(self) -> dict[str, Any]:
+        """Save, and after the last step record an episode and tell the critic."""
+        self._keeper.save(self._state())
+        over = not self._run.stopping
+        if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
+            log.warning("the last state was not saved in time")
+        gif = ""
+        if over:
+            self._run.finish()
+            gif = self._leave_behind()
+            if self._side is not None:
+                self._side.end()
+        result = {
+            "role": "actor", "policy": self._table.name, "env": self._table.env,
+            **self._diary.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
+            "gif": gif,
+        }  # fmt: skip
+        if self._side is not None:
+            result["queue_wait_s"] = self._side.queue_wait_s
+            result["sent_bytes"] = self._side.sent_bytes
+            if self._side.dropped:
+                result["dropped"] |= {"oldest": self._side.dropped}
+            self._side.close(timeout_s=LEAVE_SAVE_S)
+        self._keeper.close(timeout_s=LEAVE_SAVE_S)
+        self._columns.close()
+        return result
+
+    def _leave_behind(self) -> str:
+        """Publish the policy's weights and an episode; return the episode's name, or nothing."""
+        run, name = self._run, self._table.name
+        path = run.directory / f"policy-{name}.safetensors"
+        save_weights(path, self._brain.policy.state_dict(), about={"policy": name})
+        run.publish(path, path.name)
+        if not self._rl.record:
+            return ""
+        from atoll.rl.recording import record
+
+        picture = run.directory / f"episode-{name}.gif"
+        try:
+            record(self._brain.policy, self._table, picture, seed=run.seed)
+            run.publish(picture, f"episodes/{name}.gif")
+        except (AtollError, OSError) as error:
+            run.tell("no-episode", f"no episode of {name} was recorded: {error}")
+            return ""
+        run.tell("episode", f"an episode of {name} was recorded")
+        return f"episodes/{name}.gif"

@@ -1,0 +1,36 @@
+"""A member's part in a job of reinforcement learning, by its slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.config import JobSpec
+from atoll.config.rl_seats import ACTOR, seats
+from atoll.rl.actor import Actor
+from atoll.rl.critic_role import CriticRole
+from atoll.rl.fitting import check, is_text
+from atoll.rl.minds import CriticMind
+from atoll.rl.seeds import seed_for
+from atoll.run import Run
+
+
+def run_job(spec: JobSpec, run: Run) -> None:
+    """Do this member's part, and put what came of it into `run.results`.
+
+    Raises:
+        AtollError: what makes that impossible.
+    """
+    check(spec)
+    run.results["rl"] = _part(spec, run)
+
+
+def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
+    if is_text(spec.rl):
+        from atoll.rl.text.run import run_text_job
+
+        told: dict[str, Any] = run_text_job(spec, run)
+        return told
+    seat = seats(spec.rl)[run.slot]
+    if seat.role == ACTOR:
+        return Actor(spec, run, seat).run()
+    return CriticRole(spec, run, CriticMind(spec.rl, seed=seed_for(run.seed, "critic"))).run()
