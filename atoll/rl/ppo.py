@@ -63,7 +63,7 @@ class Ppo(TrainedPolicy):
         told["policy_loss"] = float(torch.stack(losses).mean())
         told["explained_variance"] = float(explained_variance(valued.values[:-1], targets))
         told |= {"epochs": float(epochs), "lr": rate}
-        self.end(trajectory.observations[:-1], told)
+        self.end([trajectory], told)
         return told
 
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from atoll.rl.optimizer import (
 from atoll.rl.policy import Policy
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.state import load_module, parts_of, prefixed
+from atoll.rl.trajectory import Trajectory
 
 
 class TrainedPolicy:
@@ -46,6 +47,11 @@ class TrainedPolicy:
         """Environment steps learned from so far."""
 
     @property
+    def module(self) -> nn.Module:
+        """What the optimizer changes, in one module."""
+        return self.policy
+
+    @property
     def rate(self) -> float:
         """The learning rate at this point of the run."""
         return annealed(self.rl.lr, done=self.steps, total=self.total_steps, anneal=self.rl.anneal)
@@ -60,14 +66,18 @@ class TrainedPolicy:
         """Take one step down the gradient of a loss, its norm limited."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.rl.max_norm)
+        self.clip()
         self.optimizer.step()
 
-    def end(self, observations: Tensor, told: Mapping[str, float]) -> None:
+    def clip(self) -> None:
+        """Limit the norm of the gradients."""
+        nn.utils.clip_grad_norm_(self.policy.parameters(), self.rl.max_norm)
+
+    def end(self, trajectories: Sequence[Trajectory], told: Mapping[str, float]) -> None:
         """Count an update as done; only now the normaliser takes its observations in.
 
         Args:
-            observations: [..., *shape] of all steps that were learned from.
+            trajectories: What was learned from.
             told: What is told about the update.
 
         Raises:
@@ -80,10 +90,11 @@ class TrainedPolicy:
                 + ", ".join(f"{name} {value:.4g}" for name, value in told.items()),
                 remedy="lower lr in [rl], or normalise observations",
             )
-        if self.policy.norm is not None:
-            self.policy.norm.update(observations)
+        for trajectory in trajectories:
+            if self.policy.norm is not None:
+                self.policy.norm.update(trajectory.observations[:-1])
+            self.steps += trajectory.steps
         self.version += 1
-        self.steps += math.prod(observations.shape[: -len(self.task.observation) or None])
 
     def check_advantages(self, advantages: Tensor) -> None:
         """Refuse to learn from advantages [T, B] that are not finite.
@@ -105,7 +116,7 @@ class TrainedPolicy:
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next update depends on, as tensors alone."""
         return {
-            **prefixed("policy", self.policy.state_dict()),
+            **prefixed("module", self.module.state_dict()),
             **prefixed("optimizer", optimizer_tensors(self.optimizer)),
             "generator": self.generator.get_state(),
             "version": torch.tensor(self.version),
@@ -119,7 +130,7 @@ class TrainedPolicy:
             CheckpointCorrupt: it is of another network.
         """
         policy = f"policy {self.task.policy}"
-        load_module(self.policy, parts_of(state, "policy"), what=policy)
+        load_module(self.module, parts_of(state, "module"), what=policy)
         load_optimizer_tensors(self.optimizer, parts_of(state, "optimizer"))
         self.generator.set_state(state["generator"])
         self.version, self.steps = int(state["version"]), int(state["steps"])

@@ -1,0 +1,139 @@
+"""Gradients instead of trajectories: each member learns from its own stretch and shares the step.
+
+Asynchronous Methods for Deep Reinforcement Learning, algorithm S3
+(https://arxiv.org/abs/1602.01783): n-step returns, one gradient per stretch, applied to parameters
+that others change at the same time. The sharing is an outer strategy's business: it is wrapped
+around `optimizer`, e.g. `async-sgd`.
+
+Differs from the paper:
+  * Adam instead of RMSProp, and policy and value share no layers;
+  * advantages are standardised, so that the size of rewards does not matter;
+  * the values may be the pooled critic's: then only the policy has gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from atoll.config.rl_tables import RlTable
+from atoll.rl.advantage import n_step
+from atoll.rl.losses import explained_variance, policy_gradient_loss, standardised, value_loss
+from atoll.rl.optimizer import EPSILON
+from atoll.rl.policy import HIDDEN_GAIN, Policy, linear
+from atoll.rl.spaces import TaskSpec
+from atoll.rl.trained import TrainedPolicy
+from atoll.rl.trajectory import Trajectory
+from atoll.rl.values import Valued
+
+
+class ActorCritic(nn.Module):
+    """A policy, and a network of values beside it if it has its own."""
+
+    def __init__(self, policy: Policy, value: nn.Sequential | None) -> None:
+        """Hold both."""
+        super().__init__()
+        self.policy, self.value = policy, value
+
+
+class A3c(TrainedPolicy):
+    """One policy that takes a gradient step per trajectory, by n-step returns.
+
+    With the critic `own` (or `none`) it has a network of values that learns by the same steps.
+    """
+
+    def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
+        """Build the policy, and its values if they are its own; see `TrainedPolicy`."""
+        super().__init__(task, rl, total_steps=total_steps, seed=seed)
+        value = self._values(task, rl) if rl.critic in ("own", "none") else None
+        self.model = ActorCritic(self.policy, value)
+        """What the optimizer changes: wrap it together with `optimizer`."""
+        if value is not None:
+            groups = [
+                {"params": list(self.policy.parameters()), "lr": rl.lr},
+                {"params": list(value.parameters()), "lr": rl.critic_lr},
+            ]
+            self.optimizer = torch.optim.Adam(groups, eps=EPSILON, fused=True)
+
+    @property
+    def module(self) -> nn.Module:
+        """Everything that learns."""
+        return self.model
+
+    def improve(self, trajectory: Trajectory, valued: Valued | None = None) -> dict[str, float]:
+        """Take one gradient step; return what can be told about it.
+
+        Args:
+            trajectory: A stretch of experience of the policy as it is now, or was a moment ago.
+            valued: The values of another critic; ignored by one that has its own.
+
+        Returns:
+            `policy_loss`, `entropy`, `explained_variance`, `lr`, and `value_loss` of own values.
+
+        Raises:
+            DataError: rewards or values are not finite; nothing was learned.
+            LossNotFinite: the step made the policy so.
+        """
+        own = self._value_of(trajectory) if self.model.value is not None else None
+        if own is not None:
+            values, cut_values = (part.detach() for part in own)
+        else:
+            assert valued is not None, "without own values somebody else's are needed"
+            values, cut_values = valued.values, valued.cut_values
+        advantages, returns = n_step(
+            trajectory.rewards, values[:-1], trajectory.next_values(values, cut_values),
+            trajectory.terminated, trajectory.ended, gamma=self.task.gamma,
+        )  # fmt: skip
+        self.check_advantages(advantages)
+        rate = self.begin()
+        log_probabilities, entropy = self.policy.evaluate(trajectory)
+        policy_loss = policy_gradient_loss(log_probabilities, standardised(advantages)).mean()
+        loss = policy_loss - self.rl.entropy * entropy.mean()
+        told = {
+            "policy_loss": float(policy_loss.detach()),
+            "entropy": float(entropy.detach().mean()),
+            "explained_variance": float(explained_variance(values[:-1], returns)),
+            "lr": rate,
+        }
+        if own is not None:
+            errors = value_loss(own[0][:-1], returns).mean()
+            told["value_loss"] = float(errors.detach())
+            loss = loss + errors
+        self.descend(loss)
+        self.end([trajectory], told)
+        return told
+
+    def clip(self) -> None:
+        """Limit the gradients of policy and values apart: rewards only scale the latter's."""
+        super().clip()
+        if self.model.value is not None:
+            nn.utils.clip_grad_norm_(self.model.value.parameters(), self.rl.max_norm)
+
+    def begin(self) -> float:
+        """Set the learning rates of the step that follows; return the policy's."""
+        rate = self.rate
+        for group, full in zip(
+            self.optimizer.param_groups, (self.rl.lr, self.rl.critic_lr), strict=False
+        ):
+            group["lr"] = full * rate / self.rl.lr
+        return rate
+
+    def _values(self, task: TaskSpec, rl: RlTable) -> nn.Sequential:
+        widths = [math.prod(task.observation), *rl.critic_hidden]
+        layers: list[nn.Module] = []
+        for inputs, width in itertools.pairwise(widths):
+            layers += [linear(inputs, width, gain=HIDDEN_GAIN, generator=self.generator), nn.Tanh()]
+        last = linear(widths[-1], 1, gain=1.0, generator=self.generator)
+        return nn.Sequential(*layers, last)
+
+    def _value_of(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+        """Return own values of all observations, [T + 1, B], and of the cut ones, [K]."""
+        assert self.model.value is not None
+        parts = (trajectory.observations, trajectory.cut_observations)
+        values, cut_values = (
+            self.model.value(self.policy.prepared(part)).squeeze(-1) for part in parts
+        )
+        return values, cut_values
