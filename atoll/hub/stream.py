@@ -42,6 +42,7 @@ ROUNDS_LATE_S = 3.0
 _SHOWN = (
     "loss", "tokens_per_s", HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS,
     "tokens", "compute_s", "wall_s", "sent_bytes", "received_bytes",
+    "env_steps", "env_steps_per_s", "return", "explained_variance",
 )  # fmt: skip
 
 _encode = msgspec.json.Encoder().encode
@@ -270,7 +271,9 @@ class _Stream(Response):
 def _slim(point: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a point that charts show."""
     values = point["values"]
-    return point | {"values": {name: values[name] for name in _SHOWN if name in values}}
+    shown = {name: values[name] for name in _SHOWN if name in values}
+    of_policies = {n: v for n, v in values.items() if n.startswith("value_loss.")}
+    return point | {"values": shown | of_policies}
 
 
 async def _disconnected(receive: Receive) -> None:

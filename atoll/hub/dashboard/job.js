@@ -5,16 +5,20 @@ import { element, fill, link, setPill, setText } from "./dom.js";
 import { bytes, count, duration, loss, percent } from "./format.js";
 import { JobData } from "./job_data.js";
 import { FilesPart } from "./job_files.js";
+import { LearningPart, score } from "./job_learning.js";
 import { MembersPart } from "./job_members.js";
 import { OutputPart } from "./job_output.js";
 import { OverviewPart } from "./job_overview.js";
 import { TimelinePart } from "./job_timeline.js";
+import { criticOf, policiesOf } from "./learning_curves.js";
 import { jobState, problem } from "./store.js";
 
 const PARTS = {
   overview: ["Overview", OverviewPart], timeline: ["Timeline", TimelinePart],
   members: ["Members", MembersPart], output: ["Output", OutputPart], files: ["Files", FilesPart],
 };
+
+const SHOWN_POLICIES = 6;
 
 export class JobView {
   constructor(store, { parts: [job, part = "overview"] }) {
@@ -52,9 +56,11 @@ export class JobView {
     return true;
   }
 
+  // Jobs of policies have an overview of their own; what a job is, the stream tells first.
   #open(wanted) {
     const name = PARTS[wanted] ? wanted : "overview";
-    if (this.shown === name) return;
+    const kind = name === "overview" && this.data.view?.kind === "rl" ? LearningPart : PARTS[name][1];
+    if (this.shown === name && this.part instanceof kind) return;
     this.part?.close();
     this.shown = name;
     for (const tab of this.tabs.children) {
@@ -62,7 +68,7 @@ export class JobView {
       else tab.removeAttribute("aria-current");
     }
     for (const key of Object.keys(this.data.changed)) this.data.changed[key] = true;
-    this.part = new PARTS[name][1](this.store, this.data);
+    this.part = new kind(this.store, this.data);
     this.place.replaceChildren(this.part.element);
   }
 
@@ -82,14 +88,19 @@ export class JobView {
       this.signature = signature;
       this.buttons.replaceChildren(...jobButtons(this.store, job));
     }
+    const timeline = this.tabs.querySelector("[data-part=timeline]");
+    timeline.hidden = job.kind === "rl" && !job.committed_round;
     this.#showProgress(job);
-    this.#showTiles(job);
+    this.#open(this.shown);
+    if (job.kind === "rl") this.#showPolicies(job);
+    else this.#showTiles(job);
     this.part.update();
   }
 
-  #showProgress({ progress, started, ended, state }) {
+  #showProgress({ progress, started, ended, state, kind }) {
     this.progress.value = progress.fraction;
-    const parts = [`step ${count(progress.step)} of ${count(progress.steps)}`];
+    const parts = [kind === "rl" ? `${percent(100 * progress.fraction)} of the steps of all policies`
+      : `step ${count(progress.step)} of ${count(progress.steps)}`];
     const so_far = started ? Math.max(0, (ended ?? this.store.time) - started) : null;
     if (so_far != null) parts.push(ended ? `took ${duration(so_far)}` : `${duration(so_far)} so far`);
     if (state === "running" && progress.fraction > 0.02 && so_far > 5) {
@@ -112,6 +123,29 @@ export class JobView {
       ["Sent", bytes(job.sent_bytes), ""],
       ["Received", bytes(job.received_bytes), ""],
     ];
+    this.#fillTiles(tiles);
+  }
+
+  // A tile per policy, up to a few, and what they share.
+  #showPolicies(job) {
+    const policies = policiesOf(job);
+    const values = (members, name) => members.map((member) => member.values?.[name]).filter((value) => value != null);
+    const sum = (name) => policies.flatMap(({ members }) => values(members, name)).reduce((a, b) => a + b, 0);
+    const critic = criticOf(job)?.values ?? {};
+    const returns = policies.slice(0, SHOWN_POLICIES).map(({ policy, members }) => {
+      const [now] = values(members, "return"), [best] = values(members, "return_best");
+      return [policy, score(now), best == null ? "" : `best ${score(best)}`];
+    });
+    this.#fillTiles([
+      ...returns,
+      ["Environment steps", count(sum("env_steps")), ""],
+      ["Steps/s", job.state === "running" ? count(sum("env_steps_per_s")) : "–", "all policies"],
+      ...(criticOf(job) ? [["Critic", `v${count(critic.value_version ?? critic.updates ?? 0)}`, `${count(critic.trajectories ?? 0)} trajectories`]] : []),
+      ["Sent", bytes(job.sent_bytes), ""],
+    ]);
+  }
+
+  #fillTiles(tiles) {
     fill(this.tiles, ...tiles.map(([name, value, note]) => element("div", null,
       element("dt", null, name), element("dd", null, element("span", { class: "value" }, value), note ? element("small", null, ` ${note}`) : null))));
   }

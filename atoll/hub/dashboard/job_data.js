@@ -2,6 +2,7 @@
 
 import { Curves } from "./curves.js";
 import { get } from "./hub.js";
+import { LearningCurves } from "./learning_curves.js";
 
 const MAX_ROUNDS = 600;
 const MAX_EVENTS = 1000;
@@ -14,6 +15,7 @@ export class JobData {
     this.view = null;
     this.worth = null;
     this.curves = new Curves();
+    this.learning = new LearningCurves();
     this.rounds = [];
     this.events = [];
     this.lines = [];
@@ -25,7 +27,7 @@ export class JobData {
   async load() {
     const found = await get("api/history", { job: this.name, points: FIRST_POINTS });
     if (!found) return;
-    this.curves.add(found.points);
+    this.#measure(found.points);
     this.last.points = found.last;
     this.changed.points = true;
   }
@@ -34,12 +36,16 @@ export class JobData {
   add(tick) {
     if (tick.job) this.view = tick.job;
     if (tick.worth) { this.worth = tick.worth; this.changed.worth = true; }
-    const points = this.#news(tick, "points");
-    this.curves.add(points);
+    this.#measure(this.#news(tick, "points"));
     if (tick.rounds?.length) this.#addRounds(tick.rounds);
     this.events = [...this.events, ...this.#news(tick, "events")].slice(-MAX_EVENTS);
     this.fresh = this.#news(tick, "lines");
     this.lines = [...this.lines, ...this.fresh].slice(-MAX_LINES);
+  }
+
+  #measure(points) {
+    this.curves.add(points);
+    this.learning.add(points);
   }
 
   // A round may come again: with its members' next join more is known of it.

@@ -1,0 +1,194 @@
+// Overview of a job of policies: how their returns rise, what the critic learns, and what happened.
+
+import { Chart, colour, dates } from "./charts.js";
+import { card, drawn, element, empty, fill, link, pill } from "./dom.js";
+import { eventLine } from "./event_line.js";
+import { bytes, count, duration, loss, NONE } from "./format.js";
+import { get, path } from "./hub.js";
+import { criticOf, policiesOf } from "./learning_curves.js";
+import { memberState } from "./store.js";
+import { Table } from "./table.js";
+
+const CHARTS = [
+  ["return-chart", "Return", "mean of each policy's last episodes", "return", { format: "" }],
+  ["explained-chart", "What the critic explains", "share of the variance of returns", "explained_variance", { format: "" }],
+  ["critic-chart", "Loss of the critic", "by policy, in units of its own returns; against updates", "value_loss", { zero: true, format: "" }],
+  ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true }],
+];
+const AXES = [["step", "steps"], ["time", "time"]];
+const REDRAW_MS = 900;
+const FILES_MS = 5000;
+const SHOWN_EVENTS = 200;
+
+export class LearningPart {
+  constructor(store, data) {
+    this.store = store;
+    this.data = data;
+    this.axis = "step";
+    this.drawnAt = 0;
+    this.charts = CHARTS.map(([id, title, note, kind, options]) => [new Chart({ id, title, note, ...options }), kind]);
+    this.policies = new Table({ label: "Policies", columns: POLICIES, key: (row) => row.policy, cards: true });
+    this.critic = new Table({ label: "Critic", columns: CRITIC, key: (row) => row.member, cards: true });
+    this.criticCard = card("Critic", this.critic.element,
+      element("p", { class: "quiet" }, link("#/queues", "Queues and topics"), " show what waits between actors and critic."));
+    this.episodes = element("div", { class: "episodes" });
+    this.episodesCard = card("Episodes", element("p", { class: "quiet" }, "One of each policy at its end, always its most likely action."), this.episodes);
+    this.episodesCard.hidden = true;
+    this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });
+    this.element = element("div", { class: "stackview" },
+      card("Policies", this.policies.element), this.criticCard, this.episodesCard,
+      element("section", { class: "card", "aria-labelledby": "curves-title" },
+        element("div", { class: "head" }, element("h2", { id: "curves-title" }, "Curves"),
+          element("span", { class: "quiet" }, "drag to zoom, double click to reset"),
+          element("span", { class: "space" }),
+          element("label", { class: "filter" }, "against ", element("select", {
+            id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
+          }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
+        element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.element))),
+      card("Events", this.events));
+    this.timer = setInterval(() => this.#load(), FILES_MS);
+    this.#load();
+  }
+
+  update() {
+    const job = this.data.view;
+    const policies = policiesOf(job);
+    this.policies.show(policies.map((policy) => this.#row(policy)));
+    const critic = criticOf(job);
+    this.criticCard.hidden = !critic;
+    if (critic) this.critic.show([{ ...critic }]);
+    if (this.data.take("events")) this.#showEvents();
+    const now = performance.now();
+    if (this.data.changed.points && now - this.drawnAt > REDRAW_MS) {
+      this.data.take("points");
+      this.drawnAt = now;
+      this.#draw(policies);
+    }
+  }
+
+  #draw(policies) {
+    const { learning } = this.data;
+    for (const [chart, kind] of this.charts) {
+      const traces = policies.flatMap(({ policy, members, at }) => {
+        const owners = kind === "value_loss" ? [policy] : members.map(({ member }) => member);
+        const curves = owners.map((owner) => learning.of(kind, owner)).filter(Boolean);
+        return curves.map((curve) => ({
+          owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, y: curve.y,
+          x: this.axis === "time" ? dates(curve.time) : curve.step, color: colour(`--series-${at % 8}`),
+        }));
+      });
+      chart.draw(traces, [], this.axis);
+    }
+  }
+
+  // What the actors of a policy tell, put together.
+  #row({ policy, env, steps, at, members }) {
+    const told = (name) => members.map(({ values }) => values?.[name]).filter((value) => value != null);
+    const sum = (name) => told(name).reduce((a, b) => a + b, 0);
+    const mean = (name) => (told(name).length ? sum(name) / told(name).length : null);
+    const newest = (name) => (told(name).length ? Math.max(...told(name)) : null);
+    const curve = members.map(({ member }) => this.data.learning.of("return", member)).find(Boolean);
+    return {
+      policy, env, steps, at, members, curve: curve?.y ?? [], now: mean("return"), best: newest("return_best"),
+      done: sum("env_steps"), speed: members.some(({ state }) => state === "running") ? sum("env_steps_per_s") : null,
+      episodes: sum("episodes"), version: newest("value_version"), age: newest("value_age_s"),
+      waited: told("queue_wait_s").length ? sum("queue_wait_s") : null, sent: sum("sent_bytes"), dropped: sum("dropped"),
+    };
+  }
+
+  async #load() {
+    const files = await get(path("jobs", this.data.name, "files"));
+    const found = (files ?? []).filter(({ name }) => /^episodes\/[^/]+\.gif$/.test(name));
+    const signature = found.map(({ name, modified }) => `${name} ${modified}`).join("\n");
+    if (!found.length || signature === this.signature) return;
+    this.signature = signature;
+    this.episodesCard.hidden = false;
+    const job = path("jobs", this.data.name, "files");
+    fill(this.episodes, ...found.map(({ name, modified }) => {
+      const policy = name.slice("episodes/".length, -".gif".length);
+      const address = `${job}/episodes/${encodeURIComponent(`${policy}.gif`)}?${modified}`;
+      return element("figure", null, element("img", { src: address, alt: `An episode of ${policy}`, loading: "lazy" }),
+        element("figcaption", null, policy));
+    }));
+  }
+
+  #showEvents() {
+    const newest = this.data.events.slice(-SHOWN_EVENTS).reverse();
+    fill(this.events, ...(newest.length ? newest.map((event) => eventLine(event)) : [element("li", null, empty("Nothing yet."))]));
+  }
+
+  close() {
+    clearInterval(this.timer);
+    for (const [chart] of this.charts) chart.close();
+  }
+}
+
+// A return with as many digits as tell something.
+export function score(value) {
+  if (value == null) return NONE;
+  const size = Math.abs(value);
+  return size >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(size >= 10 ? 1 : 2);
+}
+
+// Without the module that makes it.
+function shortEnv(env) {
+  return env.startsWith("text:") ? env : env.split(":").at(-1);
+}
+
+// What a policy does: the worst that one of its actors does.
+function policyState({ members }) {
+  const states = members.map(memberState);
+  return states.find((state) => state !== "running" && state !== "done") ?? states[0] ?? "waiting";
+}
+
+function criticAge({ version, age, members }) {
+  if (version == null) return NONE;
+  const old = age > 15 && members.some(({ state }) => state === "running");
+  return old ? element("span", { class: "bad" }, `v${count(version)}, ${duration(age)} old`) : `v${count(version)}`;
+}
+
+// A row of numbers as a small line, lowest to highest.
+function spark({ curve, at, policy }) {
+  const points = curve.filter((_, place) => place % Math.ceil(curve.length / 60) === 0 || place === curve.length - 1);
+  if (points.length < 2) return NONE;
+  const low = Math.min(...points), span = Math.max(...points) - low || 1;
+  const place = (value, index) => `${((100 * index) / (points.length - 1)).toFixed(1)},${(19 - (18 * (value - low)) / span).toFixed(1)}`;
+  const line = drawn("polyline", { points: points.map(place).join(" ") });
+  line.style.stroke = `var(--series-${at % 8})`;
+  const told = `Return of ${policy} from ${score(curve[0])} to ${score(curve.at(-1))}`;
+  return drawn("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img" }, drawn("title", null, told), line);
+}
+
+const POLICIES = [
+  { name: "Policy", align: "first", value: ({ policy, at }) => { const swatch = element("span", { class: "swatch" }); swatch.style.background = `var(--series-${at % 8})`; return element("span", { class: "named" }, swatch, element("b", null, policy)); }, sort: ({ policy }) => policy },
+  { name: "Environment", align: "wrap", value: ({ env }) => element("span", { title: env }, shortEnv(env)), sort: ({ env }) => env },
+  { name: "State", value: (row) => pill(policyState(row)) },
+  { name: "Return", align: "right", value: ({ now }) => element("b", null, score(now)), sort: ({ now }) => now },
+  { name: "Best", align: "right", value: ({ best }) => score(best), sort: ({ best }) => best },
+  { name: "So far", value: spark },
+  { name: "Steps", align: "right", value: ({ done, steps }) => `${count(done)} of ${count(steps)}`, sort: ({ done }) => done },
+  { name: "Steps/s", align: "right", value: ({ speed }) => count(speed), sort: ({ speed }) => speed },
+  { name: "Episodes", align: "right", value: ({ episodes }) => count(episodes), sort: ({ episodes }) => episodes },
+  { name: "Critic", align: "right", value: criticAge, sort: ({ version }) => version },
+  { name: "Waited", align: "right", hint: "Seconds it waited for room in its queue", value: ({ waited }) => (waited == null ? NONE : duration(waited)), sort: ({ waited }) => waited },
+  { name: "Sent", align: "right", value: ({ sent }) => bytes(sent), sort: ({ sent }) => sent },
+  { name: "Dropped", align: "right", hint: "Trajectories that were not learned from", value: ({ dropped }) => count(dropped), sort: ({ dropped }) => dropped },
+  { name: "On", value: ({ members }) => element("span", null, ...members.flatMap(({ node }, at) => [at ? ", " : null, link(`#/fleet/${encodeURIComponent(node)}`, node)])) },
+];
+
+const figure = (name) => ({ values }) => values?.[name];
+
+const CRITIC = [
+  { name: "Member", align: "first", value: ({ member }) => member },
+  { name: "Node", value: ({ node }) => link(`#/fleet/${encodeURIComponent(node)}`, node) },
+  { name: "State", value: (row) => pill(memberState(row)) },
+  { name: "Version", align: "right", value: (row) => count(figure("value_version")(row) ?? figure("updates")(row)) },
+  { name: "Trajectories", align: "right", value: (row) => count(figure("trajectories")(row)) },
+  { name: "Per second", align: "right", value: (row) => count(figure("trajectories_per_s")(row)) },
+  { name: "Loss", align: "right", value: (row) => loss(figure("value_loss")(row)) },
+  { name: "Queued", align: "right", hint: "Trajectories that wait for it", value: (row) => count(figure("queue_depth")(row)) },
+  { name: "Staleness", align: "right", hint: "Updates that policies were ahead of what it learned from last", value: (row) => { const age = figure("staleness")(row); return age == null ? NONE : age.toFixed(1); } },
+  { name: "Dropped", align: "right", value: (row) => count(figure("dropped")(row)) },
+  { name: "An update takes", align: "right", value: (row) => duration(figure("update_s")(row)) },
+  { name: "Sent", align: "right", value: (row) => bytes(row.sent_bytes) },
+];

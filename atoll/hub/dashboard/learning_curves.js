@@ -1,0 +1,57 @@
+// What policies and their critic measured, by name and member, against environment steps or time.
+
+const MAX_POINTS = 4000;
+const KINDS = ["return", "explained_variance", "env_steps_per_s"];
+const LOSS = "value_loss.";
+
+export class LearningCurves {
+  constructor() { this.byName = new Map(); }
+
+  add(points) {
+    for (const { member, step, time, values } of points) {
+      for (const kind of KINDS) {
+        if (values[kind] != null) this.#push(kind, member, values.env_steps ?? step, time, values[kind]);
+      }
+      for (const name of Object.keys(values)) {
+        if (name.startsWith(LOSS)) this.#push("value_loss", name.slice(LOSS.length), step, time, values[name]);
+      }
+    }
+  }
+
+  #push(kind, owner, step, time, value) {
+    const key = `${kind}/${owner}`;
+    const curve = this.byName.get(key) ?? { kind, owner, step: [], time: [], y: [] };
+    this.byName.set(key, curve);
+    curve.step.push(step);
+    curve.time.push(time);
+    curve.y.push(value);
+    if (curve.y.length > MAX_POINTS) thin(curve);
+  }
+
+  of(kind, owner) { return this.byName.get(`${kind}/${owner}`) ?? null; }
+}
+
+// Long curves lose every second point of their older half.
+function thin(curve) {
+  const keep = (_, at) => at > MAX_POINTS / 2 || at % 2 === 0;
+  for (const name of ["step", "time", "y"]) curve[name] = curve[name].filter(keep);
+}
+
+// The policies of a job in the order of its file, each with its actors.
+export function policiesOf({ seats = [], members }) {
+  const found = new Map();
+  seats.forEach(({ role, policy, env, steps }, slot) => {
+    if (role !== "actor") return;
+    const known = found.get(policy) ?? { policy, env, steps, at: found.size, members: [] };
+    found.set(policy, known);
+    const member = members.find((one) => one.slot === slot);
+    if (member) known.members.push(member);
+  });
+  return [...found.values()];
+}
+
+// The member that is the critic or the learner of everybody.
+export function criticOf({ seats = [], members }) {
+  const slot = seats.findIndex(({ role }) => role !== "actor");
+  return slot < 0 ? null : members.find((one) => one.slot === slot) ?? null;
+}
