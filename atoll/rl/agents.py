@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, DataError
-from atoll.rl.envs import actions_of, observations_of
+from atoll.rl.envs import actions_of, observations_of, picture_of
 
 Array = NDArray[Any]
 
@@ -115,8 +115,7 @@ class ManyAgents:
 
     def render(self) -> Array | None:
         """Return a picture of it."""
-        picture = self._environment.render()
-        return picture if isinstance(picture, np.ndarray) else None
+        return picture_of(self._environment)
 
     def close(self) -> None:
         """Give back what it holds."""

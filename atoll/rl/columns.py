@@ -131,10 +131,10 @@ class Columns:
         for e, (environment, rows) in enumerate(zip(self.environments, self._rows, strict=True)):
             try:
                 observation, reward, terminated, truncated, over = environment.step(actions[rows])
+                following[rows] = observation
+                rewards[rows] = reward
             except Exception as error:
                 raise self._raised(error, e, step) from error
-            following[rows] = observation
-            rewards[rows] = reward
             if over:
                 room.terminated[step, rows] = terminated
                 room.truncated[step, rows] = truncated

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -46,7 +47,7 @@ class Environment(Protocol):
     """Of the real thing, for recordings."""
 
     def reset(self, seed: int) -> Array:
-        """Start an episode that depends on the seed alone; return [agents, *observation]."""
+        """Start an episode that depends on the seed alone; return observations as `step` does."""
         ...
 
     def step(self, actions: Array) -> tuple[Array, Any, Any, Any, bool]:
@@ -56,8 +57,9 @@ class Environment(Protocol):
             actions: [agents, width], as the policy chose them: they are clipped here.
 
         Returns:
-            Observations [agents, *observation]; rewards, whether each terminated, and whether it
-            was cut off: numbers, or arrays [agents]; and whether the episode is over.
+            Observations [agents, *observation], of one agent also without the first; rewards,
+            whether each terminated, and whether it was cut off: numbers, or arrays [agents]; and
+            whether the episode is over.
         """
         ...
 
@@ -88,7 +90,11 @@ def make_environment(table: PolicyTable, *, render: bool = False) -> Environment
     from atoll.rl.agents import ManyAgents, is_parallel
 
     try:
-        made = _made(table, {"render_mode": "rgb_array"} if render else {})
+        with warnings.catch_warnings():
+            # Box2D's compiled types warn as they are imported; where warnings are errors that is
+            # one which ends the process.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = _made(table, {"render_mode": "rgb_array"} if render else {})
         if is_parallel(made):
             return ManyAgents(made, name=table.env)
         return OneAgent(made, name=table.env)
@@ -124,7 +130,7 @@ class OneAgent:
         self.observation: tuple[int, ...] = (width,)
         self.state_width = width
         self.frames_per_s = float(environment.metadata.get("render_fps", 30))
-        self._last: Array = np.zeros((1, width), dtype=np.float32)
+        self._last: Array = np.zeros(width, dtype=np.float32)
 
     def reset(self, seed: int) -> Array:
         """Start an episode that depends on the seed alone."""
@@ -135,7 +141,7 @@ class OneAgent:
     def step(self, actions: Array) -> tuple[Array, Any, Any, Any, bool]:
         """Do one step; what ended by itself was not cut off."""
         observation, reward, terminated, truncated, _ = self._environment.step(
-            self._to_action(actions[0])
+            self._to_action(actions)
         )
         self._last = self._flat(observation)
         return (
@@ -144,12 +150,11 @@ class OneAgent:
 
     def joint_state(self) -> Array:
         """Return its observation: there is nobody else."""
-        return self._last.reshape(-1)
+        return np.asarray(self._last, dtype=np.float32).reshape(-1)
 
     def render(self) -> Array | None:
         """Return a picture of it."""
-        picture = self._environment.render()
-        return picture if isinstance(picture, np.ndarray) else None
+        return picture_of(self._environment)
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -165,7 +170,8 @@ def observations_of(space: Any, *, name: str) -> tuple[int, Callable[[Any], Arra
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
-        return int(np.prod(space.shape)), _flat_box
+        flat = len(space.shape) == 1
+        return int(np.prod(space.shape)), _as_it_is if flat else _flat_box
     if isinstance(space, spaces.Discrete):
         choices, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
         return int(space.n), lambda observation: choices[int(observation) - start]
@@ -181,7 +187,7 @@ def observations_of(space: Any, *, name: str) -> tuple[int, Callable[[Any], Arra
 
 
 def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any]]:
-    """Return a space of actions, and what makes an action of a row of numbers.
+    """Return a space of actions, and what makes an action of an array of its numbers.
 
     Raises:
         ConfigError: actions of this kind are not supported.
@@ -191,7 +197,7 @@ def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         kind = Actions(kind=DISCRETE, sizes=(int(space.n),))
-        return kind, (lambda row: int(row[0]) + start) if start else (lambda row: int(row[0]))
+        return kind, (lambda row: row.item() + start) if start else (lambda row: row.item())
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         binary = isinstance(space, spaces.MultiBinary)
         shape, dtype = space.shape, space.dtype
@@ -208,11 +214,25 @@ def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any
             high=tuple(map(float, high)),
         )  # fmt: skip
         # Twice as quick as np.clip at this size, and the same numbers.
-        return kind, lambda row: np.minimum(np.maximum(row, low), high).reshape(shape)
+        return kind, lambda row: np.minimum(np.maximum(row.reshape(-1), low), high).reshape(shape)
     raise ConfigError(
         f"the actions of {name} cannot be used", given=str(space), expected=SUPPORTED,
         remedy="wrap the environment, and give it one of these",
     )  # fmt: skip
+
+
+def picture_of(environment: Any) -> Array | None:
+    """Return a picture [height, width, 3] of an environment; None: it was not made for that."""
+    if getattr(environment, "render_mode", None) != "rgb_array":
+        return None
+    picture = environment.render()
+    return picture if isinstance(picture, np.ndarray) else None
+
+
+def _as_it_is(observation: Any) -> Array:
+    """Return a vector itself: it is cast where it is written, and copying it costs more."""
+    vector: Array = observation
+    return vector
 
 
 def _flat_box(observation: Any) -> Array:
