@@ -11,40 +11,22 @@ from torch import Tensor
 
 from atoll.errors import DataError
 from atoll.rl.columns import Columns, Rollout
+from atoll.rl.draws import Draws
 from atoll.rl.norm import RunningNorm
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.trajectory import Trajectory
-
-
-class Acted(Protocol):
-    """What a policy did in B columns."""
-
-    @property
-    def actions(self) -> Tensor:
-        """[B, width]."""
-        ...
-
-    @property
-    def log_probabilities(self) -> Tensor:
-        """[B]."""
-        ...
-
-    @property
-    def hidden(self) -> Tensor | None:
-        """[B, H], of a recurrent policy."""
-        ...
 
 
 class Acting(Protocol):
     """A policy, as far as collecting goes."""
 
     norm: RunningNorm | None
+    log_deviation: Tensor | None
 
-    def act(
-        self, observations: Tensor, hidden: Tensor | None = None, *,
-        generator: torch.Generator | None = None,
-    ) -> Acted:  # fmt: skip
-        """Choose actions for observations [B, *shape] as the environment gave them."""
+    def put_out(
+        self, observations: Tensor, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what decides on actions in states [B, *shape], and the memory then."""
         ...
 
     def initial(self, columns: int) -> Tensor | None:
@@ -94,8 +76,14 @@ class Collector:
             self._hidden = policy.initial(self.columns.count)
         before = None if self._hidden is None else self._hidden.clone()
         room = self.columns.room(length)
-        log_probabilities = torch.empty(length, self.columns.count)
-        self._live(policy, room, log_probabilities)
+        draws = Draws(
+            self.task.actions, policy.log_deviation, length=length, columns=self.columns.count,
+            generator=self._generator,
+        )  # fmt: skip
+        self._live(policy, room, draws)
+        log_probabilities = draws.log_probabilities(torch.from_numpy(room.actions))
+        if not log_probabilities.isfinite().all():
+            self._drop("log-probabilities of actions", log_probabilities.numpy())
         if not np.isfinite(room.rewards).all():
             self._drop("rewards", room.rewards)
         self.sequence += 1
@@ -120,27 +108,27 @@ class Collector:
         self._hidden = saved["hidden"].clone() if "hidden" in saved else None
         self._forget(anew)
 
-    def _live(self, policy: Acting, room: Rollout, log_probabilities: Tensor) -> None:
-        """Fill the room and the log-probabilities, [T, B], step by step."""
+    def _live(self, policy: Acting, room: Rollout, draws: Draws) -> None:
+        """Fill the room step by step."""
         observed = torch.from_numpy(room.observations).unbind(0)
         chosen = torch.from_numpy(room.actions).unbind(0)
-        probabilities, seen = log_probabilities.unbind(0), log_probabilities.numpy()
         flat = room.observations.reshape(len(room.observations), -1)
-        zeros = np.zeros(flat.shape[1], np.float32)
+        acts = room.actions.reshape(len(room.actions), -1)
+        zeros, none = np.zeros(flat.shape[1], flat.dtype), np.zeros(acts.shape[1], acts.dtype)
+        floats = chosen[0].is_floating_point()
         with torch.inference_mode():
             for step in range(len(chosen)):
                 if _not_finite(flat[step], zeros):
                     self._drop("observations", room.observations, step)
-                acted = policy.act(observed[step], self._hidden, generator=self._generator)
-                chosen[step].copy_(acted.actions)
-                probabilities[step].copy_(acted.log_probabilities)
-                if _not_finite(seen[step], zeros[: self.columns.count]):
-                    self._drop("log-probabilities of actions", seen, step)
+                output, hidden = policy.put_out(observed[step], self._hidden)
+                chosen[step].copy_(draws.choose(step, output))
+                if floats and _not_finite(acts[step], none):
+                    self._drop("actions", room.actions, step)
                 self.columns.step(room, step)
                 self.steps += self.columns.count
-                if acted.hidden is not None:
+                if hidden is not None:
                     ended = torch.from_numpy(room.terminated[step] | room.truncated[step])
-                    self._hidden = policy.forget(acted.hidden, ended)
+                    self._hidden = policy.forget(hidden, ended)
         if _not_finite(flat[-1], zeros):
             self._drop("observations", room.observations, len(chosen))
 

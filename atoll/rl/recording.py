@@ -9,12 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import ConfigError, ScriptError
-from atoll.rl.collector import Acted
 from atoll.rl.envs import Environment, make_environment
 
 FRAMES = 200
@@ -30,6 +28,20 @@ SAMPLES = 8
 """Pictures that the palette is made from."""
 PAUSE_MS = 800
 """How long the last picture stays."""
+
+
+class Acted(Protocol):
+    """What a policy did."""
+
+    @property
+    def actions(self) -> Tensor:
+        """[B, width]."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """[B, H], of a recurrent policy."""
+        ...
 
 
 class Greedy(Protocol):
@@ -93,7 +105,7 @@ class _Film:
     """Pictures of every first, second, fourth... step, so that they are never too many."""
 
     def __init__(self, environment: Environment) -> None:
-        self.pictures: list[NDArray[Any]] = []
+        self.pictures: list[Any] = []
         self.every = 1
         self._environment = environment
 
@@ -106,10 +118,14 @@ class _Film:
         """Take a picture after so many steps, if it is due."""
         if step % self.every and not last:
             return
+        from PIL import Image
+
         picture = self._environment.render()
         if picture is None:
             return
-        self.pictures.append(picture)
+        image = Image.fromarray(np.ascontiguousarray(picture, np.uint8)).convert("RGB")
+        image.thumbnail((SIDE, SIDE))
+        self.pictures.append(image)
         if len(self.pictures) > FRAMES and not last:
             self.pictures = self.pictures[::2]
             self.every *= 2
@@ -142,11 +158,7 @@ def _write(film: _Film, path: Path) -> None:
     """Write a GIF that repeats."""
     from PIL import Image
 
-    images = []
-    for picture in film.pictures:
-        image = Image.fromarray(np.ascontiguousarray(picture, np.uint8)).convert("RGB")
-        image.thumbnail((SIDE, SIDE))
-        images.append(image)
+    images = film.pictures
     # One palette for all: only what moves differs from picture to picture, and only that is stored.
     width, height = images[0].size
     some = images[:: max(1, len(images) // SAMPLES)]
