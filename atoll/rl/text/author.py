@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Mapping
 
 import torch
@@ -20,9 +19,6 @@ from atoll.rl.text.learner import TokenLearner
 from atoll.rl.text.prompts import Wording
 from atoll.rl.text.sampler import log_probabilities, write
 from atoll.rl.text.tasks import TextTask
-
-RECENT = 4
-"""Batches whose mean score is "now"."""
 
 
 class Author:
@@ -62,9 +58,6 @@ class Author:
         self.learner = TokenLearner(model, rl, updates=self.updates)
         self.written = 0
         """Batches so far."""
-        self.best: float | None = None
-        self.first: float | None = None
-        self._recent: deque[float] = deque(maxlen=RECENT)
         self._task, self._wording, self._seed = task, wording, seed
         self._room = model.config.context - rl.max_tokens
         if self._room < 1:
@@ -72,11 +65,6 @@ class Author:
                 "there is no room for prompts", expected="a context above max_tokens",
                 given=f"context = {model.config.context}, max_tokens = {rl.max_tokens}",
             )  # fmt: skip
-
-    @property
-    def score(self) -> float | None:
-        """Mean score of the last batches; None before the first one."""
-        return sum(self._recent) / len(self._recent) if self._recent else None
 
     @property
     def done(self) -> bool:
@@ -90,7 +78,8 @@ class Author:
             ConfigError: a prompt does not fit.
             DataError: a reward is no finite number.
         """
-        rl, number = self.rl, self.written + 1
+        self.written += 1  # a batch that cannot be judged is not written again
+        rl, number = self.rl, self.written
         compared = rl.algorithm == "grpo"
         prompts = self._wording.draw(
             self._task, rl.environments if compared else rl.environments * rl.group,
@@ -113,7 +102,6 @@ class Author:
             scores, written.lengths, written.log_probabilities, self.referred(episodes),
             kl=0.0 if compared else rl.kl,
         )  # fmt: skip
-        self._count(episodes)
         return episodes.check()
 
     def improve(self, episodes: Episodes, values: Tensor | None) -> dict[str, float]:
@@ -178,15 +166,11 @@ class Author:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that an exact resume needs, flat."""
-        unknown = float("nan")
-        seen = [self.first, self.best]
         return {
             **prefixed("model", self.model.state_dict()),
             **prefixed("reference", self.reference.state_dict()),
             **prefixed("learner", self.learner.state_dict()),
             "written": torch.tensor(self.written),
-            "seen": torch.tensor([unknown if x is None else x for x in seen], dtype=torch.float64),
-            "recent": torch.tensor(list(self._recent), dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -199,12 +183,3 @@ class Author:
         load_module(self.reference, parts_of(state, "reference"), what=f"policy {self.name}")
         self.learner.load_state_dict(parts_of(state, "learner"))
         self.written = int(state["written"])
-        self.first, self.best = (None if x != x else x for x in state["seen"].tolist())
-        self._recent = deque(state["recent"].tolist(), maxlen=RECENT)
-
-    def _count(self, episodes: Episodes) -> None:
-        mean = episodes.scores.double().mean().item()
-        self.written += 1
-        self._recent.append(mean)
-        self.first = mean if self.first is None else self.first
-        self.best = mean if self.best is None else max(self.best, mean)

@@ -6,12 +6,14 @@ import random
 
 import torch
 
+from atoll.rl.seeds import seed_for
 
-def source(*parts: str | int) -> random.Random:
+
+def source(purpose: str, seed: int, *parts: str | int) -> random.Random:
     """Return a source of chances that only these words and numbers decide."""
-    return random.Random("/".join(map(str, parts)))
+    return random.Random(seed_for(seed, purpose, *parts))
 
 
-def generator(*parts: str | int) -> torch.Generator:
+def generator(purpose: str, seed: int, *parts: str | int) -> torch.Generator:
     """Return the same for torch."""
-    return torch.Generator().manual_seed(source(*parts).getrandbits(63))
+    return torch.Generator().manual_seed(seed_for(seed, purpose, *parts))

@@ -84,7 +84,8 @@ class Episodes:
         )
         if not fits:
             raise DataError(
-                "completions do not fit together", given=f"{self._name}: {count} of {length} tokens",
+                "completions do not fit together",
+                given=f"{self._name}: {count} of {length} tokens",
                 expected="as many lengths, rewards and log-probabilities as there are texts",
             )  # fmt: skip
         for name in ("log_probabilities", "rewards", "scores"):

@@ -8,11 +8,13 @@ loss. Everything else is the same: the clipped ratio of each token.
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from atoll.config.rl_tables import RlTable
+from atoll.errors import LossNotFinite
 from atoll.models import GPT
 from atoll.rl.losses import approximate_divergence, clipped_policy_loss, clipped_share
 from atoll.rl.optimizer import (
@@ -63,6 +65,9 @@ class TokenLearner:
         Returns:
             `policy_loss`, `entropy`, `kl` (between the policy before and after), `clip_fraction`,
             `passes`: means over all minibatches.
+
+        Raises:
+            LossNotFinite: the loss became so; the weights are those of the step before.
         """
         rl = self._rl
         rate = annealed(rl.lr, done=self.version, total=self._updates, anneal=rl.anneal)
@@ -114,8 +119,14 @@ class TokenLearner:
         if rl.algorithm == "grpo":
             losses = losses + rl.kl * positive((reference - now) * mask)
         loss = (losses * token_weights(mask, per_completion=rl.algorithm == "grpo")).sum()
+        if not torch.isfinite(loss):
+            raise LossNotFinite(
+                "the loss of a policy is not finite",
+                given=f"policy {episodes.policy}, update {self.version + 1}",
+                expected="a finite number", remedy="a smaller lr in [rl], or a larger kl",
+            )  # fmt: skip
         self._optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(self._model.parameters(), rl.max_norm)
         self._optimizer.step()
         with torch.no_grad():

@@ -51,7 +51,7 @@ def pretrain(
         logits = model(tokens)
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if table.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), table.clip)
         optimizer.step()

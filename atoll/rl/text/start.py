@@ -12,7 +12,7 @@ import torch
 from atoll.config import JobSpec
 from atoll.data import make_tokenizer
 from atoll.models import GPT, build_model
-from atoll.rl.text import chances
+from atoll.rl.seeds import seed_for
 from atoll.rl.text.pretrain import pretrain
 from atoll.rl.text.prompts import Wording
 from atoll.rl.text.tasks import TextTask, make_task
@@ -46,7 +46,7 @@ def begin(spec: JobSpec) -> Beginning:
         return Beginning(tasks, Wording(tokenizer), model, trained=True)
     tokenizer = make_tokenizer("bytes")
     with torch.random.fork_rng(devices=[]):  # the layers draw from torch's own state
-        torch.manual_seed(chances.source("weights", spec.job.seed).getrandbits(63))
+        torch.manual_seed(seed_for(spec.job.seed, "weights"))
         model = cast(
             GPT,
             build_model(spec.model.name, vocab_size=tokenizer.vocab_size, **spec.model.options),

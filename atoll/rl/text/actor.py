@@ -1,0 +1,227 @@
+"""The role of an actor with a language model: it writes, learns, and passes completions on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.checkpoint import save_weights
+from atoll.checkpoint.weights import describe
+from atoll.config import JobSpec
+from atoll.config.rl_seats import Seat
+from atoll.errors import AtollError, DataError
+from atoll.rl.actor_side import ActorSide
+from atoll.rl.diary import Diary
+from atoll.rl.keeper import Keeper
+from atoll.rl.spaces import DISCRETE, Actions, TaskSpec
+from atoll.rl.state import parts_of, prefixed
+from atoll.rl.text.author import Author
+from atoll.rl.text.critic import TextCritic
+from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.messages import encode_episodes
+from atoll.rl.text.start import Beginning
+from atoll.run import Run
+
+log = logging.getLogger(__name__)
+
+MOST_BAD = 100
+"""Batches in a row that came to nothing; then something is wrong for good."""
+
+EXAMINED = 128
+"""Prompts of the examination before and after."""
+
+SHOWN = 3
+"""Completions of it that are shown."""
+
+LEAVE_SAVE_S, END_SAVE_S = 3.0, 60.0
+
+
+class TextActor:
+    """One policy, its task, and its way to the value model.
+
+    Args:
+        spec: The job.
+        run: This member's part in it.
+        seat: Which policy.
+        beginning: What it starts from.
+
+    Raises:
+        ConfigError: prompts do not fit into the model.
+    """
+
+    def __init__(self, spec: JobSpec, run: Run, seat: Seat, beginning: Beginning) -> None:
+        rl, name = spec.rl, seat.policy
+        self._rl, self._run, self._seat, self._beginning = rl, run, seat, beginning
+        self._author = Author(
+            name, beginning.tasks[name], copy.deepcopy(beginning.model), beginning.wording, rl,
+            episodes=seat.steps, seed=run.seed,
+        )  # fmt: skip
+        self._critic: TextCritic | None = None
+        """The own one, or a copy of the pooled one's newest."""
+        self._side: ActorSide | None = None
+        if rl.has_critic:
+            names = [policy.name for policy in rl.policies]
+            self._critic = TextCritic(names, beginning.model, rl, seed=run.seed)
+            self._side = ActorSide(
+                run, rl=rl, policy=name, member=run.member, job=run.job, encode=encode_episodes,
+                stopping=lambda: run.stopping,
+            )  # fmt: skip
+        elif rl.algorithm != "grpo":
+            self._critic = TextCritic([name], beginning.model, rl, seed=run.seed)
+        self._diary = Diary()
+        self._keeper = Keeper(run, member=run.member)
+        self._before: float | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Write and learn until all is done or a stop is asked for; return the summary's part."""
+        run, author = self._run, self._author
+        self._resume()
+        run.track(author.model)
+        if self._before is None:
+            self._before, _ = author.examine(EXAMINED, temperature=self._rl.temperature)
+        if self._side is not None:
+            self._side.announce(self._task())
+        bad = 0
+        while not author.done and not run.stopping:
+            try:
+                self._one_round()
+            except DataError as error:
+                bad += 1
+                self._diary.drop("not_finite")
+                run.tell("experience-dropped", str(error))
+                if bad >= MOST_BAD:
+                    raise
+                continue
+            bad = 0
+            if author.learner.version % self._rl.save_every == 0:
+                self._keeper.save(self._state())
+        return self._end()
+
+    def _task(self) -> TaskSpec:
+        """Return what the value model is told of this policy: text of a vocabulary."""
+        model = self._author.model.config
+        return TaskSpec(
+            policy=self._seat.policy, task=self._seat.env, observation=(model.context,),
+            actions=Actions(kind=DISCRETE, sizes=(model.vocab_size,)), gamma=self._rl.gamma,
+            env=self._seat.env,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------- rounds
+
+    def _one_round(self) -> None:
+        """Write a batch, learn from it, pass it on, and tell."""
+        author, critic, side = self._author, self._critic, self._side
+        episodes = author.write()
+        if side is not None:
+            self._follow(side)
+        values = None
+        if critic is not None:
+            values, episodes.value_version = critic.of(episodes), critic.version
+        self._diary.lived(episodes.steps, episodes.scores.tolist())
+        told = author.improve(episodes, values)
+        self._diary.updates = author.learner.version
+        if side is not None:
+            side.send(episodes)
+        elif critic is not None:
+            told["value_loss"] = critic.learn([episodes])[author.name]["value_loss"]
+        self._report(episodes, told)
+
+    def _follow(self, side: ActorSide) -> None:
+        """Take the newest value model, if there is a newer one."""
+        weights = side.newest_values()
+        if weights is None or self._critic is None:
+            return
+        try:
+            self._critic.load_snapshot(weights)
+        except AtollError as error:
+            log.warning("the value model cannot be used, the last one stays: %s", error)
+
+    def _report(self, episodes: Episodes, told: Mapping[str, float]) -> None:
+        values = {**told, **self._diary.point()}
+        if self._critic is not None:
+            values["value_version"] = float(episodes.value_version)
+        side = self._side
+        if side is not None:
+            values |= {
+                "queue_wait_s": side.queue_wait_s, "queue_depth": float(side.waiting),
+                "value_age_s": side.critic_away_s, "sent_bytes": float(side.sent_bytes),
+                "received_bytes": float(side.received_bytes),
+                "dropped": values["dropped"] + side.dropped,
+            }  # fmt: skip
+        self._run.log(tokens=episodes.steps, **values)
+        self._run.stepped(episodes.steps)
+
+    # ------------------------------------------------------------------------- states
+
+    def _resume(self) -> None:
+        """Go on from the newest saved state of this member, if there is one."""
+        state = self._keeper.newest()
+        if state is None:
+            return
+        self._author.load_state_dict(parts_of(state, "author"))
+        self._diary.load_state_dict(parts_of(state, "diary"))
+        self._before = float(state["before"])
+        if self._critic is not None:
+            self._critic.load_state_dict(parts_of(state, "critic"))
+        if self._side is not None:
+            sequence, dropped = state["side"].tolist()
+            self._side.load_state_dict({"sequence": sequence, "dropped": dropped})
+        log.info("goes on after %d updates", self._author.learner.version)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return everything that the next batch and update depend on."""
+        state = {
+            **prefixed("author", self._author.state_dict()),
+            **prefixed("diary", self._diary.state_dict()),
+            "before": torch.tensor(self._before or 0.0, dtype=torch.float64),
+        }
+        if self._critic is not None:
+            state |= prefixed("critic", self._critic.state_dict())
+        if self._side is not None:
+            state["side"] = torch.tensor([self._side.sequence, self._side.dropped])
+        return state
+
+    # ------------------------------------------------------------------------- ending
+
+    def _end(self) -> dict[str, Any]:
+        """Save, and after the last episode keep the weights and tell the value model."""
+        over = not self._run.stopping
+        self._keeper.save(self._state())
+        if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
+            log.warning("the last state was not saved in time")
+        after, texts = self._author.examine(EXAMINED, temperature=self._rl.temperature)
+        result = {
+            "role": "actor", "policy": self._seat.policy, "env": self._seat.env,
+            **self._diary.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
+            "gif": "", "score_before": self._before, "score_after": after, "texts": texts[:SHOWN],
+        }  # fmt: skip
+        if over:
+            self._run.finish()
+            self._leave_behind()
+        if self._side is not None:
+            if over:
+                self._side.end()
+            result["queue_wait_s"] = self._side.queue_wait_s
+            result["sent_bytes"] = self._side.sent_bytes
+            if self._side.dropped:
+                result["dropped"] |= {"oldest": self._side.dropped}
+            self._side.close(timeout_s=LEAVE_SAVE_S)
+        self._keeper.close(timeout_s=LEAVE_SAVE_S)
+        return result
+
+    def _leave_behind(self) -> None:
+        """Publish the model: `atoll generate` writes with it, `start` of another job begins there."""
+        run, name, model = self._run, self._seat.policy, self._author.model
+        about = describe(
+            "gpt", options=dataclasses.asdict(model.config),
+            tokenizer=self._beginning.wording.tokenizer.to_json(),
+        )  # fmt: skip
+        path = run.directory / f"policy-{name}.safetensors"
+        save_weights(path, model.state_dict(), about=about | {"policy": name})
+        run.publish(path, path.name)

@@ -1,0 +1,46 @@
+"""Refuses jobs for language models that cannot work, before a machine is asked. No torch."""
+
+from __future__ import annotations
+
+from atoll.config import JobSpec
+from atoll.errors import ConfigError
+from atoll.rl.text.tasks import PREFIX, make_task
+
+CRITICS = ("pooled", "unconditioned", "own")
+"""Whose values language models can learn by, with PPO."""
+
+
+def check_text(spec: JobSpec) -> None:
+    """Refuse what language models do not have.
+
+    Raises:
+        ConfigError: such a setting; the message has the nearest thing that works.
+    """
+    rl = spec.rl
+    if rl.algorithm == "grpo":
+        if rl.group < 2:
+            raise ConfigError(
+                "grpo compares completions of one prompt", given=f"group = {rl.group}",
+                expected="2 or more",
+            )  # fmt: skip
+    elif rl.critic not in CRITICS:
+        raise ConfigError(
+            "language models have no such critic", given=f'critic = "{rl.critic}"',
+            expected=" or ".join(f'"{name}"' for name in CRITICS), remedy='critic = "pooled"',
+        )  # fmt: skip
+    for name, given, works in (
+        ("values", rl.values, "push"), ("pool", rl.pool, ""), ("recurrent", rl.recurrent, 0),
+    ):  # fmt: skip
+        if given != works:
+            raise ConfigError(
+                f"language models have no {name} but the default",
+                given=f"{name} = {given!r}", expected=f"{name} = {works!r}",
+            )  # fmt: skip
+    if spec.model.name != "gpt":
+        raise ConfigError(
+            "only the built-in GPT can learn by rewards", given=f'name = "{spec.model.name}"',
+            expected='name = "gpt" in [model]',
+        )  # fmt: skip
+    for policy in rl.policies:
+        if ":" not in policy.env.removeprefix(PREFIX):  # one's own module is on the nodes only
+            make_task(policy.env, policy.options)

@@ -1,0 +1,43 @@
+"""A member's part in a job for language models, by its slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.config import JobSpec
+from atoll.config.rl_seats import ACTOR, Seat, seats
+from atoll.rl.critic_role import CriticRole
+from atoll.rl.text.actor import TextActor
+from atoll.rl.text.critic import TextCritic
+from atoll.rl.text.fitting import check_text
+from atoll.rl.text.messages import decode_episodes
+from atoll.rl.text.mind import TextMind
+from atoll.rl.text.sharing import shared_beginning
+from atoll.run import Run
+
+
+def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
+    """Do this member's part; return its part of the summary.
+
+    Raises:
+        AtollError: what makes that impossible.
+    """
+    check_text(spec)
+    seat = seats(spec.rl)[run.slot]
+    beginning = shared_beginning(spec, run)
+    if beginning is None:
+        return _nothing(seat)
+    if seat.role == ACTOR:
+        return TextActor(spec, run, seat, beginning).run()
+    names = [policy.name for policy in spec.rl.policies]
+    critic = TextCritic(names, beginning.model, spec.rl, seed=run.seed)
+    return CriticRole(spec, run, TextMind(critic), decode=decode_episodes).run()
+
+
+def _nothing(seat: Seat) -> dict[str, Any]:
+    """Return the part of a member that was stopped before it could begin."""
+    return {
+        "role": seat.role, "policy": seat.policy, "env": seat.env, "env_steps": 0, "episodes": 0,
+        "return_first": None, "return_last": None, "return_best": None, "updates": 0,
+        "dropped": {}, "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0, "gif": "",
+    }  # fmt: skip
