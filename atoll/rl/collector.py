@@ -21,7 +21,11 @@ class Acting(Protocol):
     """A policy, as far as collecting goes."""
 
     norm: RunningNorm | None
-    log_deviation: Tensor | None
+
+    @property
+    def log_deviation(self) -> Tensor | None:
+        """[d], of continuous actions."""
+        ...
 
     def put_out(
         self, observations: Tensor, hidden: Tensor | None = None
