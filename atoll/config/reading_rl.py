@@ -33,7 +33,9 @@ def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
             + (", one for the critic" if rl.has_critic else ""),
             remedy="leave nodes out",
         )
-    return dataclasses.replace(spec, job=dataclasses.replace(spec.job, nodes=rl.members))
+    queues = [*spec.job.queues, *([rl.pool] if rl.pool and rl.pool not in spec.job.queues else [])]
+    job = dataclasses.replace(spec.job, nodes=rl.members, queues=queues)
+    return dataclasses.replace(spec, job=job)
 
 
 def with_own_agreement(spec: JobSpec) -> JobSpec:
@@ -62,9 +64,22 @@ def _check_names(rl: RlTable) -> None:
                 "a policy needs an environment", given=f"{policy.name}: no env",
                 expected='env = "CartPole-v1", for instance',
             )  # fmt: skip
+    if rl.pool:
+        _check_pool(rl.pool)
     twice = [name for name, count in Counter(p.name for p in rl.policies).items() if count > 1]
     if twice:
         raise ConfigError("two policies have one name", given=twice[0], expected="different names")
+
+
+def _check_pool(pool: str) -> None:
+    first, slash, rest = pool.partition("/")
+    if not slash or first == "node":
+        raise ConfigError(
+            "this cannot be the name of a pool", given=repr(pool), expected="e.g. pool/balance",
+            remedy="a name without a slash is a job's own, and node/... are the hub's",
+        )  # fmt: skip
+    for part in (first, *rest.split("/")):
+        check_name("name of a pool", part)
 
 
 def _check_numbers(rl: RlTable) -> None:

@@ -36,7 +36,7 @@ class JobTable:
     artifacts: list[str] = dataclasses.field(default_factory=list)
     """Patterns of files, below the folder it works in, that are collected at the hub."""
     queues: list[str] = dataclasses.field(default_factory=list)
-    """Queues and topics beyond its own that it may use, e.g. `pool/experience`."""
+    """Queues and topics beyond its own that it may use, e.g. `pool/experience`, and all below."""
     on: list[str] = dataclasses.field(default_factory=list)
     """Nodes that may run it; empty: any."""
     priority: int = 0
@@ -202,6 +202,11 @@ class JobSpec:
     strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
     rl: RlTable = dataclasses.field(default_factory=RlTable)
+
+    @property
+    def alone(self) -> bool:
+        """Whether every member trains a model of its own."""
+        return (self.strategy.outer or self.strategy.preset) == "alone"
 
     @property
     def kind(self) -> str:

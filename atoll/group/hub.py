@@ -58,6 +58,7 @@ from atoll.wire.messages import (
     RoundVote,
     Sources,
     Standing,
+    Stopping,
     Verdict,
 )
 from atoll.wire.serving import Ask
@@ -367,7 +368,7 @@ class HubGroup:
             return (plan.epoch, member) in self._lost
 
     def _on_notice(self, notice: Message) -> None:
-        """Note what ends the reduce under way: a loss, an abort. On the link's thread."""
+        """Note what ends the reduce under way, or the job. On the link's thread."""
         if isinstance(notice, MemberLost) and notice.job == self._job:
             with self._lock:
                 self._lost.add((notice.epoch, notice.member))
@@ -380,6 +381,8 @@ class HubGroup:
                 plan = self._plan
             if plan is not None and plan.epoch == notice.epoch:
                 self._turns.fail(EpochChanged("this attempt was aborted", given=notice.reason))
+        elif isinstance(notice, Stopping) and notice.job == self._job:
+            self.stopping = True
 
     def close(self) -> None:
         """Drop connections to other members; the link stays its owner's.

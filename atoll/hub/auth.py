@@ -376,7 +376,7 @@ def may_use_queue(identity: Identity, queue: str, *, shared: Iterable[str] = ())
     """Return whether this identity may put into and claim from a queue.
 
     A node has `node/ITS-ID`, a job the queues whose names start with `ITS-ID/` and those that
-    `shared`, the `[job] queues` of its spec, lists. Queues of nodes are nobody else's.
+    `shared`, the `[job] queues` of its spec, lists, or that are below one of these (`a/b` of `a`).
     """
     if identity.role == "operator":
         return True
@@ -384,7 +384,7 @@ def may_use_queue(identity: Identity, queue: str, *, shared: Iterable[str] = ())
         return queue == f"node/{identity.name}"
     if identity.role == "viewer" or queue.startswith("node/"):
         return False
-    return queue.startswith(f"{identity.name}/") or queue in shared
+    return queue in shared or queue.startswith((f"{identity.name}/", *(f"{s}/" for s in shared)))
 
 
 def _digest(secret: str) -> str:

@@ -36,14 +36,18 @@ class JobRounds(Gathering):
 
     def expect(self, member: str) -> None:
         """A process was launched for this member at the start of the job: rounds wait for it."""
-        self.roll.begin(member, "expected")
+        if member not in self.aside:
+            self.roll.begin(member, "expected")
 
     def launch(self, member: str) -> None:
         """A process was launched while the job runs: it says itself when it can take part."""
-        self.roll.begin(member, "expected" if self.starting else "launched")
+        if member not in self.aside:
+            self.roll.begin(member, "expected" if self.starting else "launched")
 
     def register(self, member: str, *, dial: list[str]) -> None:
         """A member entered the job."""
+        if member in self.aside:
+            return
         self.dials[member] = dial
         if self.roll.standing.get(member) not in ("live", "recovering", "away"):
             fresh = self.recovers and not self.roll.knows(member)
@@ -51,6 +55,8 @@ class JobRounds(Gathering):
 
     def back(self, member: str) -> None:
         """The process of a member that was taken for lost speaks again."""
+        if member in self.aside:
+            return
         known = self.roll.knows(member) or not self.recovers
         self.roll.standing[member] = "live" if known else "away"
 
@@ -78,6 +84,8 @@ class JobRounds(Gathering):
         return effects + self.settle(now)
 
     def _check_join(self, member: str, body: RoundJoin, now: float) -> None:
+        if member in self.aside:
+            raise GroupError("this member takes no part in rounds", given=member)
         if member in self.roll.leaving:
             raise GroupError(LEAVING, given=member)
         self.lobby.learn_late(member, body.round, now, self.progress.measures)
@@ -118,6 +126,8 @@ class JobRounds(Gathering):
 
     def gone(self, member: str, now: float, *, lost: bool = True) -> list[Effect]:
         """A member was lost, replaced by a new process, or (not `lost`) has finished."""
+        if member in self.aside:
+            return []
         self.roll.finished = self.roll.finished or not lost
         effects = self.step_aside(member, "gone", tell_members=lost)
         return effects + self.settle(now)
@@ -125,6 +135,8 @@ class JobRounds(Gathering):
     def leave(self, member: str, now: float) -> list[Effect]:
         """A member told that it leaves: nobody waits for it, and it waits for nobody."""
         effects: list[Effect] = []
+        if member in self.aside:
+            return effects
         if member in self.joins:
             effects.append(Refused(member, GroupError(LEAVING, given=member)))
         self.roll.leaving.add(member)

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from atoll.config.rl_seats import ACTOR
 from atoll.hub.measures import Measures
+from atoll.ids import member_id
 
 STATES = ("waiting", "running", "done", "failed", "stopped")
 ENDED = frozenset({"done", "failed", "stopped"})
@@ -56,7 +58,7 @@ class Job(msgspec.Struct, kw_only=True):
     files: list[str] = []
     """Names of the texts that travel with it."""
     kind: str = "trainer"
-    """`trainer`, `script`, `command` or `container`."""
+    """`trainer`, `rl`, `script`, `command` or `container`."""
     priority: int = 0
     retries: int = 0
     """How often each process may fail by itself and is started again."""
@@ -117,4 +119,16 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def separate(self) -> bool:
         """Whether each of its processes works for itself, instead of meeting in rounds."""
-        return self.silent and self.committed_round == 0
+        return self.of_policies or (self.silent and self.committed_round == 0)
+
+    @property
+    def of_policies(self) -> bool:
+        """Whether its members are actors of policies, and maybe a critic."""
+        return self.kind == "rl"
+
+    @property
+    def aside(self) -> frozenset[str]:
+        """Members that take no part in rounds, if there are any: the critic of policies."""
+        return frozenset(
+            member_id(slot) for slot, seat in enumerate(self.seats) if seat["role"] != ACTOR
+        )

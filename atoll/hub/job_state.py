@@ -22,6 +22,8 @@ class JobState:
     nodes_wanted: int
     min_nodes: int = 0
     """With fewer members the run pauses; 0: one is enough."""
+    aside: frozenset[str] = frozenset()
+    """Members of the job that take no part in rounds, and that no round waits for."""
     preference: str = "auto"
     """`auto`, `direct` or `relay`."""
     committed_round: int = 0

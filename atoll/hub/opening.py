@@ -32,8 +32,9 @@ async def open_room(
     spec = parse_spec(job.spec)
     machine = JobRounds(
         job.job,
-        nodes_wanted=job.nodes_wanted,
-        min_nodes=job.min_nodes,
+        nodes_wanted=job.nodes_wanted - len(job.aside),
+        min_nodes=max(0, job.min_nodes - len(job.aside)),
+        aside=job.aside,
         preference=spec.job.route,
         committed_round=job.committed_round,
         start_round=job.start_round,
@@ -65,6 +66,8 @@ def _enrol(machine: JobRounds, job: Job, *, fresh: bool) -> None:
     """Take over from the record who lives, and where each can be dialled."""
     for member in job.members.values():
         name, roll = member.member, machine.roll
+        if name in machine.aside:
+            continue
         machine.dials[name] = member.dial
         if member.state in LIVE_STATES:
             machine.expect(name)

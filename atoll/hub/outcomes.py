@@ -51,6 +51,8 @@ def given_up(member: Member, job: Job) -> bool:
     """Return whether a member that does not live is not launched again."""
     if member.state in LIVE_STATES:
         return False
+    if job.of_policies and (member.error or {}).get("kind", "") in FATAL_KINDS:
+        return True
     return failures_after(member) >= MAX_FAILURES or spent(member, job)
 
 

@@ -13,6 +13,7 @@ from atoll.hub.launching import KILL_GRACE_S, Launching
 from atoll.hub.membership import Membership
 from atoll.hub.outcomes import given_up, outcome, program_failed
 from atoll.hub.places import Places
+from atoll.hub.policies import hear_directly, left_behind, outcome_of_policies
 from atoll.hub.reducer_places import ReducerPlaces
 from atoll.hub.reducers import Reducers
 from atoll.hub.relaunch import Relaunches, failures_after, missing
@@ -21,6 +22,7 @@ from atoll.hub.scaling import Scaling
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
 from atoll.ids import member_id, session_id
+from atoll.wire.messages import Stopping
 
 __all__ = ["KILL_GRACE_S", "Placement"]
 
@@ -107,6 +109,7 @@ class Placement:
             await self._jobs.update(job, rescaling=False)
             await self._stores.events.add(job, "stopping", "a stop was asked for")
             await self._begin_to_stop(record, grace_s=grace_s)
+            self._tell_to_stop(record)
             for member in self._membership.live(job) if record.silent else []:
                 if not record.members[member].incarnation:  # it knows of no rounds to finish
                     await self._launching.end(record, member, grace_s=grace_s)
@@ -311,8 +314,13 @@ class Placement:
         record = self._jobs.get(job)
         if record.state != "running":
             return
-        end = outcome(record, working=self._working(record))
+        if record.of_policies:
+            end = outcome_of_policies(record)
+        else:
+            end = outcome(record, working=self._working(record))
         if end is None:
+            if left_behind(record):
+                await self._end_critic(record)
             return
         state, reason, error = end
         for member in list(record.members.values()):
@@ -334,6 +342,25 @@ class Placement:
             await self._jobs.update(job, deal=0)
             await self._rounds.book.forget_leases(job)
             await self._begin_again(record, why="it starts again with other members")
+
+    async def _end_critic(self, job: Job) -> None:
+        """Let the critic end that waits for actors which will never be done; ask only once."""
+        if job.job in self._stop_at or job.job in self._give_up_at:
+            return
+        self._stop_at[job.job] = self._clock.monotonic() + job.grace_s
+        await self._stores.events.add(job.job, "critic-ends", "no actor is left: the critic ends")
+        self._tell_to_stop(job)
+
+    async def _forgive(self, job: Job) -> None:
+        """Count the failures of members anew that meet in no rounds and have worked for long."""
+        for member in list(job.members.values()) if job.of_policies else []:
+            if self._relaunches.steady(job.job, member):
+                await self._jobs.update_member(job.job, member.member, failures=0, retried=0)
+
+    def _tell_to_stop(self, job: Job) -> None:
+        """Tell those who meet in no rounds, where they would hear of it."""
+        for member in hear_directly(job):
+            self._sessions.notify(session_id(job.job, member), Stopping(job.job))
 
     def _working(self, job: Job) -> set[str] | None:
         """Return the members at work, not merely on their way to it; None: all that live."""
@@ -366,6 +393,7 @@ class Placement:
                 await self._review(record.job)
                 if record.state == "running":
                     await self._scaling.send_away(record)
+                    await self._forgive(record)
         await self.reducers.tick()
         if open_jobs:
             await self._launching.send()

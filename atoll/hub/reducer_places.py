@@ -195,6 +195,8 @@ def reducers_of(job: Job) -> list[str]:
     spec = parse_spec(job.spec)
     if spec.job.route == "direct" or spec.job.command:
         return []
+    if spec.kind == "rl" and spec.alone:
+        return []
     wanted = spec.strategy.options.get("servers", 1)
     number = wanted if isinstance(wanted, int) else 1
     return [reducer_id(n) for n in range(max(1, min(number, MOST_SERVERS)))]

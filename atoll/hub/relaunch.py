@@ -15,6 +15,8 @@ AWAY_S = 30.0
 LEFT_PAUSE_S = 1.0
 """A member that left on purpose may do so because its machine goes away, which is told soon."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+STEADY_S = 60.0
+"""Where each works for itself: work of this length ends a row of failures."""
 MAX_FAILURES = 8
 """Launches in a row without a committed round after which a member is given up."""
 
@@ -53,6 +55,8 @@ class Relaunches:
         self._since: dict[tuple[str, str, int], float] = {}
         """Monotonic time at which an attempt was found to have ended."""
         self._given_up: set[tuple[str, str]] = set()
+        self._working: dict[tuple[str, str, int], float] = {}
+        """Monotonic time at which an attempt that follows failed ones was first seen at work."""
 
     def due(
         self,
@@ -92,6 +96,15 @@ class Relaunches:
                 wait_s = max(wait_s, LAST_RETURN_S)
         return now >= since + wait_s
 
+    def steady(self, job: str, member: Member) -> bool:
+        """Return whether a member has worked so long by now that its failures count no more."""
+        key = (job, member.member, member.attempt)
+        if member.state != "running" or not (member.failures or member.retried):
+            self._working.pop(key, None)
+            return False
+        now = self._clock.monotonic()
+        return now - self._working.setdefault(key, now) > STEADY_S
+
     def launched(self, job: str, member: Member) -> None:
         """Note a new attempt."""
         self._since.pop((job, member.member, member.attempt - 1), None)
@@ -107,3 +120,4 @@ class Relaunches:
         """Drop what concerns a job that has ended."""
         self._since = {key: at for key, at in self._since.items() if key[0] != job}
         self._given_up = {key for key in self._given_up if key[0] != job}
+        self._working = {key: at for key, at in self._working.items() if key[0] != job}

@@ -229,6 +229,7 @@ class Rounds:
             machine, leases = room.machine, room.machine.progress.leases
             machine.register(member.member, dial=member.dial)
             own = leases.lease(member.member) if leases.cursors else None
+            recover = machine.recovers and member.member not in machine.aside
             return Registered(
                 slot=member.slot,
                 num_slots=job.slots,
@@ -236,7 +237,7 @@ class Rounds:
                 stopping=machine.stopping,
                 # Who comes late needs no checkpoint, and that one may be pruned by now.
                 resume_round=-1 if machine.recovers else job.resume_round,
-                recover=machine.recovers,
+                recover=recover,
                 lease=None if machine.recovers else own,
             )
 

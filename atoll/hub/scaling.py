@@ -25,6 +25,13 @@ def check_bounds(job: Job, *, least: int, most: int) -> None:
     Raises:
         ConfigError: says why.
     """
+    if job.of_policies:
+        raise ConfigError(
+            "the members of a job of policies are its policies and its critic",
+            given=f"max {most} for {job.job}",
+            expected=f"{job.nodes_wanted}",
+            remedy="add a policy from another job that names the same pool in [rl]",
+        )
     if not 1 <= most <= MOST_MEMBERS or not 0 <= least <= most:
         raise ConfigError(
             "a job cannot have so many members",

@@ -88,6 +88,12 @@ class Leaving(Message, frozen=True):
     reason: str = ""
 
 
+class Stopping(Message, frozen=True):
+    """Notice to a member that meets in no rounds: the job is to end; finish, save and leave."""
+
+    job: str
+
+
 class Drain(Message, frozen=True):
     """A node tells that it will go away soon: give it no new work (or, `False`, again)."""
 

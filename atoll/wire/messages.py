@@ -33,6 +33,7 @@ from atoll.wire.member_messages import (
     Source,
     Sources,
     Standing,
+    Stopping,
 )
 from atoll.wire.message import Message
 from atoll.wire.queue_messages import (
@@ -141,6 +142,7 @@ __all__ = [
     "Sources",
     "Standing",
     "Stop",
+    "Stopping",
     "TopicAck",
     "TopicItem",
     "TopicItems",
@@ -169,7 +171,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
         | RoundVote | Verdict | MemberLost | CheckpointPart | CheckpointState
         | Lease | Recover | Source | Sources | Standing | Leaving | Drain | Offering
         | QueueOpen | QueuePutMany | QueuePutManyDone | QueueAckMany | QueueExtendMany | QueueLost
-        | TopicPublish | TopicRead | TopicItems | TopicAck
+        | TopicPublish | TopicRead | TopicItems | TopicAck | Stopping
     )  # fmt: skip
 
 

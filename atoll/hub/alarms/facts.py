@@ -20,6 +20,8 @@ class MemberFacts:
     node: str
     state: str
     standing: str = ""
+    aside: bool = False
+    """It takes no part in rounds."""
     since: float = 0.0
     """When this launch of it was first seen at work."""
     error: Mapping[str, str] | None = None

@@ -103,8 +103,7 @@ class Gatherer:
         """Return whether every member trains a model of its own."""
         known = self._alone.get(record.job)
         if known is None:
-            strategy = parse_spec(record.spec).strategy
-            known = (strategy.outer or strategy.preset) == "alone"
+            known = parse_spec(record.spec).alone
             self._alone[record.job] = known
         return known
 

@@ -103,6 +103,7 @@ class JobMemory:
                 node=member.node,
                 state=member.state,
                 standing=standings.get(name, ""),
+                aside=name in record.aside,
                 since=self._since.get(launch, now),
                 error=member.error,
                 digest=str(result.get("digest") or ""),

@@ -230,6 +230,8 @@ def stale(facts: Facts) -> Iterator[Finding]:
         if len(newest) < STALE_ROUNDS:
             continue
         for member, known in job.members.items():
+            if known.aside:
+                continue
             missed = [one for one in newest if one.time > known.since and member not in one.members]
             if known.state != "running" or len(missed) < STALE_ROUNDS:
                 continue
