@@ -202,9 +202,14 @@ def test_where_members_differ_on_purpose_one_donor_gives_everything(world: World
 
 
 def test_a_donor_that_alone_claims_to_differ_on_purpose_is_not_believed(world: World) -> None:
-    gates = spoil.at_once(3)
+    gates, told = spoil.at_once(3), spoil.after(lambda: world.events)
     models = [
-        world.donor(f"w{slot}", spoil=gates, numel=600_000, seed=int(slot == 0))
+        world.donor(
+            f"w{slot}",
+            spoil=gates if slot == 0 else lambda answer: told(gates(answer)),
+            numel=600_000,
+            seed=int(slot == 0),
+        )
         for slot in range(3)
     ]
     models[0].alike = False
