@@ -172,6 +172,8 @@ def _from_to(first: float | None, final: float | None) -> str:
 def _say_files(console: Console, folder: Path) -> None:
     where = escape(screen.shown(folder))
     console.print(f"report   {where}/report.html", soft_wrap=True)
+    if (folder / EPISODES).is_dir():
+        console.print(f"episodes {where}/{EPISODES}*.gif", soft_wrap=True)
     if (folder / "model.safetensors").exists():
         console.print(f"model    {where}/model.safetensors", soft_wrap=True)
         console.print(f"         atoll generate {where} --prompt 'def '", soft_wrap=True)

@@ -17,7 +17,7 @@ from atoll.cli.embedded import Embedded, Interrupted, Ready, remember_embedded
 from atoll.cli.follow import failure, follow, say_ended, show_failure
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.jobfile import Submission
-from atoll.cli.live import View
+from atoll.cli.live import SILENT, View
 from atoll.cli.picture import Picture
 from atoll.cli.precheck import check_can_train
 from atoll.cli.sending import send_batch
@@ -150,7 +150,7 @@ def _follow(
         check=embedded.check,
         away_s=AWAY_S,
         parameters=plan.parameters,
-        echo=bool(plan.submissions and plan.submissions[0].spec.kind != "trainer"),
+        echo=bool(plan.submissions and plan.submissions[0].spec.kind not in SILENT),
     )
 
 

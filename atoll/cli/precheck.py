@@ -6,6 +6,9 @@ from atoll.config import JobSpec
 from atoll.errors import ConfigError
 from atoll.node.probe import torch_version
 
+OUR_OWN = "atoll."
+"""Start of the modules whose environments come with Atoll."""
+
 
 def check_can_train() -> None:
     """Refuse to make this machine a node when its workers could not start.
@@ -22,16 +25,23 @@ def check_can_train() -> None:
         )
 
 
-def check_names(spec: JobSpec) -> int:
+def check_names(spec: JobSpec, *, here: bool = False) -> int:
     """Refuse names and options that no machine will know; return the parameters of the model.
 
     What needs torch is checked only where torch is installed; the workers check all of it again.
-    The number is 0 where it cannot be known: without torch, or for a program of somebody's own.
+    The number is 0 where it cannot be known: without torch, for policies, or for a program of
+    somebody's own.
+
+    Args:
+        spec: The job.
+        here: It runs on this machine alone, so what it needs has to be here.
 
     Raises:
-        ConfigError: a strategy, an option, a codec or a model is unknown, or they cannot work
-            together; the nearest that works is named.
+        ConfigError: a strategy, an option, a codec, a model or an environment is unknown, or they
+            cannot work together; the nearest that works is named.
     """
+    if spec.kind == "rl":
+        _check_policies(spec, here=here)
     if spec.kind != "trainer":
         return 0
     from atoll.strategies.fitting import check
@@ -54,3 +64,25 @@ def check_names(spec: JobSpec) -> int:
     with torch.device("meta"):  # shapes only: costs neither time nor memory
         model = build_model(spec.model.name, **spec.model.options)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check_policies(spec: JobSpec, *, here: bool) -> None:
+    """Refuse policies that cannot learn together; make their environments where they will live.
+
+    Those of the job's own code are made by the workers alone: its code does not run before that.
+    """
+    from atoll.rl.fitting import check, check_tasks, is_text
+
+    check(spec)
+    if is_text(spec.rl) or not here or not torch_version():
+        return
+    from atoll.rl.envs import make_environment, task_of
+
+    tasks = []
+    for policy in spec.rl.policies:
+        if ":" in policy.env and not policy.env.startswith(OUR_OWN):
+            continue
+        environment = make_environment(policy)
+        tasks.append(task_of(policy, spec.rl, environment))
+        environment.close()
+    check_tasks(spec.rl, tasks)

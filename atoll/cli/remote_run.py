@@ -15,7 +15,7 @@ from atoll.cli.follow import failure, follow, say_ended, show_failure
 from atoll.cli.interrupts import Interrupts
 from atoll.cli.jobfile import Submission
 from atoll.cli.known_hub import KnownHub
-from atoll.cli.live import View
+from atoll.cli.live import SILENT, View
 from atoll.cli.sending import send_batch
 
 
@@ -55,7 +55,7 @@ def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Conso
             runs=wish.runs,
             detach=wish.detach,
             console=console,
-            echo=submissions[0].spec.kind != "trainer",
+            echo=submissions[0].spec.kind not in SILENT,
             parameters=wish.parameters,
         )
     return _follow_several(where, jobs, wish=wish, console=console)

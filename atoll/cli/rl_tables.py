@@ -33,7 +33,6 @@ def _policies(rl: Mapping[str, Any]) -> Table:
     table.add_column("environment", max_width=22, no_wrap=True, overflow="ellipsis")
     for heading in ("first", "return", "best", "episodes", "steps", "updates"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("episode", overflow="fold")
     for policy in rl["policies"]:
         first, last = policy["return_first"], policy["return_last"]
         rose = first is not None and last is not None and last > first
@@ -47,7 +46,6 @@ def _policies(rl: Mapping[str, Any]) -> Table:
             f"{policy['episodes']:,}",
             screen.count(policy["env_steps"]),
             f"{policy['updates']:,}",
-            escape(policy["gif"]) or "[dim]-[/]",
         )
     return table
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,20 +17,24 @@ from atoll.cli.rl_progress import PolicyNow, critic_of, policies_of, share_done,
 from atoll.cli.watch import Watched, shown_state
 from atoll.train.rl_report import number, short_env
 
-CURVE_CELLS = 28
+GAP = 2
+"""Cells between two columns."""
+
+FEWEST_CELLS, MOST_CELLS = 8, 40
+"""Of a curve."""
 
 STATE_STYLE = {"running": "green", "done": "green", "lost": "red", "failed": "red"}
 
 
-def rl_parts(job: Watched) -> list[RenderableType]:
-    """Return what the view shows of a job of policies."""
+def rl_parts(job: Watched, *, width: int) -> list[RenderableType]:
+    """Return what the view shows of a job of policies in lines of so many cells."""
     seats = job.view.get("seats") or []
     policies = policies_of(seats, job.members, job.returns)
-    parts: list[RenderableType] = [_bar(job, policies), policies_table(policies)]
+    parts: list[RenderableType] = [_bar(job, policies), "", policies_table(policies, width=width)]
     critic = critic_of(seats, job.members)
     if critic is not None:
         parts.append(_critic_line(critic, policies))
-    return parts
+    return [*parts, ""]
 
 
 def rl_line(job: Watched) -> list[str]:
@@ -45,42 +51,66 @@ def rl_line(job: Watched) -> list[str]:
     return parts
 
 
-def policies_table(policies: list[PolicyNow]) -> RenderableType:
-    """Return a row per policy: where it lives, how its return rose, how it works."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+def policies_table(policies: list[PolicyNow], *, width: int) -> RenderableType:
+    """Return a row per policy: where it lives, how its return rose, how it works.
+
+    Args:
+        policies: What is shown.
+        width: Cells of a line; where they are few, columns are left out and the curve is short.
+    """
+    columns = [column for column in COLUMNS if width >= column.from_width]
+    taken = sum(column.cells + GAP for column in columns)
+    names = max((len(policy.policy) for policy in policies), default=0) + 2
+    curve = max(FEWEST_CELLS, min(MOST_CELLS, width - taken - names - GAP))
+    table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim")
     table.add_column("policy", no_wrap=True)
-    table.add_column("environment", max_width=20, no_wrap=True, overflow="ellipsis")
-    for heading in ("return", "best"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("so far", min_width=CURVE_CELLS, no_wrap=True)
-    for heading in ("steps", "steps/s", "critic", "waited"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for column in columns:
+        side = "left" if column.heading in ("environment", "so far") else "right"
+        table.add_column(column.heading, justify=side, no_wrap=True, max_width=column.cells or None)  # type: ignore[arg-type]
     for policy in policies:
-        table.add_row(*_policy_row(policy))
+        table.add_row(_name(policy), *(column.text(policy, curve) for column in columns))
     return table
 
 
-def _policy_row(policy: PolicyNow) -> list[str]:
+def _name(policy: PolicyNow) -> str:
     states = [shown_state(member) for member in policy.members]
     state = next((s for s in states if s not in ("running", "done")), states[0] if states else "")
     style = STATE_STYLE.get(state, "yellow")
     name = f"[{style}]\N{BLACK CIRCLE}[/] [bold]{escape(policy.policy)}[/]"
-    if state not in ("running", "done", ""):
-        name += f" [{style}]{escape(state)}[/]"
-    critic = f"v{policy.value_version}" if policy.value_version else "-"
+    return name if state in ("running", "done", "") else f"{name} [{style}]{escape(state)}[/]"
+
+
+def _critic_age(policy: PolicyNow) -> str:
+    version = f"v{policy.value_version}" if policy.value_version else "-"
     if policy.critic_away_s:
-        critic = f"[yellow]{critic}, {policy.critic_away_s:.0f} s old[/]"
-    return [
-        name,
-        escape(short_env(policy.env)),
-        f"[bold]{number(policy.now)}[/]",
-        number(policy.best),
-        f"[green]{sparkline(policy.returns, width=CURVE_CELLS)}[/]",
-        screen.count(policy.env_steps),
-        screen.count(policy.steps_per_s),
-        critic,
-        f"{policy.queue_wait_s:.1f} s",
-    ]
+        return f"[yellow]{version}, {policy.critic_away_s:.0f} s old[/]"
+    return version
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table: its heading, and what it says of a policy."""
+
+    heading: str
+    cells: int
+    """About how wide it is; 0: as wide as there is room."""
+    from_width: int
+    """Terminals with fewer cells do without it."""
+    text: Callable[[PolicyNow, int], str]
+
+
+COLUMNS = (
+    Column("environment", 16, 92, lambda policy, _: escape(short_env(policy.env))),
+    Column("return", 7, 0, lambda policy, _: f"[bold]{number(policy.now)}[/]"),
+    Column("best", 7, 100, lambda policy, _: number(policy.best)),
+    Column(
+        "so far", 0, 0, lambda policy, curve: f"[green]{sparkline(policy.returns, width=curve)}[/]"
+    ),
+    Column("steps", 7, 0, lambda policy, _: screen.count(policy.env_steps)),
+    Column("steps/s", 7, 0, lambda policy, _: screen.count(policy.steps_per_s)),
+    Column("critic", 14, 0, lambda policy, _: _critic_age(policy)),
+    Column("waited", 7, 108, lambda policy, _: f"{policy.queue_wait_s:.1f} s"),
+)
 
 
 def _critic_line(critic: dict[str, Any], policies: list[PolicyNow]) -> RenderableType:
@@ -99,8 +129,9 @@ def _critic_line(critic: dict[str, Any], policies: list[PolicyNow]) -> Renderabl
         "loss": "-" if loss is None else f"{loss:.3f}",
         "queue": screen.count(value(critic, "queue_depth") or 0.0),
         "staleness": "-" if staleness is None else f"{staleness:.1f}",
-        "dropped": screen.count(value(critic, "dropped") or 0.0),
     }
+    if dropped := value(critic, "dropped"):
+        figures["dropped"] = screen.count(dropped)
     for name, text in figures.items():
         line.append(f"   {name} ", style="dim")
         line.append(text, style="bold")

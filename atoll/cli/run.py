@@ -66,7 +66,8 @@ def run(
     submissions = read_targets(files, overrides)
     if local is not None and nodes is None and len(submissions) == 1:
         submissions = read_targets(files, dataclasses.replace(overrides, nodes=local))
-    parameters = [check_names(submission.spec) for submission in submissions]
+    here = local is not None
+    parameters = [check_names(submission.spec, here=here) for submission in submissions]
     console = screen.output()
     if local is not None:
         from atoll.cli.local_run import LocalRun, new_folder, run_local

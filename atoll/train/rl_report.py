@@ -119,10 +119,12 @@ def critic_charts(rl: Rl, points: Points) -> list[Chart]:
         "type": "bar", "name": "trajectories", "marker": {"color": COLOURS[0]},
         "x": [age for age, _ in counts], "y": [count for _, count in counts],
     }  # fmt: skip
+    ages = layout("updates behind", "trajectories")
+    ages["xaxis"] |= {"dtick": 1 if len(counts) <= 20 else None}
     old = "How many updates a policy was ahead of a trajectory when the critic learned from it."
     return [
         ("Loss of the critic", about, traces, look),
-        ("Staleness", old, [bars], layout("updates behind", "trajectories")),
+        ("Staleness", old, [bars], ages),
     ]
 
 

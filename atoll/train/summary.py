@@ -52,7 +52,6 @@ def summarise(
     ddp = ddp_bytes(parameters=parameters, members=spec.job.nodes, steps=steps)
     evaluations = held_out_losses(points)
     final = _first_of(results, "loss_final")
-    policies = spec.kind == "rl"
     return {
         "job": job,
         "strategy": resolve(spec.strategy).names(),
@@ -82,7 +81,21 @@ def summarise(
         "versions": _first_of(results, "versions") or {},
         "members": list(members.values()),
         "sample": best_sample(results),
-        **({"rl": rl_summary(spec.rl, results=results, points=points)} if policies else {}),
+        **(_of_policies(spec, results, points) if spec.kind == "rl" else {}),
+    }
+
+
+def _of_policies(spec: JobSpec, results: Results, points: Points) -> dict[str, Any]:
+    """Return what is different for policies: they have steps instead of tokens, and no replicas."""
+    rl = rl_summary(spec.rl, results=results, points=points)
+    return {
+        "rl": rl,
+        "tokens": 0,
+        "tokens_per_s": None,
+        "best_single_node_tokens_per_s": None,
+        "bytes_sent_ddp_fp32": None,
+        "reduction": None,
+        "replicas_identical": None,
     }
 
 
