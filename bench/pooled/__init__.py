@@ -1,0 +1,1 @@
+"""One value network for four policies, against four: `python -m bench.pooled`."""

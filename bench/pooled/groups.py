@@ -1,0 +1,102 @@
+"""The two groups of tasks that are compared, and what counts as learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.config.rl_tables import PolicyTable, RlTable
+
+VARIANTS = ("pooled", "own", "unconditioned", "sb3")
+"""One critic told whose value is asked, a critic each, one critic not told, stable-baselines3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One policy's environment."""
+
+    name: str
+    env: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    target: float
+    """The mean return of the newest 20 episodes at which it counts as learned."""
+    steps: int
+    """Environment steps it is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Four tasks and the numbers that all variants learn with."""
+
+    name: str
+    tasks: Sequence[Task]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the defaults of `[rl]`."""
+    seeds: int = 5
+
+    def tables(self, variant: str) -> RlTable:
+        """Return the job file's tables for one variant; `sb3` learns like `own`."""
+        return RlTable(
+            **{
+                "critic": "own" if variant == "sb3" else variant,
+                "policies": [
+                    PolicyTable(name=t.name, env=t.env, options=t.options, steps=t.steps)
+                    for t in self.tasks
+                ],
+                **self.changes,
+            }
+        )
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of all tasks together."""
+        return sum(task.steps for task in self.tasks)
+
+    def digest(self) -> str:
+        """Return a word for everything that a run depends on: other numbers, another word."""
+        told = [dataclasses.asdict(self.tables("own")), [task.steps for task in self.tasks]]
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=4).hexdigest()
+
+    def shortened(self, steps: int) -> Group:
+        """Return it with fewer steps of every task, for the quick form and tests."""
+        return dataclasses.replace(
+            self, tasks=[dataclasses.replace(task, steps=steps) for task in self.tasks], seeds=1
+        )
+
+
+def _pole(name: str, **options: float) -> Task:
+    return Task(
+        name=name, env="atoll.rl.physics:cartpole", options=options, target=400.0, steps=25_600
+    )
+
+
+RELATED = Group(
+    name="related",
+    seeds=10,
+    tasks=[
+        _pole("plain"),
+        _pole("long", length=1.0),
+        _pole("heavy", gravity=15.0, masspole=0.3),
+        _pole("weak", gravity=5.0, length=0.3, force=7.0),
+    ],
+)
+"""One pole on a cart, with other lengths, masses, forces and gravities."""
+
+DIFFERENT = Group(
+    name="different",
+    seeds=5,
+    tasks=[
+        Task(name="cartpole", env="CartPole-v1", target=400.0, steps=51_200),
+        Task(name="acrobot", env="Acrobot-v1", target=-100.0, steps=76_800),
+        Task(name="pendulum", env="Pendulum-v1", target=-300.0, steps=153_600),
+        Task(name="lander", env="LunarLander-v3", target=100.0, steps=204_800),
+    ],
+    changes={"lr": 1e-3},
+)
+"""Tasks with nothing in common but that they are learned by the same machine."""
+
+GROUPS = {group.name: group for group in (RELATED, DIFFERENT)}
