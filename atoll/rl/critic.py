@@ -112,16 +112,17 @@ class Critic:
     @torch.no_grad()
     def _answers(self, raw: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor]:
         """Return values in reward units, float32, for the rows of each input."""
+        if not raw:
+            return []
         order = sorted(range(len(raw)), key=lambda i: seats[i].encoder)
         inputs: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
             some = [raw[i] for i in order if seats[i].encoder == index]
             inputs.append(self._normalised(index, torch.cat(some)) if some else None)
         sizes = [len(raw[i]) for i in order]
-        heads = torch.tensor([seats[i].head for i in order])
-        heads = heads.repeat_interleave(torch.tensor(sizes))
-        means, deviations = self.net.scales()
-        found = self.net(inputs, heads).double() * deviations[heads] + means[heads]
+        asked, which = _asked([seats[i].head for i in order], sizes)
+        means, deviations = (part[asked] for part in self.net.scales())
+        found = self.net(inputs, asked, which).double() * deviations[which] + means[which]
         parts: list[Tensor] = [found] * len(raw)
         for i, part in zip(order, found.float().split(sizes), strict=True):
             parts[i] = part
@@ -246,7 +247,7 @@ class Critic:
     ) -> Tensor:
         """Take the steps of one update; return the mean squared error of each group, [groups]."""
         sizes = [len(part) for part in rows]
-        owners = [torch.full((n,), s.head) for n, s in zip(sizes, seats, strict=True)]
+        heads = [seat.head for seat in seats]
         optimizer, parameters = self._optimizer, self._parameters()
         assert optimizer is not None
         total, passes = torch.zeros(len(rows)), 0
@@ -256,9 +257,9 @@ class Critic:
             ):
                 picked = [r.index_select(0, i) for r, i in zip(rows, part.rows, strict=True)]
                 goals = torch.cat([w[i] for w, i in zip(wanted, part.rows, strict=True)])
-                heads = torch.cat([o[: len(i)] for o, i in zip(owners, part.rows, strict=True)])
+                asked, which = _asked(heads, [len(i) for i in part.rows])
                 inputs = self._by_encoder(picked, seats)
-                errors = (self.net(inputs, heads) - goals).square()
+                errors = (self.net(inputs, asked, which) - goals).square()
                 optimizer.zero_grad(set_to_none=True)
                 (0.5 * (errors * part.weights).sum()).backward()
                 nn.utils.clip_grad_norm_(parameters, self.rl.max_norm, foreach=True)
@@ -333,3 +334,10 @@ class Critic:
         if self._optimizer is not None:
             load_optimizer_tensors(self._optimizer, parts_of(tensors, "optimizer"))
         self._generator.set_state(tensors["generator"].clone())
+
+
+def _asked(heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
+    """Return the different heads, and for each row of all groups the place of its head there."""
+    asked = sorted(set(heads))
+    places = torch.tensor([asked.index(head) for head in heads])
+    return asked, places.repeat_interleave(torch.tensor(sizes))

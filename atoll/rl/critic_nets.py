@@ -104,12 +104,16 @@ class ValueNet(nn.Module):
         ]
         return torch.stack(trained).mean(0) if trained else drawn
 
-    def forward(self, inputs: Sequence[Tensor | None], heads: Tensor) -> Tensor:
+    def forward(
+        self, inputs: Sequence[Tensor | None], asked: Sequence[int], which: Tensor
+    ) -> Tensor:
         """Return values in each head's normalised units.
 
         Args:
             inputs: For each encoder its flat observations [N_e, features], normalised, or None.
-            heads: [N], whose value is asked for each, in order of encoders; N is the sum of N_e.
+            asked: Heads whose values are asked for; the others get no gradient at all, so that
+                the optimizer leaves them alone.
+            which: [N], for each row the place of its head in `asked`, in order of encoders.
 
         Returns:
             [N], float32.
@@ -120,24 +124,25 @@ class ValueNet(nn.Module):
             if part is not None
         ]
         out = read[0] if len(read) == 1 else torch.cat(read)
-        told = self._told(heads)
+        told = self._told(asked, which)
         for index, layer in enumerate([None, *self.trunk]):
             out = out if layer is None else layer(out)
             if told:
                 gain, shift = told[2 * index], told[2 * index + 1]
                 out = torch.addcmul(out + shift, out, gain)
             out = torch.tanh(out)
-        weights = torch.stack([head.weight for head in self.all_heads()])
+        heads = self.all_heads()
+        weights = torch.stack([heads[index].weight for index in asked])
         answers = torch.addmm(weights[:, -1], out, weights[:, :-1].T)
-        return answers.gather(1, heads[:, None])[:, 0]
+        return answers.gather(1, which[:, None])[:, 0]
 
-    def _told(self, heads: Tensor) -> Sequence[Tensor]:
+    def _told(self, asked: Sequence[int], which: Tensor) -> Sequence[Tensor]:
         """Return gain and shift of every layer for each row, [N, width] each."""
         if self.tell is None:
             return ()
-        known: Tensor = self.tell(torch.stack(list(self.embeddings)))
+        known: Tensor = self.tell(torch.stack([self.embeddings[index] for index in asked]))
         widths = [width for width in self.hidden for _ in range(2)]
-        return torch.split(known.index_select(0, heads), widths, dim=1)
+        return torch.split(known.index_select(0, which), widths, dim=1)
 
     def scales(self) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of each head, [heads] double each."""
