@@ -269,10 +269,12 @@ class ActorSide:
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Send what waits, and end the threads."""
         self.flush(timeout_s=timeout_s)
-        self._sender.end()
+        parts = (self._sender, self._pulse, self._weights)
+        for part in parts:
+            part.end()
         with self._condition:
             self._condition.notify_all()
-        for part in (self._sender, self._pulse, self._weights):
+        for part in parts:
             part.close()
         if self._publisher is not None:
             self._publisher.close(timeout_s=timeout_s)

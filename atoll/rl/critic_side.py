@@ -305,10 +305,11 @@ class CriticSide:
         for publisher in (self._values, *self._published.values()):
             publisher.close(timeout_s=timeout_s)
         self._roster.close()
-        for inlet in self._inlets.values():
-            inlet.close()
-        for newest in self._policies.values():
-            newest.close()
+        readers: list[Inlet | Newest] = [*self._inlets.values(), *self._policies.values()]
+        for reader in readers:
+            reader.end()
+        for reader in readers:
+            reader.close()
         self._pulse.close(owed=self.unsaved > 0)
 
     def _beat(self) -> dict[str, int]:

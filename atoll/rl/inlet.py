@@ -107,11 +107,15 @@ class Inlet:
             self._held = [item for item in self._held if item not in items]
             self._condition.notify_all()
 
-    def close(self) -> None:
-        """Stop leasing, and give back what was not taken."""
+    def end(self) -> None:
+        """Stop leasing after the question that is under way."""
         self._thread.end()
         with self._condition:
             self._condition.notify_all()
+
+    def close(self) -> None:
+        """Stop leasing, and give back what was not taken."""
+        self.end()
         self._thread.close()
         with self._condition:
             items = [arrived.item for arrived in self._line]

@@ -48,8 +48,12 @@ class Newest:
             fresh, self._fresh = self._fresh, False
             return self._value if fresh else None
 
+    def end(self) -> None:
+        """Stop reading after the question that is under way."""
+        self._thread.end()
+
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and wait for that a little."""
         self._thread.close()
 
     def _read(self) -> None:

@@ -35,9 +35,10 @@ class Seen:
         while self._floor + 1 in self._above:
             self._floor += 1
             self._above.discard(self._floor)
-        while len(self._above) > MOST_GAPS:  # what is still missing there never came
-            self._floor = min(self._above)
-            self._above.discard(self._floor)
+        if len(self._above) > MOST_GAPS:  # what is still missing down there never came
+            ordered = sorted(self._above)
+            self._floor = ordered[MOST_GAPS // 4]
+            self._above = set(ordered[MOST_GAPS // 4 + 1 :])
         return True
 
     def to_list(self) -> list[Any]:
