@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check system lint types bench clean
+.PHONY: help install demo rl-demo test check system lint types bench clean
 
 help:  ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ install: $(STAMP)  ## make .venv and install Atoll into it
 
 demo: $(STAMP)  ## four nodes on this machine train one small GPT, about 3 minutes
 	@$(BIN)/atoll demo
+
+rl-demo: $(STAMP)  ## four policies in four environments and one pooled critic, about 3 minutes
+	@$(BIN)/atoll run examples/pooled_critic.toml --local 5
 
 system:  ## Debian packages that the browser, network and container tests use (needs root)
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium iproute2 util-linux docker.io nginx-light

@@ -70,8 +70,13 @@ def _inside(folder: Path, name: str) -> Path:
     return folder.joinpath(*parts)
 
 
+def came_to_something(view: Mapping[str, Any]) -> bool:
+    """Return whether a job that failed has results: policies go on when one of them fails."""
+    return view.get("kind") == "rl" and any(member.get("result") for member in view["members"])
+
+
 def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
-    """Write summary and report of a job that is done, and show them."""
+    """Write summary and report of a job that has ended, and show them."""
     results = {
         member["member"]: member["result"] for member in view["members"] if member.get("result")
     }

@@ -203,6 +203,8 @@ def _finish(plan: LocalRun, outcome: _Outcome, console: Console) -> int:
         return batch.finish_batch(outcome.watched, folder=plan.jobs, console=console)
     view = outcome.watched[0].view
     if view["state"] == "failed":
+        if collect.came_to_something(view):
+            collect.finish(plan.jobs / outcome.jobs[0], view=view, console=console)
         raise failure(view)
     say_ended(console, view)
     if view["state"] == "done":

@@ -113,6 +113,8 @@ def follow_remote(
         if watched.state == "failed":
             collect.fetch(client, job, runs / job)
             show_failure(screen.errors(), client, watched.view)
+            if collect.came_to_something(watched.view):
+                collect.finish(runs / job, view=watched.view, console=console)
             raise failure(watched.view)
         say_ended(console, watched.view)
         if watched.state == "stopped":

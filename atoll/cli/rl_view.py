@@ -44,7 +44,7 @@ def rl_line(job: Watched) -> list[str]:
     parts = [f"steps {share_done(policies):.0%}"]
     if job.state == "running":
         parts.append(f"left {screen.duration(job.left_s())}")
-    parts += [f"{p.policy} {number(p.now)}" for p in policies]
+    parts += [" ".join([p.policy, number(p.now), *_trouble(p)]) for p in policies]
     critic = critic_of(seats, job.members)
     if critic is not None:
         parts.append(f"critic v{_version(critic, policies)}")
@@ -78,6 +78,12 @@ def _name(policy: PolicyNow) -> str:
     style = STATE_STYLE.get(state, "yellow")
     name = f"[{style}]\N{BLACK CIRCLE}[/] [bold]{escape(policy.policy)}[/]"
     return name if state in ("running", "done", "") else f"{name} [{style}]{escape(state)}[/]"
+
+
+def _trouble(policy: PolicyNow) -> list[str]:
+    """Return what is wrong with it, if something is."""
+    states = {shown_state(member) for member in policy.members}
+    return sorted(states & {"lost", "failed", "silent"})
 
 
 def _critic_age(policy: PolicyNow) -> str:
