@@ -151,6 +151,8 @@ class Columns:
 
     def restart(self, column: int) -> None:
         """Begin a new episode in the environment of a column, whatever happened to the old one."""
+        # They are rows of a trajectory that may have been handed out already.
+        self._observations, self._states = self._observations.copy(), self._states.copy()
         self._begin(column // self.agents)
 
     def close(self) -> None:

@@ -274,17 +274,20 @@ def _takes(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
 
 def _explained(table: PolicyTable, error: Exception) -> ConfigError:
     """Return why an environment could not be made, in words that help."""
-    said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    missing = _missing(error)
-    remedy = "see the name and the options in [[rl.policies]]"
-    if missing:
-        extra = EXTRAS.get(missing.lower(), "")
+    said = " ".join(f"{dict(table.options)}: {type(error).__name__}: {error}".split())[:400]
+    what, remedy = "", "see the name and the options in [[rl.policies]]"
+    module, missing = table.env.partition(":")[0], _missing(error)
+    if missing and f"{module}.".startswith(f"{missing}."):
+        what = f": there is no module {missing} here"
+        remedy = "install it, or name the folder it is in as `code` in [job]: that travels along"
+    elif missing:
+        missing = missing.partition(".")[0]
+        what, extra = f": the package {missing} is missing", EXTRAS.get(missing.lower(), "")
         remedy = f'pip install "atoll[{extra}]"' if extra else f"install {missing}"
         remedy += ", on every machine that acts for this policy"
     return ConfigError(
-        f"the environment of policy {table.name or '?'} cannot be made"
-        + (f": the package {missing} is missing" if missing else ""),
-        given=f"env = {table.env!r}, options = {dict(table.options)}: {said}",
+        f"the environment of policy {table.name or '?'} cannot be made{what}",
+        given=f"env = {table.env!r}, options = {said}",
         expected="a Gymnasium name such as CartPole-v1, or module:factory, with options it takes",
         remedy=remedy,
     )
@@ -294,7 +297,7 @@ def _missing(error: BaseException | None) -> str:
     """Return which package is missing, by an error or what caused it; empty: none."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
-            return error.name.partition(".")[0]
+            return error.name
         if type(error).__name__ == "DependencyNotInstalled":
             words = str(error).lower().replace('"', " ").replace("`", " ").split()
             named = [word for word in EXTRAS if any(word in given for given in words)]

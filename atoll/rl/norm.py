@@ -29,7 +29,7 @@ class RunningNorm(nn.Module):
     variance: Tensor
     """[*shape], float64: of all observations, not the unbiased one."""
     count: Tensor
-    """Scalar, float64: observations seen; while it is 0 nothing is changed."""
+    """Scalar, float64: observations seen; while it is 0 they are only clipped."""
     _shift: Tensor
     _deviation: Tensor
 

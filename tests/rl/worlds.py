@@ -84,7 +84,7 @@ class Spaced(gymnasium.Env[Any, Any]):
 
 def spaced(*, seen: Any = None, done: Any = None) -> Spaced:
     box = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    return Spaced(seen or box, done or spaces.Discrete(2))
+    return Spaced(box if seen is None else seen, spaces.Discrete(2) if done is None else done)
 
 
 class Pair:
