@@ -25,7 +25,7 @@ from atoll.rl.losses import explained_variance, policy_gradient_loss, standardis
 from atoll.rl.optimizer import EPSILON
 from atoll.rl.policy import HIDDEN_GAIN, Policy, linear
 from atoll.rl.spaces import TaskSpec
-from atoll.rl.trained import TrainedPolicy
+from atoll.rl.trained_policy import TrainedPolicy
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
 

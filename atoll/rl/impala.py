@@ -27,8 +27,8 @@ from atoll.rl.losses import approximate_divergence, explained_variance, policy_g
 from atoll.rl.policy import Policy
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.state import load_module, parts_of, prefixed
-from atoll.rl.stretch import Stretch
-from atoll.rl.trained import TrainedPolicy
+from atoll.rl.off_policy import OffPolicyBatch
+from atoll.rl.trained_policy import TrainedPolicy
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
 
@@ -114,18 +114,18 @@ class ImpalaLearner:
             ConfigError: nobody knows a policy.
             DataError: rewards or values are not finite; nothing was learned.
         """
-        batch = sorted(trajectories, key=lambda t: (t.policy, t.actor, t.sequence))
+        arrived = sorted(trajectories, key=lambda t: (t.policy, t.actor, t.sequence))
         looks = [
             self._look(trajectory, valued)
-            for trajectory, valued in zip(batch, self.critic.values_of(batch), strict=True)
+            for trajectory, valued in zip(arrived, self.critic.values_of(arrived), strict=True)
         ]
         told: dict[str, dict[str, float]] = {}
-        for name in dict.fromkeys(t.policy for t in batch):
+        for name in dict.fromkeys(t.policy for t in arrived):
             mine = [look for look in looks if look.policy == name]
             told[name] = self._improve(self._learner(name), mine)
         for name, stats in told.items():
-            self._learner(name).end([t for t in batch if t.policy == name], stats)
-        taught = self.critic.learn(batch, targets=[look.targets for look in looks])
+            self._learner(name).end([t for t in arrived if t.policy == name], stats)
+        taught = self.critic.learn(arrived, targets=[look.targets for look in looks])
         return {name: {**taught.get(name, {}), **stats} for name, stats in told.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -156,13 +156,13 @@ class ImpalaLearner:
     def _look(self, trajectory: Trajectory, valued: Valued) -> Look:
         """Correct a trajectory to its policy as it is now, before anything is learned."""
         learner = self._learner(trajectory.policy)
-        stretch = Stretch.of(trajectory, valued, learner.policy)
-        chances = learner.policy.over(stretch.prepared, stretch.hidden, stretch.ended)
-        log_ratios = chances.log_probability(stretch.actions) - stretch.before
-        targets, advantages = self._vtrace(learner, stretch, log_ratios)
+        batch = OffPolicyBatch.of(trajectory, valued, learner.policy)
+        chances = learner.policy.over(batch.prepared, batch.hidden, batch.ended)
+        log_ratios = chances.log_probability(batch.actions) - batch.before
+        targets, advantages = self._vtrace(learner, batch, log_ratios)
         learner.check_advantages(advantages)
         return Look(
-            policy=trajectory.policy, stretch=stretch, log_ratios=log_ratios, targets=targets,
+            policy=trajectory.policy, batch=batch, log_ratios=log_ratios, targets=targets,
             entropy=chances.entropy(),
         )  # fmt: skip
 
@@ -170,13 +170,13 @@ class ImpalaLearner:
         """Do the gradient steps of one policy; return what is told about the update."""
         rate = learner.begin()
         losses = [
-            self._step(learner, look.stretch.columns(part))
+            self._step(learner, look.batch.columns(part))
             for _ in range(self.rl.epochs)
             for look in looks
-            for part in self._parts(learner, look.stretch)
+            for part in self._parts(learner, look.batch)
         ]
         log_ratios = torch.cat([look.log_ratios.flatten() for look in looks])
-        values = torch.cat([look.stretch.values.flatten() for look in looks])
+        values = torch.cat([look.batch.values.flatten() for look in looks])
         targets = torch.cat([look.targets.flatten() for look in looks])
         return {
             "policy_loss": float(torch.stack(losses).mean()),
@@ -187,12 +187,12 @@ class ImpalaLearner:
             "lr": rate,
         }
 
-    def _parts(self, learner: TrainedPolicy, stretch: Stretch) -> Sequence[Tensor]:
+    def _parts(self, learner: TrainedPolicy, batch: OffPolicyBatch) -> Sequence[Tensor]:
         """Return the numbers of the columns of each minibatch, in random order."""
-        order = torch.randperm(stretch.count, generator=learner.generator)
-        return order.tensor_split(max(1, min(self.rl.minibatches, stretch.count)))
+        order = torch.randperm(batch.count, generator=learner.generator)
+        return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
 
-    def _step(self, learner: TrainedPolicy, part: Stretch) -> Tensor:
+    def _step(self, learner: TrainedPolicy, part: OffPolicyBatch) -> Tensor:
         """Take one gradient step; return the loss."""
         chances = learner.policy.over(part.prepared, part.hidden, part.ended)
         log_probabilities = chances.log_probability(part.actions)
@@ -207,11 +207,11 @@ class ImpalaLearner:
         return told
 
     def _vtrace(
-        self, learner: TrainedPolicy, stretch: Stretch, log_ratios: Tensor
+        self, learner: TrainedPolicy, batch: OffPolicyBatch, log_ratios: Tensor
     ) -> tuple[Tensor, Tensor]:
         return vtrace(
-            log_ratios, stretch.rewards, stretch.values, stretch.next_values,
-            stretch.terminated, stretch.ended, gamma=learner.task.gamma,
+            log_ratios, batch.rewards, batch.values, batch.next_values,
+            batch.terminated, batch.ended, gamma=learner.task.gamma,
             lam=self.rl.gae_lambda, rho_clip=self.rl.rho_clip, c_clip=self.rl.c_clip,
         )  # fmt: skip
 
@@ -221,7 +221,7 @@ class Look:
     """A trajectory as its policy sees it before an update."""
 
     policy: str
-    stretch: Stretch
+    batch: OffPolicyBatch
     log_ratios: Tensor
     """ln π - ln μ, [T, B]."""
     targets: Tensor

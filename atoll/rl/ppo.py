@@ -23,7 +23,7 @@ from atoll.rl.losses import (
     explained_variance,
     standardised,
 )
-from atoll.rl.trained import TrainedPolicy
+from atoll.rl.trained_policy import TrainedPolicy
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
 

@@ -13,7 +13,7 @@ from atoll.rl.values import Valued
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Stretch:
+class OffPolicyBatch:
     """T steps of B columns, the first two axes of everything but `hidden`."""
 
     prepared: Tensor
@@ -30,8 +30,8 @@ class Stretch:
     """[B, H], what a recurrent policy remembered before the first step."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory, valued: Valued, policy: Policy) -> Stretch:
-        """Return a trajectory's stretch, its observations prepared for `policy`."""
+    def of(cls, trajectory: Trajectory, valued: Valued, policy: Policy) -> OffPolicyBatch:
+        """Return a trajectory as such a batch, its observations prepared for `policy`."""
         with torch.no_grad():
             prepared = policy.prepared(trajectory.observations[:-1])
         return cls(
@@ -46,11 +46,11 @@ class Stretch:
         """How many columns it has."""
         return self.rewards.shape[1]
 
-    def columns(self, which: Tensor) -> Stretch:
+    def columns(self, which: Tensor) -> OffPolicyBatch:
         """Return it with these columns only, by their numbers."""
         parts: dict[str, Tensor | None] = {}
         for field in fields(self):
             whole: Tensor | None = getattr(self, field.name)
             axis = 0 if field.name == "hidden" else 1
             parts[field.name] = None if whole is None else whole.index_select(axis, which)
-        return Stretch(**parts)  # type: ignore[arg-type]
+        return OffPolicyBatch(**parts)  # type: ignore[arg-type]
