@@ -22,7 +22,7 @@ from atoll.errors import AtollError, QueueFull
 from atoll.ids import new_token
 from atoll.queues import values
 from atoll.rl.background import Background
-from atoll.rl.flow import (
+from atoll.rl.channel_limits import (
     AWAY_S,
     ROSTER_ITEMS,
     SNAPSHOTS_KEPT,
@@ -99,8 +99,8 @@ class ActorSide:
         self._began = time.monotonic()
         self._gone = False
         """The critic said that it ends."""
-        self._pulse = Newest(
-            desk.topic(names.pulse, max_items=1), reader=self.actor, on_news=self._heard
+        self._heartbeat = Newest(
+            desk.topic(names.heartbeat, max_items=1), reader=self.actor, on_news=self._heard
         )
         kept = {"max_items": SNAPSHOTS_KEPT}
         topic = names.policy(self.policy) if rl.algorithm == "impala" else names.values
@@ -222,7 +222,7 @@ class ActorSide:
         """
         if self._gone:
             return math.inf
-        return time.monotonic() - max(self._began, self._pulse.heard_at)
+        return time.monotonic() - max(self._began, self._heartbeat.heard_at)
 
     def newest_values(self) -> dict[str, Tensor] | None:
         """Return the critic's newest published weights, or None if these were returned before.
@@ -242,15 +242,15 @@ class ActorSide:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of weights and pulses that came."""
-        return self._weights.received_bytes + self._pulse.received_bytes
+        """Bytes of weights and heartbeats that came."""
+        return self._weights.received_bytes + self._heartbeat.received_bytes
 
-    def _heard(self, pulse: Any) -> None:
-        if not isinstance(pulse, dict) or not isinstance(pulse.get("taken"), dict):
+    def _heard(self, heartbeat: Any) -> None:
+        if not isinstance(heartbeat, dict) or not isinstance(heartbeat.get("taken"), dict):
             return
-        taken = pulse["taken"].get(self.actor, 0)
+        taken = heartbeat["taken"].get(self.actor, 0)
         with self._condition:
-            self._gone = bool(pulse.get("closed"))
+            self._gone = bool(heartbeat.get("closed"))
             self._floor = max(self._floor, int(taken))
             self._condition.notify_all()
 
@@ -269,7 +269,7 @@ class ActorSide:
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Send what waits, and end the threads."""
         self.flush(timeout_s=timeout_s)
-        parts = (self._sender, self._pulse, self._weights)
+        parts = (self._sender, self._heartbeat, self._weights)
         for part in parts:
             part.end()
         with self._condition:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
-from atoll.rl.flow import SNAPSHOTS_KEPT, most_unsaved, queue_options
-from atoll.rl.inlet import Arrived, Inlet
+from atoll.rl.actor_queue import ActorQueue, Arrived
+from atoll.rl.channel_limits import SNAPSHOTS_KEPT, most_unsaved, queue_options
+from atoll.rl.critic_heartbeat import CriticHeartbeat
+from atoll.rl.deduplication import SeenSequences, load_seen
 from atoll.rl.messages import SENT_AT, decode_trajectory
 from atoll.rl.names import Desk, Names
 from atoll.rl.newest import Newest, Publisher
-from atoll.rl.pulse import Pulse
 from atoll.rl.roster import Roster
-from atoll.rl.seen import Seen, load_seen
 from atoll.rl.snapshots import decode_snapshot, encode_snapshot
 from atoll.rl.spaces import TaskSpec
 
@@ -73,8 +73,8 @@ class CriticSide:
         """What was dropped or odd: `stale`, `duplicate`, `damaged`, `out_of_order`."""
         self.staleness: Counter[int] = Counter()
         """How many trajectories were how many versions old when they were taken."""
-        self._inlets: dict[str, Inlet] = {}
-        self._seen: dict[str, Seen] = {}
+        self._queues: dict[str, ActorQueue] = {}
+        self._seen: dict[str, SeenSequences] = {}
         self._versions: dict[str, int] = {}
         self._arrived = threading.Condition()
         self._turn = 0
@@ -83,7 +83,7 @@ class CriticSide:
         kept = {"max_items": SNAPSHOTS_KEPT}
         self._values = Publisher(desk.topic(self._names.values, **kept))
         self._published: dict[str, Publisher] = {}
-        self._pulse = Pulse(desk, self._names, beats=self._beat, every=self._extend)
+        self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
         self._roster = Roster(desk, self._names, on_actor=self._open)
 
     # ------------------------------------------------------------------------- who there is
@@ -103,15 +103,15 @@ class CriticSide:
         Args:
             expected: How many actors there have to be at least.
         """
-        if not self._roster.all_ended(expected=expected) or self._pulse.may_be_owed:
+        if not self._roster.all_ended(expected=expected) or self._heartbeat.may_be_owed:
             self._last_calls = {}
             return False
         # A question that was asked before the last actor was done does not count.
-        for actor, inlet in self._inlets.items():
-            self._last_calls.setdefault(actor, inlet.empties + 2)
-        return set(self._roster.tasks_of()) <= set(self._inlets) and all(
-            not inlet.depth and inlet.empties >= self._last_calls[actor]
-            for actor, inlet in self._inlets.items()
+        for actor, queue in self._queues.items():
+            self._last_calls.setdefault(actor, queue.empties + 2)
+        return set(self._roster.tasks_of()) <= set(self._queues) and all(
+            not queue.depth and queue.empties >= self._last_calls[actor]
+            for actor, queue in self._queues.items()
         )
 
     @property
@@ -142,13 +142,13 @@ class CriticSide:
             return []
         fresh = [arrived for arrived in taken if self._is_new(arrived)]
         received = [self._received(arrived) for arrived in fresh]
-        self._pulse.soon()
+        self._heartbeat.soon()
         return [one for one in received if self._is_recent(one)]
 
     @property
     def depth(self) -> dict[str, int]:
         """How many trajectories wait here, by actor."""
-        return {actor: inlet.depth for actor, inlet in self._inlets.items()}
+        return {actor: queue.depth for actor, queue in self._queues.items()}
 
     @property
     def lost(self) -> int:
@@ -158,13 +158,13 @@ class CriticSide:
     @property
     def unsaved(self) -> int:
         """Trajectories that were taken and are in no durable state yet."""
-        return sum(len(inlet.held) for inlet in self._inlets.values())
+        return sum(len(queue.held) for queue in self._queues.values())
 
     @property
     def should_save(self) -> bool:
         """Whether so much of an actor is unsaved that nothing more of it is taken soon."""
         most = most_unsaved(self._rl) // 2
-        return any(len(inlet.held) >= most for inlet in self._inlets.values())
+        return any(len(queue.held) >= most for queue in self._queues.values())
 
     def settling(self) -> Callable[[], None]:
         """Return what acknowledges everything that was taken until now.
@@ -172,22 +172,22 @@ class CriticSide:
         Make it together with `state_dict`, when all of it is learned; call it once that state is
         durable. It may be called in another thread.
         """
-        held = [(inlet, inlet.held) for inlet in self._inlets.values()]
+        held = [(queue, queue.held) for queue in self._queues.values()]
 
         def settle() -> None:
-            for inlet, items in held:
-                inlet.settle(items)
+            for queue, items in held:
+                queue.settle(items)
 
         return settle
 
     def _in_turn(self, limit: int) -> list[Arrived]:
         """Take one of each actor until there is enough; the next call begins with the next."""
-        inlets = list(self._inlets.values())
+        queues = list(self._queues.values())
         taken: list[Arrived] = []
         idle = 0
-        while inlets and len(taken) < limit and idle < len(inlets):
-            self._turn = (self._turn + 1) % len(inlets)
-            arrived = inlets[self._turn].take()
+        while queues and len(taken) < limit and idle < len(queues):
+            self._turn = (self._turn + 1) % len(queues)
+            arrived = queues[self._turn].take()
             idle = 0 if arrived is not None else idle + 1
             if arrived is not None:
                 taken.append(arrived)
@@ -199,7 +199,7 @@ class CriticSide:
         if item is None:
             self.counts["damaged"] += 1
             return False
-        seen = self._seen.setdefault(item.actor, Seen())
+        seen = self._seen.setdefault(item.actor, SeenSequences())
         if item.sequence < seen.highest:
             self.counts["out_of_order"] += 1
         if not seen.add(item.sequence):
@@ -230,13 +230,16 @@ class CriticSide:
 
     def _open(self, actor: str) -> None:
         """Begin to read the queue of an actor; called in the background."""
-        queue = self._desk.queue(self._names.experience(actor), **queue_options(self._rl))
-        inlet = Inlet(
-            queue, decode=lambda message: self._read(message, actor), ahead=self._rl.queue_items,
-            most_held=most_unsaved(self._rl), wake=self._wake,
-        )  # fmt: skip
+        name = self._names.experience(actor)
+        queue = ActorQueue(
+            self._desk.queue(name, **queue_options(self._rl)),
+            decode=lambda message: self._read(message, actor),
+            ahead=self._rl.queue_items,
+            most_held=most_unsaved(self._rl),
+            wake=self._wake,
+        )
         with self._arrived:
-            self._inlets = {**self._inlets, actor: inlet}
+            self._queues = {**self._queues, actor: queue}
 
     def _read(self, message: Mapping[str, Tensor], actor: str) -> tuple[Any, float]:
         policy = self._roster.policy_of(actor)
@@ -260,7 +263,7 @@ class CriticSide:
     def publish(self, snapshot: Mapping[str, Tensor], *, version: int) -> None:
         """Publish the critic's weights in the background."""
         self._values.put(encode_snapshot(snapshot))
-        self._pulse.version = version
+        self._heartbeat.version = version
 
     def publish_policy(self, policy: str, snapshot: Mapping[str, Tensor]) -> None:
         """Publish the weights of a policy that this learner trains, in the background."""
@@ -305,16 +308,16 @@ class CriticSide:
         for publisher in (self._values, *self._published.values()):
             publisher.close(timeout_s=timeout_s)
         self._roster.close()
-        readers: list[Inlet | Newest] = [*self._inlets.values(), *self._policies.values()]
+        readers: list[ActorQueue | Newest] = [*self._queues.values(), *self._policies.values()]
         for reader in readers:
             reader.end()
         for reader in readers:
             reader.close()
-        self._pulse.close(owed=self.unsaved > 0)
+        self._heartbeat.close(owed=self.unsaved > 0)
 
     def _beat(self) -> dict[str, int]:
         return {actor: seen.highest for actor, seen in list(self._seen.items())}
 
     def _extend(self) -> None:
-        for inlet in list(self._inlets.values()):
-            inlet.extend()
+        for queue in list(self._queues.values()):
+            queue.extend()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.checkpoint.nested import flatten, nest
 from atoll.errors import CheckpointCorrupt, DataError
-from atoll.rl.flow import STATES_KEPT
+from atoll.rl.channel_limits import STATES_KEPT
 from atoll.rl.messages import about_of, with_about, without_about
 from atoll.rl.names import Desk
 from atoll.rl.newest import Publisher

@@ -45,9 +45,9 @@ class Names:
         return self._named("roster")
 
     @property
-    def pulse(self) -> str:
+    def heartbeat(self) -> str:
         """Topic: that the critic lives, and how far it has read."""
-        return self._named("pulse")
+        return self._named("heartbeat")
 
     @property
     def values(self) -> str:

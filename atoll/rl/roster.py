@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.rl.background import Background
-from atoll.rl.flow import ROSTER_ITEMS
+from atoll.rl.channel_limits import ROSTER_ITEMS
 from atoll.rl.names import Desk, Names
 from atoll.rl.newest import WAIT_S
 from atoll.rl.spaces import TaskSpec

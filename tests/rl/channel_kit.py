@@ -19,7 +19,7 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import HubUnreachable
 from atoll.queues import AloneChannel, Channel, Shelf
 from atoll.queues.values import Parts
-from atoll.rl import background, inlet, newest, pulse, roster
+from atoll.rl import actor_queue, background, critic_heartbeat, newest, roster
 from atoll.rl.actor_side import ActorSide
 from atoll.rl.critic_side import CriticSide
 from atoll.rl.keeper import Keeper
@@ -64,13 +64,15 @@ def desk(channel: Channel, member: str) -> Shelf:
 
 def hurry(monkeypatch: pytest.MonkeyPatch, *, lease_s: float = 0.4) -> None:
     """Let what takes seconds take tenths."""
-    for module in (newest, inlet, roster):
+    for module in (newest, actor_queue, roster):
         monkeypatch.setattr(module, "WAIT_S", 0.03)
-    monkeypatch.setattr(inlet, "LEASE_S", lease_s)
-    monkeypatch.setattr(pulse, "LEASE_S", lease_s - 2.0 + 0.1)  # what may be owed comes after 0.1
-    monkeypatch.setattr(pulse, "EXTEND_S", lease_s / 4)
-    monkeypatch.setattr(pulse, "PULSE_S", 0.05)
-    monkeypatch.setattr(pulse, "LEAST_PULSE_GAP_S", 0.01)
+    monkeypatch.setattr(actor_queue, "LEASE_S", lease_s)
+    monkeypatch.setattr(
+        critic_heartbeat, "LEASE_S", lease_s - 2.0 + 0.1
+    )  # what may be owed comes after 0.1
+    monkeypatch.setattr(critic_heartbeat, "EXTEND_S", lease_s / 4)
+    monkeypatch.setattr(critic_heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(critic_heartbeat, "LEAST_BEAT_GAP_S", 0.01)
     monkeypatch.setattr(background, "PAUSE_S", 0.02)
 
 

@@ -13,10 +13,10 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.queues import AloneChannel
 from atoll.rl.actor_side import ActorSide
+from atoll.rl.channel_limits import most_unsaved
 from atoll.rl.critic_side import CriticSide, Received
-from atoll.rl.flow import most_unsaved
 from atoll.rl.spaces import TaskSpec
-from tests.rl.channel_kit import SPEC, actor, alone, critic, desk, hurry, trajectory, until
+from tests.rl.channel_kit import BOUND_S, SPEC, actor, alone, critic, desk, hurry, trajectory, until
 
 RL = RlTable(queue_items=3, save_every=2, staleness=4)
 
@@ -33,7 +33,10 @@ def channel() -> AloneChannel:
 
 def take(side: CriticSide, count: int) -> list[Received]:
     found: list[Received] = []
-    until(lambda: found.extend(side.take(count - len(found), wait_s=0.2)) or len(found) >= count)
+    deadline = time.monotonic() + BOUND_S
+    while len(found) < count and time.monotonic() < deadline:
+        found += side.take(count - len(found), wait_s=0.2)
+    assert len(found) == count
     return found
 
 
@@ -53,13 +56,16 @@ def test_experience_comes_with_its_name_its_number_and_its_age(channel: AloneCha
 
 
 def test_actors_are_read_in_turn_however_fast_one_is(channel: AloneChannel) -> None:
-    with actor(channel, RL, "w1") as fast, actor(channel, RL, "w2") as slow:
-        with critic(channel, RL) as side:
-            for number in range(3):
-                fast.send(trajectory(seed=number))
-            slow.send(trajectory())
-            until(lambda: side.depth == {"w1": 3, "w2": 1})
-            assert {g.trajectory.actor for g in side.take(2)} == {"w1", "w2"}
+    with (
+        actor(channel, RL, "w1") as fast,
+        actor(channel, RL, "w2") as slow,
+        critic(channel, RL) as side,
+    ):
+        for number in range(3):
+            fast.send(trajectory(seed=number))
+        slow.send(trajectory())
+        until(lambda: side.depth == {"w1": 3, "w2": 1})
+        assert {g.trajectory.actor for g in side.take(2)} == {"w1", "w2"}
 
 
 def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: AloneChannel) -> None:
@@ -183,22 +189,25 @@ def test_policies_come_down_from_a_learner_and_up_to_a_corrected_critic(
 
 
 def test_it_has_ended_when_all_are_done_and_everything_was_read(channel: AloneChannel) -> None:
-    with actor(channel, RL, "w1") as one, actor(channel, RL, "w2") as two:
-        with critic(channel, RL) as side:
-            one.send(trajectory())
-            one.end()
-            until(lambda: side.running == ["w2"])
-            assert not side.ended(expected=2)
-            two.send(trajectory())
-            two.end()
-            until(lambda: side.running == [])
-            assert not side.ended(expected=2)  # both wait here to be read
-            assert len(take(side, 2)) == 2
-            until(lambda: side.ended(expected=2))
-            assert not side.ended(expected=3)
-            two.announce(SPEC)  # it is back
-            until(lambda: side.running == ["w2"])
-            assert not side.ended(expected=2)
+    with (
+        actor(channel, RL, "w1") as one,
+        actor(channel, RL, "w2") as two,
+        critic(channel, RL) as side,
+    ):
+        one.send(trajectory())
+        one.end()
+        until(lambda: side.running == ["w2"])
+        assert not side.ended(expected=2)
+        two.send(trajectory())
+        two.end()
+        until(lambda: side.running == [])
+        assert not side.ended(expected=2)  # both wait here to be read
+        assert len(take(side, 2)) == 2
+        until(lambda: side.ended(expected=2))
+        assert not side.ended(expected=3)
+        two.announce(SPEC)  # it is back
+        until(lambda: side.running == ["w2"])
+        assert not side.ended(expected=2)
 
 
 def test_a_fifth_task_may_come_at_any_time(channel: AloneChannel) -> None:

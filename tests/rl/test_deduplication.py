@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 
-from atoll.rl.seen import MOST_GAPS, Seen
+from atoll.rl.deduplication import MOST_GAPS, SeenSequences
 
 
 def test_each_number_is_new_once_in_any_order() -> None:
     numbers = [*range(1, 200)] * 3
     random.Random(1).shuffle(numbers)
-    seen = Seen()
+    seen = SeenSequences()
     assert sorted(n for n in numbers if seen.add(n)) == [*range(1, 200)]
     assert (seen.highest, seen.missing) == (199, 0)
 
 
 def test_what_made_room_is_missing_until_it_comes() -> None:
-    seen = Seen()
+    seen = SeenSequences()
     for number in (1, 2, 5, 8):
         seen.add(number)
     assert (seen.highest, seen.missing) == (8, 4)
@@ -26,15 +26,15 @@ def test_what_made_room_is_missing_until_it_comes() -> None:
 
 
 def test_a_saved_one_goes_on_where_it_was() -> None:
-    seen = Seen()
+    seen = SeenSequences()
     for number in (1, 2, 5):
         seen.add(number)
-    again = Seen.from_list(seen.to_list())
+    again = SeenSequences.from_list(seen.to_list())
     assert [n for n in range(1, 7) if again.add(n)] == [3, 4, 6]
 
 
 def test_gaps_do_not_grow_without_bound() -> None:
-    seen = Seen()
+    seen = SeenSequences()
     for number in range(1, 40 * MOST_GAPS, 2):
         assert seen.add(number)
     assert len(seen.to_list()[1]) <= MOST_GAPS

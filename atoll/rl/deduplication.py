@@ -9,7 +9,7 @@ MOST_GAPS = 4_096
 """Numbers beyond the last gap of one actor that are remembered."""
 
 
-class Seen:
+class SeenSequences:
     """The numbers of one actor's trajectories that were read."""
 
     def __init__(self, floor: int = 0, above: tuple[int, ...] = ()) -> None:
@@ -46,11 +46,11 @@ class Seen:
         return [self._floor, sorted(self._above)]
 
     @classmethod
-    def from_list(cls, saved: list[Any]) -> Seen:
+    def from_list(cls, saved: list[Any]) -> SeenSequences:
         """Return what `to_list` wrote."""
         return cls(int(saved[0]), tuple(int(n) for n in saved[1]))
 
 
-def load_seen(saved: Mapping[str, list[Any]]) -> dict[str, Seen]:
+def load_seen(saved: Mapping[str, list[Any]]) -> dict[str, SeenSequences]:
     """Return the numbers of all actors from a saved state."""
-    return {actor: Seen.from_list(value) for actor, value in saved.items()}
+    return {actor: SeenSequences.from_list(value) for actor, value in saved.items()}

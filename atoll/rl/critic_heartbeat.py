@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from atoll.errors import AtollError
 from atoll.rl.background import Background
-from atoll.rl.flow import EXTEND_S, LEASE_S, LEAST_PULSE_GAP_S, PULSE_S
+from atoll.rl.channel_limits import BEAT_S, EXTEND_S, LEASE_S, LEAST_BEAT_GAP_S
 from atoll.rl.names import Desk, Names
 
 
-class Pulse:
+class CriticHeartbeat:
     """Publishes in the background what a critic has taken, at least once a second.
 
     Args:
@@ -32,8 +32,8 @@ class Pulse:
         every: Callable[[], None],
     ) -> None:
         self.version = 0
-        """Updates of the critic, told with each pulse."""
-        self._topic = desk.topic(names.pulse, max_items=1)
+        """Updates of the critic, told with each heartbeat."""
+        self._topic = desk.topic(names.heartbeat, max_items=1)
         self._beats, self._every = beats, every
         self._news = threading.Event()
         self._began = time.monotonic()
@@ -41,7 +41,7 @@ class Pulse:
         last = self._topic.subscribe("critic", start="oldest").newest()
         before = last.value if last is not None else {}
         self._owed = bool(before) and (not before.get("closed") or bool(before.get("owed")))
-        self._thread = Background("pulse of the critic", self._beat)
+        self._thread = Background("heartbeat of the critic", self._beat)
 
     @property
     def may_be_owed(self) -> bool:
@@ -61,13 +61,13 @@ class Pulse:
             self._topic.publish({**self._told(), "closed": True, "owed": owed}, timeout_s=5.0)
 
     def _beat(self) -> None:
-        self._news.wait(PULSE_S)
+        self._news.wait(BEAT_S)
         self._news.clear()
         self._topic.publish(self._told(), timeout_s=10.0)
         if time.monotonic() - self._extended_at >= EXTEND_S:
             self._extended_at = time.monotonic()
             self._every()
-        time.sleep(LEAST_PULSE_GAP_S)
+        time.sleep(LEAST_BEAT_GAP_S)
 
     def _told(self) -> dict[str, object]:
         return {"format": 1, "version": self.version, "taken": self._beats()}

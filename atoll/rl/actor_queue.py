@@ -12,7 +12,7 @@ from typing import Any
 from atoll.errors import AtollError, DataError, HubError
 from atoll.queues import Item, Queue
 from atoll.rl.background import Background
-from atoll.rl.flow import LEASE_S
+from atoll.rl.channel_limits import LEASE_S
 from atoll.rl.newest import WAIT_S
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Arrived:
     sent_at: float
 
 
-class Inlet:
+class ActorQueue:
     """Leases what one actor has put, before it is asked for.
 
     Args:
@@ -55,7 +55,7 @@ class Inlet:
         self._condition = threading.Condition()
         self._line: collections.deque[Arrived] = collections.deque()
         self._held: list[Item] = []
-        self._thread = Background(f"inlet {queue.name}", self._fill)
+        self._thread = Background(f"queue {queue.name}", self._fill)
 
     @property
     def depth(self) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 
 from atoll.config.rl_tables import RlTable
 
-PULSE_S = 1.0
+BEAT_S = 1.0
 """The critic tells at least so often that it lives."""
 
-LEAST_PULSE_GAP_S = 0.05
+LEAST_BEAT_GAP_S = 0.05
 """And no more often than this, how far it has read."""
 
 AWAY_S = 6.0
