@@ -24,10 +24,10 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import unknown
 from atoll.rl.advantage import vtrace
 from atoll.rl.losses import approximate_divergence, explained_variance, policy_gradient_loss
+from atoll.rl.off_policy import OffPolicyBatch
 from atoll.rl.policy import Policy
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.state import load_module, parts_of, prefixed
-from atoll.rl.off_policy import OffPolicyBatch
 from atoll.rl.trained_policy import TrainedPolicy
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
