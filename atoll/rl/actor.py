@@ -10,15 +10,16 @@ from atoll.checkpoint import save_weights
 from atoll.config import JobSpec
 from atoll.config.rl_seats import Seat, seats
 from atoll.errors import AtollError, DataError, DeadlineExceeded
+from atoll.rl.actor_learner_table import make_actor_learner
+from atoll.rl.actor_metrics import ActorMetrics
 from atoll.rl.actor_side import ActorSide, spec_named
-from atoll.rl.brain_table import make_brain
 from atoll.rl.collector import Collector
 from atoll.rl.columns import Columns
-from atoll.rl.diary import Diary
 from atoll.rl.envs import task_of
-from atoll.rl.fitting import agrees, check_tasks
+from atoll.rl.fitting import check_tasks
 from atoll.rl.keeper import Keeper
 from atoll.rl.seeds import seed_for
+from atoll.rl.service import ServiceValues
 from atoll.rl.trajectory import Trajectory
 from atoll.run import Run
 from atoll.strategies.table import read_options, resolve
@@ -68,11 +69,14 @@ class Actor:
             self._columns, task, actor=run.member,
             seed=seed_for(run.seed, "actions", seat.policy, number),
         )  # fmt: skip
-        self._brain = make_brain(
-            task, rl, side=self._side, total_steps=self._share,
+        self._service: ServiceValues | None = None
+        if self._side is not None and rl.values == "service":
+            self._service = ServiceValues(run, rl=rl, member=run.member, job=run.job)
+        self._learner = make_actor_learner(
+            task, rl, side=self._side, service=self._service, total_steps=self._share,
             seed=lambda purpose: seed_for(run.seed, purpose, seat.policy),
         )  # fmt: skip
-        self._diary = Diary()
+        self._metrics = ActorMetrics()
         self._keeper = Keeper(run, member=run.member)
 
     def run(self) -> dict[str, Any]:
@@ -80,19 +84,19 @@ class Actor:
         run = self._run
         self._resume()
         self._enter()
-        bad = 0
+        bad = rounds = 0
         while self._collector.steps < self._share and not run.stopping:
             try:
                 self._one_round()
             except (DataError, DeadlineExceeded) as error:
                 bad += 1
-                self._diary.drop("not_finite" if isinstance(error, DataError) else "unanswered")
+                self._metrics.drop("not_finite" if isinstance(error, DataError) else "unanswered")
                 run.tell("experience-dropped", str(error))
                 if bad >= MOST_BAD:
                     raise
                 continue
-            bad = 0
-            if self._brain.version % self._rl.save_every == 0:
+            bad, rounds = 0, rounds + 1
+            if rounds % self._rl.save_every == 0:
                 self._keeper.save(self._state())
         return self._end()
 
@@ -104,27 +108,28 @@ class Actor:
         if state is None:
             return
         self._collector.load_state_dict(state["collector"])
-        self._brain.load_state_dict(state["brain"])
-        self._diary.load_state_dict(state["diary"])
+        self._learner.load_state_dict(state["learner"])
+        self._metrics.load_state_dict(state["diary"])
         if self._side is not None:
             self._side.load_state_dict(state["side"])
         log.info(
             "goes on after %d environment steps, %d updates", self._collector.steps,
-            self._brain.version,
+            self._learner.version,
         )  # fmt: skip
 
     def _enter(self) -> None:
         """Begin to measure, agree with others if the job says so, and tell the critic."""
-        run, brain, strategy = self._run, self._brain, self._spec.strategy
-        if agrees(self._spec):
+        run, learner, strategy = self._run, self._learner, self._spec.strategy
+        if learner.optimizer is not None and not self._spec.alone:
             resolved = resolve(strategy)
-            brain.optimizer = run.wrap(
-                brain.trained, brain.optimizer, outer=read_options(resolved),
+            wrapped = run.wrap(
+                learner.module, learner.optimizer, outer=read_options(resolved),
                 codec=resolved.codec, aggregate=strategy.aggregate,
                 collective=strategy.collective, admission=strategy.admission,
             )  # fmt: skip
+            learner.use(wrapped)
         else:
-            run.track(brain.trained, brain.optimizer)
+            run.track(learner.module, learner.optimizer)
         if self._side is not None:
             self._side.announce(self._task)
 
@@ -132,19 +137,19 @@ class Actor:
 
     def _one_round(self) -> None:
         """Live through a rollout, learn from it, pass it on, and tell."""
-        version = self._brain.version
-        trajectory = self._collector.collect(self._brain.policy, self._rl.rollout)
+        version = self._learner.version
+        trajectory = self._collector.collect(self._learner.policy, self._rl.rollout)
         trajectory.policy_version = version
-        self._diary.lived(trajectory.steps, trajectory.returns)
-        told = self._brain.learn(trajectory)
-        self._diary.updates = self._brain.version
+        self._metrics.lived(trajectory.steps, trajectory.returns)
+        told = self._learner.learn(trajectory)
+        self._metrics.updates = self._learner.version
         if self._side is not None:
             self._side.send(trajectory)
-            self._side.publish_policy(self._brain.policy.state_dict())
+            self._side.publish_policy(self._learner.policy.state_dict())
         self._report(trajectory, told)
 
     def _report(self, trajectory: Trajectory, told: Mapping[str, float]) -> None:
-        values = {**told, **self._diary.point()}
+        values = {**told, **self._metrics.point()}
         side = self._side
         if side is not None:
             values |= {
@@ -161,8 +166,8 @@ class Actor:
     def _state(self) -> dict[str, Any]:
         """Return everything that the next rollout and update depend on."""
         state: dict[str, Any] = {
-            "collector": self._collector.state_dict(), "brain": self._brain.state_dict(),
-            "diary": self._diary.state_dict(),
+            "collector": self._collector.state_dict(), "learner": self._learner.state_dict(),
+            "diary": self._metrics.state_dict(),
         }  # fmt: skip
         if self._side is not None:
             state["side"] = self._side.state_dict()
@@ -180,9 +185,13 @@ class Actor:
             gif = self._leave_behind()
             if self._side is not None:
                 self._side.end()
+        return self._result(gif)
+
+    def _result(self, gif: str) -> dict[str, Any]:
+        """Close everything, and return what the summary says of it."""
         result = {
             "role": "actor", "policy": self._table.name, "env": self._table.env,
-            **self._diary.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
+            **self._metrics.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
             "gif": gif,
         }  # fmt: skip
         if self._side is not None:
@@ -199,7 +208,7 @@ class Actor:
         """Publish the policy's weights and an episode; return the episode's name, or nothing."""
         run, name = self._run, self._table.name
         path = run.directory / f"policy-{name}.safetensors"
-        save_weights(path, self._brain.policy.state_dict(), about={"policy": name})
+        save_weights(path, self._learner.policy.state_dict(), about={"policy": name})
         run.publish(path, path.name)
         if not self._rl.record:
             return ""
@@ -207,7 +216,7 @@ class Actor:
 
         picture = run.directory / f"episode-{name}.gif"
         try:
-            record(self._brain.policy, self._table, picture, seed=run.seed)
+            record(self._learner.policy, self._table, picture, seed=run.seed)
             run.publish(picture, f"episodes/{name}.gif")
         except (AtollError, OSError) as error:
             run.tell("no-episode", f"no episode of {name} was recorded: {error}")

@@ -13,8 +13,9 @@ from torch import nn
 from atoll.checkpoint import save_weights
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, DataError
-from atoll.rl.critic_side import CriticSide, Received
+from atoll.rl.critic_side import CriticSide, Decode, Received
 from atoll.rl.keeper import Keeper
+from atoll.rl.messages import decode_trajectory
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.trajectory import Trajectory
 from atoll.run import Run
@@ -39,7 +40,7 @@ SHOWN = 12
 """Policies that have figures of their own in a point."""
 
 
-class Mind(Protocol):
+class SharedLearner(Protocol):
     """What learns: a critic, or a critic and all policies."""
 
     name: str
@@ -81,13 +82,18 @@ class Mind(Protocol):
 
 
 class CriticRole:
-    """Takes experience in, lets a mind learn, publishes, saves, and acknowledges what is saved."""
+    """Takes experience in, lets a learner learn, publishes, saves, and acknowledges."""
 
-    def __init__(self, spec: JobSpec, run: Run, mind: Mind) -> None:
-        """Begin to listen."""
-        self._rl, self._run, self._mind = spec.rl, run, mind
+    def __init__(
+        self, spec: JobSpec, run: Run, learner: SharedLearner, *,
+        decode: Decode = decode_trajectory,
+    ) -> None:  # fmt: skip
+        """Begin to listen; `decode` returns the experience in a message."""
+        self._rl, self._run, self._learner = spec.rl, run, learner
         self._keeper = Keeper(run, member=run.member)
-        self._side = CriticSide(run, rl=spec.rl, job=run.job, stopping=lambda: run.stopping)
+        self._side = CriticSide(
+            run, rl=spec.rl, job=run.job, decode=decode, stopping=lambda: run.stopping
+        )
         self._refused: set[str] = set()
         self._learned = 0
         self._learned_at = time.monotonic()
@@ -101,9 +107,9 @@ class CriticRole:
         state = self._keeper.newest()
         if state is not None:
             self._resume(state)
-        run.track(self._mind.module)
-        if self._mind.version:
-            self._mind.publish(side)
+        run.track(self._learner.module)
+        if self._learner.version:
+            self._learner.publish(side)
         while not run.stopping:
             received = self._take()
             if received:
@@ -117,23 +123,26 @@ class CriticRole:
     # ------------------------------------------------------------------------- who there is
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        self._mind.load_state_dict(state["mind"])
+        self._learner.load_state_dict(state["learner"])
         self._side.load_state_dict(state["side"])
         self._learned = int(state["learned"])
         self._marks = deque([(time.monotonic(), self._learned)])
-        log.info("goes on after %d updates", self._mind.version)
+        log.info("goes on after %d updates", self._learner.version)
 
     def _welcome(self) -> None:
         """Learn to know the policies that have come."""
-        for spec in self._side.newcomers():
+        newcomers = self._side.newcomers()
+        for spec in newcomers:
             try:
-                self._mind.add_policy(spec)
+                self._learner.add_policy(spec)
             except ConfigError as error:
                 self._refused.add(spec.policy)
                 self._run.tell("policy-refused", f"policy {spec.policy} is not heard: {error}")
             else:
                 self._refused.discard(spec.policy)
                 self._run.tell("policy-joined", f"policy {spec.policy}: {spec.task}")
+        if newcomers:
+            self._publish()
 
     def _is_over(self) -> bool:
         """Return whether nothing more will come; the critic of a pool alone waits for a stop."""
@@ -152,9 +161,9 @@ class CriticRole:
         return known
 
     def _learn(self, received: Sequence[Received]) -> None:
-        mind, side, began = self._mind, self._side, time.monotonic()
+        learner, side, began = self._learner, self._side, time.monotonic()
         try:
-            told = mind.learn([one.trajectory for one in received], side)
+            told = learner.learn([one.trajectory for one in received], side)
         except DataError as error:
             side.counts["not_finite"] += len(received)
             self._run.tell("experience-dropped", str(error))
@@ -163,9 +172,9 @@ class CriticRole:
         self._update_s.append(self._learned_at - began)
         self._learned += len(received)
         self._unpublished = True
-        if mind.version % self._rl.push_every == 0:
+        if learner.version % self._rl.push_every == 0:
             self._publish()
-        if mind.version % self._rl.save_every == 0 or side.should_save:
+        if learner.version % self._rl.save_every == 0 or side.should_save:
             self._save()
         self._report(received, told)
 
@@ -180,13 +189,13 @@ class CriticRole:
         self._run.stepped(0)
 
     def _publish(self) -> None:
-        self._mind.publish(self._side)
+        self._learner.publish(self._side)
         self._unpublished = False
 
     def _save(self) -> None:
         """Save in the background; what was learned is acknowledged once that is durable."""
         state = {
-            "mind": self._mind.state_dict(), "side": self._side.state_dict(),
+            "learner": self._learner.state_dict(), "side": self._side.state_dict(),
             "learned": self._learned,
         }  # fmt: skip
         self._keeper.save(state, then=self._side.settling())
@@ -203,7 +212,7 @@ class CriticRole:
         (began, before), depth = self._marks[0], side.depth
         losses = [about["value_loss"] for about in told.values() if "value_loss" in about]
         values = {
-            "updates": float(self._mind.version), "value_version": float(self._mind.version),
+            "updates": float(self._learner.version), "value_version": float(self._learner.version),
             "trajectories": float(self._learned),
             "trajectories_per_s": (self._learned - before) / max(1e-9, now - began),
             "queue_depth": float(sum(depth.values())),
@@ -231,21 +240,21 @@ class CriticRole:
 
     def _end(self) -> dict[str, Any]:
         """Publish and save what there is; after the last experience keep the weights as a file."""
-        run, mind, side = self._run, self._mind, self._side
+        run, learner, side = self._run, self._learner, self._side
         over = not run.stopping
         if self._unpublished:
             self._publish()
         self._save()
         if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
             log.warning("the last state was not saved in time")
-        if over and mind.version:
-            path = run.directory / f"{mind.name}.safetensors"
-            save_weights(path, mind.module.state_dict(), about={"updates": str(mind.version)})
+        if over and learner.version:
+            path = run.directory / f"{learner.name}.safetensors"
+            save_weights(path, learner.module.state_dict(), about={"updates": str(learner.version)})
             run.publish(path, path.name)
         result = {
-            "role": mind.name, "policy": "", "env": "", "env_steps": 0, "episodes": 0,
+            "role": learner.name, "policy": "", "env": "", "env_steps": 0, "episodes": 0,
             "return_first": None, "return_last": None, "return_best": None,
-            "updates": mind.version, "value_version": mind.version,
+            "updates": learner.version, "value_version": learner.version,
             "trajectories": self._learned, "dropped": self._dropped(),
             "staleness": {str(age): count for age, count in sorted(side.staleness.items())},
             "queue_wait_s": 0.0, "sent_bytes": side.sent_bytes, "gif": "",

@@ -12,6 +12,7 @@ from atoll.config import JobSpec
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.rl.spaces import TaskSpec
+from atoll.rl.text.fitting import check_text
 from atoll.strategies import fitting
 from atoll.strategies.table import resolve
 
@@ -24,11 +25,6 @@ WITHOUT_ENVIRONMENTS = "this job is only the critic of a pool"
 def is_text(rl: RlTable) -> bool:
     """Return whether the policies are language models."""
     return bool(rl.policies) and all(policy.env.startswith(TEXT) for policy in rl.policies)
-
-
-def agrees(spec: JobSpec) -> bool:
-    """Return whether the policies agree by an outer strategy."""
-    return resolve(spec.strategy).outer != "alone"
 
 
 def check(spec: JobSpec) -> None:
@@ -65,7 +61,7 @@ def check_tasks(rl: RlTable, tasks: Sequence[TaskSpec]) -> None:
 
 def _check_joint(tasks: Sequence[TaskSpec]) -> None:
     for task in tasks:
-        if not task.state:
+        if task.agents < 2:
             raise ConfigError(
                 "a joint critic needs environments with several agents",
                 given=f"policy {task.policy}: {task.env or task.task} has one",
@@ -124,6 +120,8 @@ def text_is_for_itself(spec: JobSpec) -> None:
             given=f'algorithm = "{rl.algorithm}"', expected='"ppo" or "grpo"',
             remedy='algorithm = "ppo"',
         )  # fmt: skip
+    if is_text(rl):
+        check_text(spec)
 
 
 def algorithm_needs_values(spec: JobSpec) -> None:
@@ -200,7 +198,7 @@ def parts_are_not_empty(spec: JobSpec) -> None:
 def agreement_needs_one_task(spec: JobSpec) -> None:
     """A mean of networks that solve different tasks solves none."""
     rl = spec.rl
-    if not agrees(spec):
+    if spec.alone:
         return
     preset = f'preset = "{spec.strategy.preset}" in [strategy]'
     if rl.algorithm == "impala" or is_text(rl):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.config import JobSpec
-from atoll.config.rl_seats import ACTOR, seats
+from atoll.config.rl_seats import ACTOR, LEARNER, seats
 from atoll.rl.actor import Actor
+from atoll.rl.critic_learner import CriticLearner, ImpalaRole
 from atoll.rl.critic_role import CriticRole
 from atoll.rl.fitting import check, is_text
-from atoll.rl.minds import CriticMind
 from atoll.rl.seeds import seed_for
+from atoll.rl.service import ServiceDesk
 from atoll.run import Run
 
 
@@ -33,4 +34,14 @@ def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
     seat = seats(spec.rl)[run.slot]
     if seat.role == ACTOR:
         return Actor(spec, run, seat).run()
-    return CriticRole(spec, run, CriticMind(spec.rl, seed=seed_for(run.seed, "critic"))).run()
+    seed = seed_for(run.seed, "critic")
+    if seat.role == LEARNER:
+        return CriticRole(spec, run, ImpalaRole(spec.rl, seed=seed)).run()
+    learner = CriticLearner(spec.rl, seed=seed)
+    if spec.rl.values != "service":
+        return CriticRole(spec, run, learner).run()
+    desk = ServiceDesk(run, rl=spec.rl, of=learner.answer, job=run.job)
+    try:
+        return CriticRole(spec, run, learner).run()
+    finally:
+        desk.close()

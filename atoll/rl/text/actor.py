@@ -17,7 +17,7 @@ from atoll.config import JobSpec
 from atoll.config.rl_seats import Seat
 from atoll.errors import AtollError, DataError
 from atoll.rl.actor_side import ActorSide
-from atoll.rl.diary import Diary
+from atoll.rl.actor_metrics import ActorMetrics
 from atoll.rl.keeper import Keeper
 from atoll.rl.spaces import DISCRETE, Actions, TaskSpec
 from atoll.rl.state import parts_of, prefixed
@@ -74,7 +74,7 @@ class TextActor:
             )  # fmt: skip
         elif rl.algorithm != "grpo":
             self._critic = TextCritic([name], beginning.model, rl, seed=run.seed)
-        self._diary = Diary()
+        self._diary = ActorMetrics()
         self._keeper = Keeper(run, member=run.member)
         self._before: float | None = None
 
@@ -216,7 +216,7 @@ class TextActor:
         return result
 
     def _leave_behind(self) -> None:
-        """Publish the model: `atoll generate` writes with it, `start` of another job begins there."""
+        """Publish the model, in a file that `start` of another job, or `atoll generate`, takes."""
         run, name, model = self._run, self._seat.policy, self._author.model
         about = describe(
             "gpt", options=dataclasses.asdict(model.config),

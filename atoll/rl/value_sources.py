@@ -11,6 +11,7 @@ from torch import Tensor
 from atoll.config.rl_tables import RlTable
 from atoll.errors import AtollError
 from atoll.rl.critic import Critic
+from atoll.rl.service import ServiceValues
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.state import parts_of, prefixed
 from atoll.rl.trajectory import Trajectory
@@ -117,3 +118,30 @@ class PulledValues:
             log.warning("the critic's weights cannot be used, the last ones stay: %s", error)
             return
         self._held = weights
+
+
+class AskedValues:
+    """The shared critic itself, asked each time."""
+
+    def __init__(self, service: ServiceValues) -> None:
+        """Ask it."""
+        self._service = service
+
+    def of(self, trajectory: Trajectory) -> Valued:
+        """Return the critic's answer.
+
+        Raises:
+            DeadlineExceeded: it did not come in time.
+        """
+        return self._service.of(trajectory)
+
+    def learn(self, trajectory: Trajectory) -> dict[str, float]:
+        """Learn nothing: the critic does, from what is sent to it."""
+        return {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return nothing: nothing is kept here."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take nothing up."""

@@ -14,11 +14,12 @@ RATE_S = 5.0
 """Steps per second are measured over about so long."""
 
 
-class Diary:
+class ActorMetrics:
     """Counts one actor's episodes, steps and updates."""
 
-    def __init__(self) -> None:
-        """Begin with nothing."""
+    def __init__(self, *, last: int = LAST) -> None:
+        """Begin with nothing; `return` is the mean of the last `last` episodes."""
+        self._count = last
         self.env_steps = 0
         self.updates = 0
         self.episodes = 0
@@ -27,7 +28,7 @@ class Diary:
         self.best: float | None = None
         self.dropped: dict[str, int] = {}
         """Trajectories that nobody learned from, by reason."""
-        self._last: deque[float] = deque(maxlen=LAST)
+        self._last: deque[float] = deque(maxlen=self._count)
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     @property
@@ -41,10 +42,10 @@ class Diary:
         for value in returns:
             self.episodes += 1
             self._last.append(value)
-            if len(self.first) < LAST:
+            if len(self.first) < self._count:
                 self.first.append(value)
-            if len(self._last) == LAST:
-                mean = sum(self._last) / LAST
+            if len(self._last) == self._count:
+                mean = sum(self._last) / self._count
                 self.best = mean if self.best is None else max(self.best, mean)
         now = time.monotonic()
         self._marks.append((now, self.env_steps))
@@ -91,7 +92,7 @@ class Diary:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what `state_dict` returned."""
         kept = dict(state)
-        self._last = deque(kept.pop("last"), maxlen=LAST)
+        self._last = deque(kept.pop("last"), maxlen=self._count)
         for name, value in kept.items():
             setattr(self, name, value)
         self._marks = deque([(time.monotonic(), self.env_steps)])

@@ -1,0 +1,151 @@
+"""What learns from everybody's experience: the pooled critic, or a critic and all policies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import ConfigError
+from atoll.rl.critic import Critic
+from atoll.rl.critic_side import CriticSide
+from atoll.rl.impala import ImpalaLearner
+from atoll.rl.policy import Policy
+from atoll.rl.separate_critics import SeparateCritics
+from atoll.rl.spaces import TaskSpec
+from atoll.rl.trajectory import Trajectory
+from atoll.rl.values import Valued
+
+log = logging.getLogger(__name__)
+
+
+class CriticLearner:
+    """One critic of many policies."""
+
+    name = "critic"
+
+    def __init__(self, rl: RlTable, *, seed: int) -> None:
+        """Begin with a network that knows nobody."""
+        self._rl = rl
+        self._critic = Critic(rl, seed=seed)
+        self._tasks: dict[str, TaskSpec] = {}
+        self._policies: dict[str, Policy] = {}
+        self._answering: Critic | None = None
+        """A copy that nobody learns in, for who asks."""
+
+    def answer(self, trajectory: Trajectory) -> Valued:
+        """Return values as they were published last; from any thread.
+
+        Raises:
+            ConfigError: nothing was published yet, or the policy is not known.
+        """
+        if self._answering is None:
+            raise ConfigError("this critic has published nothing yet", expected="a moment's time")
+        return self._answering.of(trajectory)
+
+    @property
+    def module(self) -> nn.Module:
+        """Its network."""
+        return self._critic.net
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        return self._critic.version
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Let it know a policy; a new one begins as the mean of the others."""
+        self._critic.add_policy(spec)
+        self._tasks[spec.policy] = spec
+
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+        """Learn from trajectories of any policies; correct by their newest weights if need be."""
+        if self._rl.critic == "corrected":
+            self._follow(side)
+        return self._critic.learn(trajectories)
+
+    def publish(self, side: CriticSide) -> None:
+        """Publish its weights, or let who asks be answered by them."""
+        snapshot = self._critic.snapshot()
+        if self._rl.values == "service":
+            answering = Critic(self._rl, seed=0)
+            answering.load_snapshot(snapshot)
+            self._answering = answering
+        side.publish(snapshot, version=self.version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on."""
+        return self._critic.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self._critic.load_state_dict(state)
+
+    def _follow(self, side: CriticSide) -> None:
+        """Take the newest weights of each policy, by which others' experience is weighed."""
+        for name, task in self._tasks.items():
+            weights = side.newest_policy(name)
+            if weights is None:
+                continue
+            if name not in self._policies:
+                self._policies[name] = Policy.build(task, self._rl, generator=torch.Generator())
+            self._policies[name].load_state_dict(weights)
+            self._critic.set_policy(name, self._policies[name])
+
+
+class ImpalaRole:
+    """All policies and their critic, for actors that only act."""
+
+    name = "learner"
+
+    def __init__(self, rl: RlTable, *, seed: int) -> None:
+        """Begin with nobody."""
+        self._rl = rl
+        own = rl.critic == "own"
+        self._critic: Critic | SeparateCritics = (
+            SeparateCritics(rl, seed=seed) if own else Critic(rl, seed=seed)
+        )
+        self._learner = ImpalaLearner([], rl, self._critic, total_steps=rl.steps, seed=seed)
+        self._tasks: dict[str, TaskSpec] = {}
+        self.module = nn.ModuleDict()
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        return self._critic.version
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Begin with a policy of a task."""
+        if spec.policy in self._tasks:
+            return
+        steps = [table.steps for table in self._rl.policies if table.name == spec.policy]
+        self._learner.total_steps = next((n for n in steps if n), self._rl.steps)
+        self._critic.add_policy(spec)
+        self._learner.add_policy(spec)
+        self._tasks[spec.policy] = spec
+        # Names of modules have no dots, those of policies may.
+        self.module[spec.policy.replace(".", "_")] = self._learner.learners[spec.policy].policy
+
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+        """Improve the policies whose trajectories these are, and the critic."""
+        return self._learner.learn(trajectories)
+
+    def publish(self, side: CriticSide) -> None:
+        """Publish each policy for its actors."""
+        for policy in self._tasks:
+            side.publish_policy(policy, self._learner.snapshot(policy))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on."""
+        tasks = [task.to_json() for task in self._tasks.values()]
+        return {"tasks": tasks, "learner": self._learner.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        for task in state["tasks"]:
+            self.add_policy(TaskSpec.from_json(task))
+        self._learner.load_state_dict(state["learner"])
