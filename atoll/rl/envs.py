@@ -264,6 +264,14 @@ def _made(table: PolicyTable, extra: Mapping[str, Any]) -> Any:
     return gymnasium.make(table.env, disable_env_checker=True, **options)
 
 
+def bringing(package: str) -> str:
+    """Return what to do so that a package is there."""
+    package = package.partition(".")[0]
+    extra = EXTRAS.get(package.lower())
+    what = f'pip install "atoll[{extra}]"' if extra else f"install {package}"
+    return f"{what}, on every machine that acts for this policy"
+
+
 def _takes(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
     """Return whether a function has parameters of these names."""
     parameters = inspect.signature(function).parameters.values()
@@ -276,15 +284,12 @@ def _explained(table: PolicyTable, error: Exception) -> ConfigError:
     """Return why an environment could not be made, in words that help."""
     said = " ".join(f"{dict(table.options)}: {type(error).__name__}: {error}".split())[:400]
     what, remedy = "", "see the name and the options in [[rl.policies]]"
-    module, missing = table.env.partition(":")[0], _missing(error)
+    module, missing = table.env.partition(":")[0], missing_package(error)
     if missing and f"{module}.".startswith(f"{missing}."):
         what = f": there is no module {missing} here"
         remedy = "install it, or name the folder it is in as `code` in [job]: that travels along"
     elif missing:
-        missing = missing.partition(".")[0]
-        what, extra = f": the package {missing} is missing", EXTRAS.get(missing.lower(), "")
-        remedy = f'pip install "atoll[{extra}]"' if extra else f"install {missing}"
-        remedy += ", on every machine that acts for this policy"
+        what, remedy = f": the package {missing.partition('.')[0]} is missing", bringing(missing)
     return ConfigError(
         f"the environment of policy {table.name or '?'} cannot be made{what}",
         given=f"env = {table.env!r}, options = {said}",
@@ -293,7 +298,7 @@ def _explained(table: PolicyTable, error: Exception) -> ConfigError:
     )
 
 
-def _missing(error: BaseException | None) -> str:
+def missing_package(error: BaseException | None) -> str:
     """Return which package is missing, by an error or what caused it; empty: none."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import ConfigError, ScriptError
-from atoll.rl.envs import Environment, make_environment
+from atoll.rl.envs import Environment, bringing, make_environment, missing_package
 
 FRAMES = 200
 """Pictures in a GIF at most: of a longer episode every second, third... one is taken."""
@@ -89,6 +89,10 @@ def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Reco
         film = _Film(environment)
         steps, score = _live(policy, environment, film, seed)
     except Exception as error:
+        missing = missing_package(error)  # pictures may need one that living does not
+        if missing:
+            why = f"the package {missing} is missing"
+            raise _no_pictures(table, why, remedy=bringing(missing)) from error
         raise ScriptError(
             "an environment raised while it was recorded",
             given=f"policy {table.name}, seed {seed}: {type(error).__name__}: {error}",
@@ -169,10 +173,13 @@ def _write(film: _Film, path: Path) -> None:
     first, *rest = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     times = [film.milliseconds] * len(rest) + [PAUSE_MS]
     partial = path.with_name(path.name + ".part")
-    first.save(
-        partial, format="GIF", save_all=True, append_images=rest, duration=times, loop=0,
-    )  # fmt: skip
-    os.replace(partial, path)
+    try:
+        first.save(
+            partial, format="GIF", save_all=True, append_images=rest, duration=times, loop=0,
+        )  # fmt: skip
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _no_pictures(table: PolicyTable, why: str, *, remedy: str | None = None) -> ConfigError:
