@@ -202,7 +202,7 @@ class Run:
 
         Points flow from then on, see :meth:`log`, and :meth:`stepped` says how far it has come.
         """
-        optimizer = optimizer or SGD(model.parameters(), lr=0.0)  # one that never steps
+        optimizer = optimizer or SGD([{"params": list(model.parameters())}], lr=0.0)  # never steps
         self._task = Task(model, optimizer, member=self.member)
         self._meter.open(self._task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
         self._meter.restart()

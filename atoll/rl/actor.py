@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 MOST_BAD = 100
 """Trajectories in a row that came to nothing; then something is wrong for good."""
+
+START_S = 60.0
+"""How long an actor waits at its start for the critic to come up as well."""
 
 LEAVE_SAVE_S = 3.0
 """How long the last state may take to the hub when this process was asked to leave."""
@@ -132,6 +136,12 @@ class Actor:
             run.track(learner.module, learner.optimizer)
         if self._side is not None:
             self._side.announce(self._task)
+            deadline = time.monotonic() + START_S
+            while not self._learner.catch_up() and not run.stopping:
+                if time.monotonic() > deadline:
+                    run.tell("no-critic", f"nothing was heard of the critic for {START_S:.0f} s")
+                    break
+                time.sleep(0.05)
 
     # ------------------------------------------------------------------------- acting
 

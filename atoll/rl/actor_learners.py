@@ -49,6 +49,10 @@ class ActorLearner(Protocol):
         """Step by another optimizer from now on: one that lets policies agree."""
         ...
 
+    def catch_up(self) -> bool:
+        """Take over what others have learned; return whether anything has come from them yet."""
+        ...
+
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
         """Take experience in, and write into it whose values were used; return figures.
 
@@ -103,6 +107,10 @@ class LearnsHere:
         """Step by another optimizer from now on."""
         self._learner.optimizer = optimizer
 
+    def catch_up(self) -> bool:
+        """Take over the newest critic."""
+        return self._values is None or self._values.catch_up()
+
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
         """Value, improve, and let an own critic learn as well."""
         learner, values = self._learner, self._values
@@ -142,7 +150,7 @@ class FollowsLearner:
             newest: Returns the learner's newest weights, None if these are known.
         """
         self._policy, self._newest = policy, newest
-        self._version = 0
+        self._version, self._heard = 0, False
 
     @property
     def policy(self) -> Policy:
@@ -163,14 +171,21 @@ class FollowsLearner:
         """Refuse: nothing is improved here."""
         raise TypeError("an actor of impala has no optimizer")
 
+    def catch_up(self) -> bool:
+        """Take over the learner's newest policy; return whether any has come."""
+        found = self._newest()
+        if found is None:
+            return self._heard
+        try:
+            self._version = load_snapshot(self._policy, found)
+            self._heard = True
+        except AtollError as error:
+            log.warning("the learner's policy cannot be used, the last one stays: %s", error)
+        return self._heard
+
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
         """Take the newest policy over for what comes next; waits for nothing."""
-        found = self._newest()
-        if found is not None:
-            try:
-                self._version = load_snapshot(self._policy, found)
-            except AtollError as error:
-                log.warning("the learner's policy cannot be used, the last one stays: %s", error)
+        self.catch_up()
         return {"value_version": float(self._version)}
 
     def state_dict(self) -> dict[str, Tensor]:

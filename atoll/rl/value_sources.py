@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 class Source(Protocol):
     """Says what experience is worth, and may learn from it."""
 
+    def catch_up(self) -> bool:
+        """Take over what is newest; return whether anything is known at all."""
+        ...
+
     def of(self, trajectory: Trajectory) -> Valued:
         """Return the values of everything in a trajectory.
 
@@ -52,6 +56,10 @@ class OwnValues:
         self._critic = Critic(rl, seed=seed, kind="own")
         self._critic.add_policy(task)
         self._policy = task.policy
+
+    def catch_up(self) -> bool:
+        """Wait for nobody."""
+        return True
 
     def of(self, trajectory: Trajectory) -> Valued:
         """Return the values of everything in a trajectory."""
@@ -90,11 +98,16 @@ class PulledValues:
         self._newest = newest
         self._held: dict[str, Tensor] = {}
 
-    def of(self, trajectory: Trajectory) -> Valued:
-        """Return the values by the newest weights; waits for nothing."""
+    def catch_up(self) -> bool:
+        """Take over the newest weights; return whether any have come."""
         found = self._newest()
         if found is not None:
             self._take(found)
+        return bool(self._held)
+
+    def of(self, trajectory: Trajectory) -> Valued:
+        """Return the values by the newest weights; waits for nothing."""
+        self.catch_up()
         return self._critic.of(trajectory)
 
     def learn(self, trajectory: Trajectory) -> dict[str, float]:
@@ -126,6 +139,10 @@ class AskedValues:
     def __init__(self, service: ServiceValues) -> None:
         """Ask it."""
         self._service = service
+
+    def catch_up(self) -> bool:
+        """Wait for nobody here: an answer is waited for."""
+        return True
 
     def of(self, trajectory: Trajectory) -> Valued:
         """Return the critic's answer.
