@@ -5,25 +5,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from atoll.checkpoint import save_weights
 from atoll.checkpoint.weights import describe
 from atoll.config import JobSpec
 from atoll.config.rl_seats import Seat
 from atoll.errors import AtollError, DataError
-from atoll.rl.actor_side import ActorSide
 from atoll.rl.actor_metrics import ActorMetrics
+from atoll.rl.actor_side import ActorSide
 from atoll.rl.keeper import Keeper
 from atoll.rl.spaces import DISCRETE, Actions, TaskSpec
-from atoll.rl.state import parts_of, prefixed
-from atoll.rl.text.author import Author
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.messages import encode_episodes
 from atoll.rl.text.start import Beginning
 from atoll.run import Run
@@ -38,6 +35,9 @@ EXAMINED = 128
 
 SHOWN = 3
 """Completions of it that are shown."""
+
+START_S = 60.0
+"""How long a beginning actor waits for the value model before it goes on without."""
 
 LEAVE_SAVE_S, END_SAVE_S = 3.0, 60.0
 
@@ -58,7 +58,7 @@ class TextActor:
     def __init__(self, spec: JobSpec, run: Run, seat: Seat, beginning: Beginning) -> None:
         rl, name = spec.rl, seat.policy
         self._rl, self._run, self._seat, self._beginning = rl, run, seat, beginning
-        self._author = Author(
+        self._policy = LanguagePolicy(
             name, beginning.tasks[name], copy.deepcopy(beginning.model), beginning.wording, rl,
             episodes=seat.steps, seed=run.seed,
         )  # fmt: skip
@@ -74,38 +74,39 @@ class TextActor:
             )  # fmt: skip
         elif rl.algorithm != "grpo":
             self._critic = TextCritic([name], beginning.model, rl, seed=run.seed)
-        self._diary = ActorMetrics()
+        self._metrics = ActorMetrics(last=rl.environments * rl.group)
         self._keeper = Keeper(run, member=run.member)
         self._before: float | None = None
 
     def run(self) -> dict[str, Any]:
         """Write and learn until all is done or a stop is asked for; return the summary's part."""
-        run, author = self._run, self._author
+        run, policy = self._run, self._policy
         self._resume()
-        run.track(author.model)
+        run.track(policy.model)
         if self._before is None:
-            self._before, _ = author.examine(EXAMINED, temperature=self._rl.temperature)
+            self._before, _ = policy.examine(EXAMINED, temperature=self._rl.temperature)
         if self._side is not None:
             self._side.announce(self._task())
+            self._wait_for_values(self._side)
         bad = 0
-        while not author.done and not run.stopping:
+        while not policy.done and not run.stopping:
             try:
                 self._one_round()
             except DataError as error:
                 bad += 1
-                self._diary.drop("not_finite")
+                self._metrics.drop("not_finite")
                 run.tell("experience-dropped", str(error))
                 if bad >= MOST_BAD:
                     raise
                 continue
             bad = 0
-            if author.learner.version % self._rl.save_every == 0:
+            if policy.learner.version % self._rl.save_every == 0:
                 self._keeper.save(self._state())
         return self._end()
 
     def _task(self) -> TaskSpec:
         """Return what the value model is told of this policy: text of a vocabulary."""
-        model = self._author.model.config
+        model = self._policy.model.config
         return TaskSpec(
             policy=self._seat.policy, task=self._seat.env, observation=(model.context,),
             actions=Actions(kind=DISCRETE, sizes=(model.vocab_size,)), gamma=self._rl.gamma,
@@ -116,34 +117,44 @@ class TextActor:
 
     def _one_round(self) -> None:
         """Write a batch, learn from it, pass it on, and tell."""
-        author, critic, side = self._author, self._critic, self._side
-        episodes = author.write()
+        policy, critic, side = self._policy, self._critic, self._side
+        episodes = policy.write()
         if side is not None:
             self._follow(side)
         values = None
         if critic is not None:
             values, episodes.value_version = critic.of(episodes), critic.version
-        self._diary.lived(episodes.steps, episodes.scores.tolist())
-        told = author.improve(episodes, values)
-        self._diary.updates = author.learner.version
+        self._metrics.lived(episodes.steps, episodes.scores.tolist())
+        told = policy.improve(episodes, values)
+        self._metrics.updates = policy.learner.version
         if side is not None:
             side.send(episodes)
         elif critic is not None:
-            told["value_loss"] = critic.learn([episodes])[author.name]["value_loss"]
+            told["value_loss"] = critic.learn([episodes])[policy.name]["value_loss"]
         self._report(episodes, told)
 
-    def _follow(self, side: ActorSide) -> None:
-        """Take the newest value model, if there is a newer one."""
+    def _wait_for_values(self, side: ActorSide) -> None:
+        """Begin when the value model does, so that neither is long alone."""
+        deadline = time.monotonic() + START_S
+        while not self._follow(side) and not self._run.stopping:
+            if time.monotonic() > deadline:
+                self._run.tell("no-critic", f"no value model was heard of for {START_S:.0f} s")
+                break
+            time.sleep(0.05)
+
+    def _follow(self, side: ActorSide) -> bool:
+        """Take the newest value model; return whether a newer one has come."""
         weights = side.newest_values()
         if weights is None or self._critic is None:
-            return
+            return False
         try:
             self._critic.load_snapshot(weights)
         except AtollError as error:
             log.warning("the value model cannot be used, the last one stays: %s", error)
+        return True
 
     def _report(self, episodes: Episodes, told: Mapping[str, float]) -> None:
-        values = {**told, **self._diary.point()}
+        values = {**told, **self._metrics.point()}
         if self._critic is not None:
             values["value_version"] = float(episodes.value_version)
         side = self._side
@@ -164,27 +175,25 @@ class TextActor:
         state = self._keeper.newest()
         if state is None:
             return
-        self._author.load_state_dict(parts_of(state, "author"))
-        self._diary.load_state_dict(parts_of(state, "diary"))
-        self._before = float(state["before"])
+        self._policy.load_state_dict(state["policy"])
+        self._metrics.load_state_dict(state["metrics"])
+        self._before = state["before"]
         if self._critic is not None:
-            self._critic.load_state_dict(parts_of(state, "critic"))
+            self._critic.load_state_dict(state["critic"])
         if self._side is not None:
-            sequence, dropped = state["side"].tolist()
-            self._side.load_state_dict({"sequence": sequence, "dropped": dropped})
-        log.info("goes on after %d updates", self._author.learner.version)
+            self._side.load_state_dict(state["side"])
+        log.info("goes on after %d updates", self._policy.learner.version)
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(self) -> dict[str, Any]:
         """Return everything that the next batch and update depend on."""
-        state = {
-            **prefixed("author", self._author.state_dict()),
-            **prefixed("diary", self._diary.state_dict()),
-            "before": torch.tensor(self._before or 0.0, dtype=torch.float64),
-        }
+        state: dict[str, Any] = {
+            "policy": self._policy.state_dict(), "metrics": self._metrics.state_dict(),
+            "before": self._before,
+        }  # fmt: skip
         if self._critic is not None:
-            state |= prefixed("critic", self._critic.state_dict())
+            state["critic"] = self._critic.state_dict()
         if self._side is not None:
-            state["side"] = torch.tensor([self._side.sequence, self._side.dropped])
+            state["side"] = self._side.state_dict()
         return state
 
     # ------------------------------------------------------------------------- ending
@@ -195,10 +204,10 @@ class TextActor:
         self._keeper.save(self._state())
         if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
             log.warning("the last state was not saved in time")
-        after, texts = self._author.examine(EXAMINED, temperature=self._rl.temperature)
+        after, texts = self._policy.examine(EXAMINED, temperature=self._rl.temperature)
         result = {
             "role": "actor", "policy": self._seat.policy, "env": self._seat.env,
-            **self._diary.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
+            **self._metrics.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
             "gif": "", "score_before": self._before, "score_after": after, "texts": texts[:SHOWN],
         }  # fmt: skip
         if over:
@@ -217,7 +226,7 @@ class TextActor:
 
     def _leave_behind(self) -> None:
         """Publish the model, in a file that `start` of another job, or `atoll generate`, takes."""
-        run, name, model = self._run, self._seat.policy, self._author.model
+        run, name, model = self._run, self._seat.policy, self._policy.model
         about = describe(
             "gpt", options=dataclasses.asdict(model.config),
             tokenizer=self._beginning.wording.tokenizer.to_json(),

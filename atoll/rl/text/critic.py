@@ -15,9 +15,9 @@ from atoll.models import GPT
 from atoll.rl.losses import explained_variance
 from atoll.rl.optimizer import adam, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.state import load_module, parts_of, prefixed
-from atoll.rl.text import chances
+from atoll.rl.text import seeds
 from atoll.rl.text.episodes import Episodes
-from atoll.rl.text.judging import token_advantages
+from atoll.rl.text.rewards import token_advantages
 from atoll.rl.text.value_model import ValueModel
 
 
@@ -168,7 +168,7 @@ class TextCritic:
     def _pass(self, batch: _Batch, number: int) -> Tensor:
         """Go once over a batch; return each policy's mean loss, [policies]."""
         parts = min(self._rl.critic_minibatches, len(batch.tokens))
-        order = chances.generator("critic", self._seed, self.version, number)
+        order = seeds.generator("critic", self._seed, self.version, number)
         sums = torch.zeros(2, len(self.policies), dtype=torch.float64)
         for rows in torch.randperm(len(batch.tokens), generator=order).tensor_split(parts):
             who, mask = batch.policies[rows], batch.mask[rows]

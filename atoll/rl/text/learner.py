@@ -25,8 +25,8 @@ from atoll.rl.optimizer import (
     set_rate,
 )
 from atoll.rl.state import parts_of, prefixed
-from atoll.rl.text.divergence import positive
 from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.kl import positive
 from atoll.rl.text.sampler import log_probabilities
 
 

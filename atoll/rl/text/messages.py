@@ -7,6 +7,7 @@ its reward; nothing for the room behind shorter completions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Epi
             that are not finite; the policy and the actor are named.
     """
     about = about_of(message, KIND)
-    header: dict[str, str | int] = {}
+    header: dict[str, Any] = {}
     for name, kind in _HEADER.items():
         value = about.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) or str(value).startswith("-"):
@@ -77,7 +78,7 @@ def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Epi
     return episodes.check()
 
 
-def _build(message: Mapping[str, Tensor], header: Mapping[str, str | int]) -> Episodes:
+def _build(message: Mapping[str, Tensor], header: Mapping[str, Any]) -> Episodes:
     prompts, lengths = message["prompts"].long(), message["lengths"].long()
     tokens = message["tokens"]
     if prompts.ndim != 1 or prompts.shape != lengths.shape or not len(prompts):
@@ -92,7 +93,7 @@ def _build(message: Mapping[str, Tensor], header: Mapping[str, str | int]) -> Ep
         tokens=_filled(whole, tokens.long()), prompts=prompts, lengths=lengths,
         log_probabilities=_filled(mask, message["log_probabilities"].float()),
         rewards=_filled(mask, message["rewards"].float()), scores=message["scores"].float(),
-        **header,  # type: ignore[arg-type]  # checked against _HEADER
+        **header,
     )  # fmt: skip
 
 

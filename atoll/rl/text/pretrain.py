@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from atoll.config import TrainTable
 from atoll.models import GPT
-from atoll.rl.text import chances
+from atoll.rl.text import seeds
 from atoll.rl.text.prompts import END, Wording, padded
 from atoll.rl.text.tasks import TextTask
 from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
@@ -41,7 +41,7 @@ def pretrain(
     """
     optimizer = build_optimizer(model, table)
     schedule = StepSchedule(optimizer, learning_rate(table))
-    source = chances.source("examples", seed)
+    source = seeds.source("examples", seed)
     recent: list[float] = []
     model.train()
     for step in range(table.steps):

@@ -9,10 +9,10 @@ from atoll.config.rl_seats import ACTOR, Seat, seats
 from atoll.rl.critic_role import CriticRole
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.critic import TextCritic
+from atoll.rl.text.critic_learner import TextCriticLearner
 from atoll.rl.text.fitting import check_text
 from atoll.rl.text.messages import decode_episodes
-from atoll.rl.text.mind import TextMind
-from atoll.rl.text.sharing import shared_beginning
+from atoll.rl.text.shared_start import shared_beginning
 from atoll.run import Run
 
 
@@ -31,7 +31,7 @@ def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
         return TextActor(spec, run, seat, beginning).run()
     names = [policy.name for policy in spec.rl.policies]
     critic = TextCritic(names, beginning.model, spec.rl, seed=run.seed)
-    return CriticRole(spec, run, TextMind(critic), decode=decode_episodes).run()
+    return CriticRole(spec, run, TextCriticLearner(critic), decode=decode_episodes).run()
 
 
 def _nothing(seat: Seat) -> dict[str, Any]:

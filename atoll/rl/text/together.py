@@ -9,8 +9,8 @@ import copy
 from collections.abc import Callable
 
 from atoll.config import JobSpec
-from atoll.rl.text.author import Author
 from atoll.rl.text.critic import TextCritic
+from atoll.rl.text.language_policy import LanguagePolicy
 from atoll.rl.text.start import Beginning
 
 Told = Callable[[str, dict[str, float]], None]
@@ -27,14 +27,14 @@ class Together:
 
     def __init__(self, spec: JobSpec, beginning: Beginning) -> None:
         rl, seed = spec.rl, spec.job.seed
-        self.authors = [
-            Author(
+        self.policies = [
+            LanguagePolicy(
                 policy.name, beginning.tasks[policy.name], copy.deepcopy(beginning.model),
                 beginning.wording, rl, episodes=policy.steps or rl.steps, seed=seed,
             )
             for policy in rl.policies
         ]  # fmt: skip
-        names = [author.name for author in self.authors]
+        names = [policy.name for policy in self.policies]
         self.critics: list[TextCritic] = []
         """One for all, one for each policy (`own`), or none."""
         if rl.has_critic:
@@ -45,17 +45,17 @@ class Together:
     @property
     def done(self) -> bool:
         """Whether every policy has learned from all its episodes."""
-        return all(author.done for author in self.authors)
+        return all(policy.done for policy in self.policies)
 
     def update(self, *, told: Told = lambda policy, facts: None) -> None:
         """Let every policy that is not done write and learn once, then the critic."""
-        written = [author.write() for author in self.authors if not author.done]
+        written = [policy.write() for policy in self.policies if not policy.done]
         for episodes in written:
-            author = next(a for a in self.authors if a.name == episodes.policy)
-            critic = next((c for c in self.critics if author.name in c.policies), None)
+            policy = next(one for one in self.policies if one.name == episodes.policy)
+            critic = next((c for c in self.critics if policy.name in c.policies), None)
             values = None if critic is None else critic.of(episodes)
-            facts = author.improve(episodes, values)
-            told(author.name, facts | {"return": episodes.scores.mean().item()})
+            facts = policy.improve(episodes, values)
+            told(policy.name, facts | {"return": episodes.scores.mean().item()})
         for critic in self.critics:
             mine = [episodes for episodes in written if episodes.policy in critic.policies]
             if mine:

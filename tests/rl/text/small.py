@@ -14,8 +14,8 @@ from atoll.config.tables import JobTable, ModelTable
 from atoll.data import make_tokenizer
 from atoll.models import GPT, GPTConfig
 from atoll.rl.text.episodes import Episodes
-from atoll.rl.text.judging import rewards_per_step, scores
 from atoll.rl.text.prompts import Wording
+from atoll.rl.text.rewards import rewards_per_step, scores
 from atoll.rl.text.sampler import log_probabilities, write
 from atoll.rl.text.tasks import Brackets, TextTask
 

@@ -13,7 +13,7 @@ from atoll.errors import ConfigError
 from atoll.models import GPT
 from atoll.rl.losses import explained_variance, standardised
 from atoll.rl.state import load_module, parts_of, prefixed
-from atoll.rl.text import chances, judging
+from atoll.rl.text import rewards, seeds
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.learner import TokenLearner
 from atoll.rl.text.prompts import Wording
@@ -21,7 +21,7 @@ from atoll.rl.text.sampler import log_probabilities, write
 from atoll.rl.text.tasks import TextTask
 
 
-class Author:
+class LanguagePolicy:
     """A policy, the reference it started from, and its task.
 
     A batch has `environments` times `group` completions: as many prompts with PPO, `group`
@@ -84,21 +84,21 @@ class Author:
         prompts = self._wording.draw(
             self._task, rl.environments if compared else rl.environments * rl.group,
             repeats=rl.group if compared else 1, room=self._room,
-            source=chances.source("prompts", self._seed, self.name, number),
+            source=seeds.source("prompts", self._seed, self.name, number),
         )  # fmt: skip
         written = write(
             self.model, prompts, ends=self._wording.ends, max_tokens=rl.max_tokens,
             temperature=rl.temperature,
-            generator=chances.generator("writing", self._seed, self.name, number),
+            generator=seeds.generator("writing", self._seed, self.name, number),
         )  # fmt: skip
-        scores = judging.scores(self._task, prompts, written, self._wording)
+        scores = rewards.scores(self._task, prompts, written, self._wording)
         episodes = Episodes(
             policy=self.name, tokens=written.tokens, prompts=prompts.lengths,
             lengths=written.lengths, log_probabilities=written.log_probabilities,
             rewards=torch.zeros_like(written.log_probabilities), scores=scores,
             sequence=number, policy_version=self.learner.version,
         )  # fmt: skip
-        episodes.rewards = judging.rewards_per_step(
+        episodes.rewards = rewards.rewards_per_step(
             scores, written.lengths, written.log_probabilities, self.referred(episodes),
             kl=0.0 if compared else rl.kl,
         )  # fmt: skip
@@ -118,10 +118,10 @@ class Author:
         mask, rl = episodes.mask, self.rl
         told: dict[str, float] = {}
         if values is None:
-            each = judging.group_advantages(episodes.scores, group=rl.group)
+            each = rewards.group_advantages(episodes.scores, group=rl.group)
             advantages = each[:, None] * mask
         else:
-            advantages, targets = judging.token_advantages(
+            advantages, targets = rewards.token_advantages(
                 episodes, values, gamma=rl.gamma, lam=rl.gae_lambda
             )
             told["explained_variance"] = explained_variance(values[mask], targets[mask]).item()
@@ -132,7 +132,7 @@ class Author:
         apart = ((episodes.log_probabilities - reference) * mask).sum(1)
         told["kl_reference"] = apart.mean().item()
         told["length"] = episodes.lengths.double().mean().item()
-        order = chances.generator("order", self._seed, self.name, self.learner.version)
+        order = seeds.generator("order", self._seed, self.name, self.learner.version)
         return told | self.learner.improve(episodes, advantages, reference, generator=order)
 
     @torch.no_grad()
@@ -148,13 +148,13 @@ class Author:
         """Return the mean score over prompts that are never trained on, and some completions."""
         prompts = self._wording.draw(
             self._task, count, repeats=1, room=self._room,
-            source=chances.source("examination", self._seed, self.name),
+            source=seeds.source("examination", self._seed, self.name),
         )  # fmt: skip
         written = write(
             self.model, prompts, ends=self._wording.ends, max_tokens=self.rl.max_tokens,
-            temperature=temperature, generator=chances.generator("examination", self._seed),
+            temperature=temperature, generator=seeds.generator("examination", self._seed),
         )  # fmt: skip
-        scores = judging.scores(self._task, prompts, written, self._wording)
+        scores = rewards.scores(self._task, prompts, written, self._wording)
         texts = [
             prompt + " " + (self._wording.read(row[start : start + length]) or "(no end)")
             for prompt, row, start, length in zip(

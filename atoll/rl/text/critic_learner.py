@@ -1,4 +1,4 @@
-"""What learns from the completions of all policies: the pooled value model, for the critic's role."""
+"""What learns from the completions of all policies, for the critic's role: the value model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.rl.spaces import TaskSpec
 from atoll.rl.text.critic import TextCritic
 
 
-class TextMind:
+class TextCriticLearner:
     """One value model of many language models.
 
     Args:
