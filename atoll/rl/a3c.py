@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from atoll.config.rl_tables import RlTable
 from atoll.rl.advantage import n_step
 from atoll.rl.losses import explained_variance, policy_gradient_loss, standardised, value_loss
-from atoll.rl.optimizer import EPSILON
+from atoll.rl.optimizer import EPSILON, limit_gradients
 from atoll.rl.policy import HIDDEN_GAIN, Policy, linear
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.trained_policy import TrainedPolicy
@@ -110,7 +110,7 @@ class A3c(TrainedPolicy):
         """Limit the gradients of policy and values apart: rewards only scale the latter's."""
         super().clip()
         if self.model.value is not None:
-            nn.utils.clip_grad_norm_(self.model.value.parameters(), self.rl.max_norm)
+            limit_gradients(self.model.value.parameters(), max_norm=self.rl.max_norm)
 
     def begin(self) -> float:
         """Set the learning rates of the step that follows; return the policy's."""

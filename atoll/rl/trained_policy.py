@@ -14,6 +14,7 @@ from atoll.errors import DataError, LossNotFinite
 from atoll.rl.optimizer import (
     adam,
     annealed,
+    limit_gradients,
     load_optimizer_tensors,
     optimizer_tensors,
     set_rate,
@@ -71,7 +72,7 @@ class TrainedPolicy:
 
     def clip(self) -> None:
         """Limit the norm of the gradients."""
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.rl.max_norm)
+        limit_gradients(self.policy.parameters(), max_norm=self.rl.max_norm)
 
     def end(self, trajectories: Sequence[Trajectory], told: Mapping[str, float]) -> None:
         """Count an update as done; only now the normaliser takes its observations in.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
+from atoll.group.alone import Alone
 from atoll.rl.a3c import A3c
 from atoll.rl.spaces import CONTINUOUS, DISCRETE
 from atoll.rl.values import Valued
+from atoll.run import Run
 from tests.rl.walks import task_of, valued, walk
 
 SMALL = RlTable(
@@ -76,6 +79,19 @@ def test_the_step_is_down_the_n_step_gradient(kind: str, critic: str) -> None:
         assert then.grad is not None
         wanted = then - SMALL.lr * then.grad
         torch.testing.assert_close(now, wanted, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("critic", ["own", "pooled"])
+@pytest.mark.parametrize("outer", ["async-sgd", "local-sgd"])
+def test_an_outer_strategy_carries_the_steps(outer: str, critic: str, tmp_path: Path) -> None:
+    plain, carried = made(critic=critic), made(critic=critic)
+    run = Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=1)
+    carried.optimizer = run.wrap(carried.module, carried.optimizer, outer=outer)
+    updates(plain, 5)
+    updates(carried, 5)
+    run.finish()
+    for mine, theirs in zip(plain.module.parameters(), carried.module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_own_values_learn_and_pooled_ones_are_not_even_there() -> None:

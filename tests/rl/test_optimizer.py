@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from atoll.errors import CheckpointCorrupt
-from atoll.rl.optimizer import adam, annealed, load_optimizer_tensors, optimizer_tensors, set_rate
+from atoll.rl.optimizer import (
+    adam,
+    annealed,
+    limit_gradients,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_rate,
+)
 from atoll.rl.policy import linear
 
 
@@ -16,6 +23,21 @@ def test_the_rate_falls_in_a_line_and_never_below_zero() -> None:
     assert rates == pytest.approx([0.4, 0.3, 0.0, 0.0])
     assert annealed(0.4, done=90, total=100, anneal=False) == 0.4
     assert annealed(0.4, done=90, total=0, anneal=True) == 0.4
+
+
+@pytest.mark.parametrize("size", [0.01, 3.0])
+def test_gradients_are_limited_as_torch_limits_them(size: float) -> None:
+    one, other = (
+        linear(3, 2, gain=size, generator=torch.Generator().manual_seed(1)) for _ in range(2)
+    )
+    for layer in (one, other):
+        layer(torch.ones(1, 3)).square().sum().backward()
+    limit_gradients(one.parameters(), max_norm=0.5)
+    before = nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+    assert (float(before) > 0.5) == (size > 1)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def stepped(layer: nn.Linear, count: int) -> torch.optim.Optimizer:
