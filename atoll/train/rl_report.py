@@ -20,6 +20,8 @@ EPISODES = "episodes"
 MAX_GIF_BYTES = 8 * 2**20
 """A larger one stays beside the report."""
 
+PICTURES_IN_A_ROW = 4
+
 Points = Sequence[Mapping[str, Any]]
 Rl = Mapping[str, Any]
 
@@ -81,17 +83,8 @@ def gallery(rl: Rl, episodes: Mapping[str, bytes]) -> str:
 def rl_charts(rl: Rl, points: Points) -> list[Chart]:
     """Return the curves of the policies and of the critic."""
     charts = [
-        _by_policy(
-            rl, points, "return", "Return",
-            "Mean return of each policy's last episodes, against its own environment steps.",
-            "return", bounds=None,
-        ),
-        _by_policy(
-            rl, points, "explained_variance", "What the critic explains",
-            "Share of the variance of returns that the values an actor used had foreseen: "
-            "1 is all of it, 0 no more than their mean.",
-            "explained variance", bounds=(-1.0, 1.05),
-        ),
+        _returns(rl, points),
+        _explained(rl, points),
         *critic_charts(rl, points),
         _speed(rl, points),
         _waiting(rl, points),
@@ -168,19 +161,56 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
-def _by_policy(
-    rl: Rl, points: Points, name: str, title: str, about: str, unit: str,
-    *, bounds: tuple[float, float] | None,
-) -> Chart:  # fmt: skip
+def _returns(rl: Rl, points: Points) -> Chart:
+    """Return the returns: in one picture if they can be compared, else one beside the other."""
+    policies = rl["policies"]
     traces = [
-        line(*curve(points, policy["members"], name), str(policy["policy"]), index)
-        for index, policy in enumerate(rl["policies"])
+        line(*curve(points, policy["members"], "return"), str(policy["policy"]), index)
+        for index, policy in enumerate(policies)
     ]
-    look = layout("environment steps", unit)
-    if bounds:
-        low = min((y for trace in traces for y in trace["y"]), default=0.0)
-        look["yaxis"] |= {"range": [max(bounds[0], min(0.0, low)), bounds[1]]}
-    return title, about, traces, look
+    look = layout("environment steps", "return")
+    about = "Mean return of each policy's last episodes, against its own environment steps."
+    if len({short_env(str(policy["env"])) for policy in policies}) > 1:
+        look |= _side_by_side(policies, traces)
+        about += " Each on a scale of its own: they are returns of different things."
+    return "Return", about, traces, look
+
+
+def _side_by_side(policies: Sequence[Rl], traces: list[Trace]) -> dict[str, Any]:
+    """Give every trace axes of its own; return what the layout needs for it."""
+    columns = min(PICTURES_IN_A_ROW, len(policies))
+    rows = -(-len(policies) // columns)
+    look: dict[str, Any] = {
+        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35},
+        "height": 60 + 240 * rows, "showlegend": False, "annotations": [],
+        "margin": {"l": 50, "r": 20, "t": 30, "b": 45},
+    }  # fmt: skip
+    for index, (policy, trace) in enumerate(zip(policies, traces, strict=True)):
+        axis = str(index + 1) if index else ""
+        trace |= {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
+        trace["line"]["width"] = 2
+        look["annotations"].append(
+            {
+                "text": f"<b>{text(policy['policy'])}</b>", "showarrow": False, "x": 0.5, "y": 1.04,
+                "xref": f"x{axis} domain", "yref": f"y{axis} domain", "yanchor": "bottom",
+            }
+        )  # fmt: skip
+    return look
+
+
+def _explained(rl: Rl, points: Points) -> Chart:
+    traces = []
+    for index, policy in enumerate(rl["policies"]):
+        xs, ys = curve(points, policy["members"], "explained_variance")
+        traces.append(line(xs, [max(-1.0, y) for y in ys], str(policy["policy"]), index))
+    look = layout("environment steps", "explained variance")
+    low = min((y for trace in traces for y in trace["y"]), default=0.0)
+    look["yaxis"] |= {"range": [min(-0.05, low), 1.05]}
+    about = (
+        "Share of the variance of returns that the values an actor used had foreseen: 1 is all of "
+        "it, 0 no more than their mean. Where every return is the same, nothing is left to explain."
+    )
+    return "What the critic explains", about, traces, look
 
 
 def _speed(rl: Rl, points: Points) -> Chart:

@@ -82,7 +82,7 @@ def _member(name: str, seat: Seat, results: Results, points: Points) -> dict[str
         "member": name,
         "role": seat.role,
         "policy": seat.policy,
-        "finished": name in results,
+        "finished": bool(own),
         "env_steps": int(figure("env_steps") or 0),
         "episodes": int(figure("episodes") or 0),
         "return_first": own.get("return_first", _first_return(points, name)),

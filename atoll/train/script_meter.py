@@ -27,6 +27,8 @@ class ScriptMeter:
         self._flush: Callable[[], object] = lambda: None
         self._meter = Meter()
         self._values: dict[str, float] = {}
+        self._sent = self._received = 0.0
+        """Bytes beside those of rounds, as the loop tells."""
         self.restart()
 
     def restart(self) -> None:
@@ -50,22 +52,26 @@ class ScriptMeter:
             self._task.tokens += tokens
             self._task.losses.add(value)
         self._meter.add(tokens, loss=value)
-        self._values |= {name: _number(value) for name, value in values.items()}
+        numbers = {name: _number(value) for name, value in values.items()}
+        self._sent, self._received = (
+            numbers.pop(name, before)
+            for name, before in (("sent_bytes", self._sent), ("received_bytes", self._received))
+        )
+        self._values |= numbers
 
     def step(self, sync: SyncResult | None) -> None:
         """Count the time since the last step; send a point if it is time."""
         now = self._clock.monotonic()
         self.totals.count(now - self._mark, sync)
         self._mark = now
-        self.bytes(sync)
+        self.bytes()
         if now - self._reported >= REPORT_EVERY_S:
             self.report()
 
-    def bytes(self, sync: SyncResult | None) -> None:
-        """Take note of what a round has sent."""
-        if sync is not None:
-            self.totals.sent_bytes = self._group.sent_bytes
-            self.totals.received_bytes = self._group.received_bytes
+    def bytes(self) -> None:
+        """Take note of what was sent."""
+        self.totals.sent_bytes = self._group.sent_bytes + self._sent
+        self.totals.received_bytes = self._group.received_bytes + self._received
 
     def report(self) -> None:
         """Send what was measured since the last point."""

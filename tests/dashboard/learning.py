@@ -19,12 +19,13 @@ name = "balance"
 steps = 60000
 [[rl.policies]]
 name = "earth"
-env = "atoll.rl.physics:cartpole"
+env = "{earth}"
 [[rl.policies]]
 name = "moon"
-env = "atoll.rl.physics:cartpole"
-options = {gravity = 1.6}
+env = "{moon}"
 """
+
+CARTPOLE = "atoll.rl.physics:cartpole"
 
 EVERY = 1000
 """Environment steps between two points of an actor."""
@@ -33,8 +34,10 @@ EVERY = 1000
 class Learning:
     """The members of the job; `measure` lets all of them tell how they stand."""
 
-    def __init__(self, scene: Scene) -> None:
-        answer = scene.http.post("/api/jobs", json={"spec": SPEC})
+    def __init__(self, scene: Scene, *, moon: str = CARTPOLE) -> None:
+        """Submit the job and connect its members; `moon` is the second policy's environment."""
+        spec = SPEC.format(earth=CARTPOLE, moon=moon)
+        answer = scene.http.post("/api/jobs", json={"spec": spec})
         assert answer.status_code == 201, answer.text
         self.scene, self.job = scene, str(answer.json()["job"])
         self.critic, *self.actors = scene.start(self.job)

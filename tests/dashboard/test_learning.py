@@ -73,13 +73,20 @@ def test_an_actor_without_a_new_critic_shows_how_old_its_critic_is(
 def test_it_fits_has_its_colours_and_no_barrier(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:
-    learning = Learning(scene)
+    learning = Learning(scene, moon="Pendulum-v1")
     learning.measure(40_000)
     learning.record("earth")
     learning.record("moon")
     with watched(width=width, scheme=scheme) as seen:
         page = seen.go(f"jobs/{learning.job}")
-        expect(page.locator("#return-chart .main-svg").first).to_be_visible()
+        # Returns of different things have a scale each.
+        for place, policy in enumerate(("earth", "moon")):
+            chart = page.locator(f"#return-chart-{place}")
+            told = re.compile(f"of {policy}: last .*{policy}")
+            expect(chart).to_have_attribute(
+                "aria-label", re.compile(f"of {policy}: last .*{policy}")
+            )
+            expect(chart.locator(".main-svg").first).to_be_visible()
         expect(page.locator(".episodes img")).to_have_count(2)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         seen.keep(f"learning-{scheme}-{width}")

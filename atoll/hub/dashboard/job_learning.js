@@ -10,8 +10,7 @@ import { memberState } from "./store.js";
 import { Table } from "./table.js";
 
 const CHARTS = [
-  ["return-chart", "Return", "mean of each policy's last episodes", "return", { format: "" }],
-  ["explained-chart", "What the critic explains", "share of the variance of returns", "explained_variance", { format: "" }],
+  ["explained-chart", "What the critic explains", "share of the variance of returns, 1 is all", "explained_variance", { format: "" }],
   ["critic-chart", "Loss of the critic", "by policy, in units of its own returns; against updates", "value_loss", { zero: true, format: "" }],
   ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true }],
 ];
@@ -19,6 +18,7 @@ const AXES = [["step", "steps"], ["time", "time"]];
 const REDRAW_MS = 900;
 const FILES_MS = 5000;
 const SHOWN_EVENTS = 200;
+const MOST_PANELS = 8;
 
 export class LearningPart {
   constructor(store, data) {
@@ -44,7 +44,8 @@ export class LearningPart {
           element("label", { class: "filter" }, "against ", element("select", {
             id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
           }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
-        element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.element))),
+        this.returns = element("div", { class: "charts panels" }),
+        element("div", { class: "charts three" }, ...this.charts.map(([chart]) => chart.element))),
       card("Events", this.events));
     this.timer = setInterval(() => this.#load(), FILES_MS);
     this.#load();
@@ -67,18 +68,34 @@ export class LearningPart {
   }
 
   #draw(policies) {
-    const { learning } = this.data;
+    this.panels ??= this.#panels(policies);
+    for (const [chart, own] of this.panels) chart.draw(own(policies).flatMap((policy) => this.#traces(policy, "return")), [], this.axis);
     for (const [chart, kind] of this.charts) {
-      const traces = policies.flatMap(({ policy, members, at }) => {
-        const owners = kind === "value_loss" ? [policy] : members.map(({ member }) => member);
-        const curves = owners.map((owner) => learning.of(kind, owner)).filter(Boolean);
-        return curves.map((curve) => ({
-          owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, y: curve.y,
-          x: this.axis === "time" ? dates(curve.time) : curve.step, color: colour(`--series-${at % 8}`),
-        }));
-      });
-      chart.draw(traces, [], this.axis);
+      chart.draw(policies.flatMap((policy) => this.#traces(policy, kind)), [], kind === "value_loss" ? "step" : this.axis);
     }
+  }
+
+  // Returns of one environment can be compared; those of different ones have a scale each.
+  #panels(policies) {
+    const apart = policies.length <= MOST_PANELS && new Set(policies.map(({ env }) => shortEnv(env))).size > 1;
+    const panels = apart
+      ? policies.map(({ policy, env }, place) => [
+        new Chart({ id: `return-chart-${place}`, title: `Return of ${policy}`, note: shortEnv(env), format: "" }), (all) => [all[place]],
+      ])
+      : [[new Chart({ id: "return-chart", title: "Return", note: "mean of each policy's last episodes", format: "" }), (all) => all]];
+    this.returns.style.setProperty("--panels", Math.min(4, panels.length));
+    this.returns.append(...panels.map(([chart]) => chart.element));
+    return panels;
+  }
+
+  #traces({ policy, members, at }, kind) {
+    const owners = kind === "value_loss" ? [policy] : members.map(({ member }) => member);
+    const curves = owners.map((owner) => this.data.learning.of(kind, owner)).filter(Boolean);
+    return curves.map((curve) => ({
+      owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, color: colour(`--series-${at % 8}`),
+      x: this.axis === "time" && kind !== "value_loss" ? dates(curve.time) : curve.step,
+      y: kind === "explained_variance" ? curve.y.map((value) => Math.max(-1, value)) : curve.y,
+    }));
   }
 
   // What the actors of a policy tell, put together.
@@ -119,7 +136,7 @@ export class LearningPart {
 
   close() {
     clearInterval(this.timer);
-    for (const [chart] of this.charts) chart.close();
+    for (const [chart] of [...this.charts, ...(this.panels ?? [])]) chart.close();
   }
 }
 
