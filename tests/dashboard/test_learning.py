@@ -82,7 +82,6 @@ def test_it_fits_has_its_colours_and_no_barrier(
         # Returns of different things have a scale each.
         for place, policy in enumerate(("earth", "moon")):
             chart = page.locator(f"#return-chart-{place}")
-            told = re.compile(f"of {policy}: last .*{policy}")
             expect(chart).to_have_attribute(
                 "aria-label", re.compile(f"of {policy}: last .*{policy}")
             )
