@@ -189,7 +189,8 @@ class Run:
             task, strategy, group=self.group, strategy=type(options).__name__.lower(),
             enrolled=self._enrolled, every=self._every,
         )  # fmt: skip
-        self._meter.bytes(self._state.begin())
+        self._state.begin()
+        self._meter.bytes()
         self._meter.restart()
         self._optimizer = OuterOptimizer(
             optimizer, task=task, outer=strategy, after_step=self._after_step,
@@ -336,7 +337,7 @@ class Run:
             self._state.after(sync)
 
     def _note(self, sync: SyncResult | None) -> None:
-        self._meter.bytes(sync)
+        self._meter.bytes()
         if self._state is not None:
             self._state.after(sync)
 

@@ -8,6 +8,7 @@ reads them with :func:`read_table`. The environment is read in `environment`.
 
 from __future__ import annotations
 
+from atoll.config.environment import NO_DISPLAY as NO_DISPLAY
 from atoll.config.environment import TICKET_VARIABLE as TICKET_VARIABLE
 from atoll.config.environment import WorkerEnvironment as WorkerEnvironment
 from atoll.config.environment import child_environment as child_environment

@@ -7,6 +7,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from atoll.errors import ConfigError
@@ -157,6 +158,12 @@ def _is_exempt(host: str, port: int | None, listed: str) -> bool:
         elif entry and host.endswith("." + entry.removeprefix("*").lstrip(".")):
             return True
     return False
+
+
+NO_DISPLAY: Mapping[str, str] = MappingProxyType(
+    {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+)
+"""What lets environments draw on a machine without a display, unless its owner says otherwise."""
 
 
 TICKET_VARIABLE = "ATOLL_TICKET"

@@ -19,6 +19,7 @@ from atoll.rl.columns import Columns
 from atoll.rl.envs import task_of
 from atoll.rl.fitting import check_tasks
 from atoll.rl.keeper import Keeper
+from atoll.rl.recording import record
 from atoll.rl.seeds import seed_for
 from atoll.rl.service import ServiceValues
 from atoll.rl.trajectory import Trajectory
@@ -222,8 +223,6 @@ class Actor:
         run.publish(path, path.name)
         if not self._rl.record:
             return ""
-        from atoll.rl.recording import record
-
         picture = run.directory / f"episode-{name}.gif"
         try:
             record(self._learner.policy, self._table, picture, seed=run.seed)

@@ -199,6 +199,8 @@ def _environment(order: Order) -> dict[str, str]:
     The folder of its Python comes first in PATH, so that `python` means the job's own.
     """
     environment = config.extended_environment(order.environment)
+    if order.spec.kind == "rl":
+        environment = {**config.NO_DISPLAY, **environment}
     if "PATH" not in order.environment:
         paths = [str(order.python.parent), environment.get("PATH", os.defpath)]
         environment["PATH"] = os.pathsep.join(paths)
