@@ -14,6 +14,7 @@ from atoll.errors import AtollError, DataError, DeadlineExceeded
 from atoll.rl.actor_learner_table import make_actor_learner
 from atoll.rl.actor_metrics import ActorMetrics
 from atoll.rl.actor_side import ActorSide, spec_named
+from atoll.rl.agreeing import ParametersOf
 from atoll.rl.collector import Collector
 from atoll.rl.columns import Columns
 from atoll.rl.envs import task_of
@@ -28,8 +29,8 @@ from atoll.strategies.table import read_options, resolve
 
 log = logging.getLogger(__name__)
 
-MOST_BAD = 100
-"""Trajectories in a row that came to nothing; then something is wrong for good."""
+MOST_BAD = 10
+"""Trajectories in a row that are no numbers; then the environment is wrong for good."""
 
 START_S = 60.0
 """How long an actor waits at its start for the critic to come up as well."""
@@ -93,12 +94,14 @@ class Actor:
         while self._collector.steps < self._share and not run.stopping:
             try:
                 self._one_round()
-            except (DataError, DeadlineExceeded) as error:
+            except DataError as error:
                 bad += 1
-                self._metrics.drop("not_finite" if isinstance(error, DataError) else "unanswered")
-                run.tell("experience-dropped", str(error))
+                self._drop("not_finite", error)
                 if bad >= MOST_BAD:
                     raise
+                continue
+            except DeadlineExceeded as error:
+                self._drop("unanswered", error)
                 continue
             bad, rounds = 0, rounds + 1
             if rounds % self._rl.save_every == 0:
@@ -128,7 +131,7 @@ class Actor:
         if learner.optimizer is not None and not self._spec.alone:
             resolved = resolve(strategy)
             wrapped = run.wrap(
-                learner.module, learner.optimizer, outer=read_options(resolved),
+                ParametersOf(learner.module), learner.optimizer, outer=read_options(resolved),
                 codec=resolved.codec, aggregate=strategy.aggregate,
                 collective=strategy.collective, admission=strategy.admission,
             )  # fmt: skip
@@ -158,6 +161,11 @@ class Actor:
             self._side.send(trajectory)
             self._side.publish_policy(self._learner.policy.state_dict())
         self._report(trajectory, told)
+
+    def _drop(self, reason: str, error: AtollError) -> None:
+        """Count experience that came to nothing, and tell of it."""
+        self._metrics.drop(reason)
+        self._run.tell("experience-dropped", str(error))
 
     def _report(self, trajectory: Trajectory, told: Mapping[str, float]) -> None:
         values = {**told, **self._metrics.point()}
