@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from atoll.config.rl_tables import RlTable
 from atoll.rl.advantage import n_step
 from atoll.rl.losses import explained_variance, policy_gradient_loss, standardised, value_loss
-from atoll.rl.optimizer import EPSILON, limit_gradients
+from atoll.rl.optimizer import EPSILON
 from atoll.rl.policy import HIDDEN_GAIN, Policy, linear
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.trained_policy import TrainedPolicy
@@ -52,9 +52,11 @@ class A3c(TrainedPolicy):
         self.model = ActorCritic(self.policy, value)
         """What the optimizer changes: wrap it together with `optimizer`."""
         if value is not None:
+            # Apart, because the size of rewards scales the gradients of values alone.
+            self._apart.append(list(value.parameters()))
             groups = [
-                {"params": list(self.policy.parameters()), "lr": rl.lr},
-                {"params": list(value.parameters()), "lr": rl.critic_lr},
+                {"params": group, "lr": lr}
+                for group, lr in zip(self._apart, (rl.lr, rl.critic_lr), strict=True)
             ]
             self.optimizer = torch.optim.Adam(groups, eps=EPSILON, fused=True)
 
@@ -105,12 +107,6 @@ class A3c(TrainedPolicy):
         self.descend(loss)
         self.end([trajectory], told)
         return told
-
-    def clip(self) -> None:
-        """Limit the gradients of policy and values apart: rewards only scale the latter's."""
-        super().clip()
-        if self.model.value is not None:
-            limit_gradients(self.model.value.parameters(), max_norm=self.rl.max_norm)
 
     def begin(self) -> float:
         """Set the learning rates of the step that follows; return the policy's."""
