@@ -7,10 +7,12 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.panel import Panel
 from rich.table import Table
 
 from atoll.cli import screen
 from atoll.train.rl_report import number, short_env
+from atoll.train.rl_summary import step_word
 
 CRITICS = {
     "pooled": "one critic for all policies, each with a head of its own",
@@ -18,13 +20,27 @@ CRITICS = {
     "corrected": "one critic for one task, from everybody's experience (V-trace)",
     "joint": "one critic that sees the joint state",
     "own": "a critic of its own in every policy",
-    "none": "no critic",
+    "none": "none: completions of one prompt are compared",
 }
 
 
 def rl_table(summary: Mapping[str, Any]) -> RenderableType:
     """Return a row per policy, and below them what the run was."""
-    return Group(_policies(summary["rl"]), "", _facts(summary))
+    rl = summary["rl"]
+    written = [panel for policy in rl["policies"] for panel in _texts(policy)]
+    return Group(_policies(rl), "", _facts(summary), *written)
+
+
+def _texts(policy: Mapping[str, Any]) -> list[RenderableType]:
+    """Return what a language model wrote in its examination."""
+    texts = [str(text) for text in policy.get("texts") or ()]
+    if not texts:
+        return []
+    title = f"{escape(policy['policy'])} writes"
+    before, after = policy.get("score_before"), policy.get("score_after")
+    if before is not None and after is not None:
+        title += f", right {before:.0%} of the time before and {after:.0%} now"
+    return [Panel(escape("\n".join(texts)), title=title, title_align="left")]
 
 
 def _policies(rl: Mapping[str, Any]) -> Table:
@@ -60,9 +76,9 @@ def _facts(summary: Mapping[str, Any]) -> Table:
         "algorithm": escape(rl["algorithm"]),
         "critic": escape(CRITICS.get(rl["critic"], rl["critic"])),
         "learned": _learned(rl),
-        "environment steps": f"{rl['env_steps']:,}" + (f", {speed:,.0f} a second" if speed else ""),
+        f"{step_word(rl)}s": f"{rl['env_steps']:,}" + (f", {speed:,.0f} a second" if speed else ""),
         "time": screen.duration(summary["wall_s"]),
-        "on the wire": "-" if not size else f"{size:,.0f} bytes per environment step",
+        "on the wire": "-" if not size else f"{size:,.0f} bytes per {step_word(rl)}",
         "dropped": _dropped(rl),
     }
     for name, text in rows.items():

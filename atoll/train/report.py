@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.train.charts import Chart, Trace, layout, line
 from atoll.train.report_tables import event_table, member_table, text, tiles, worth
-from atoll.train.rl_report import gallery, policy_table, read_episodes, rl_charts, rl_tiles
+from atoll.train.rl_report import gallery, policy_table, read_episodes, rl_charts, rl_tiles, texts
 from atoll.train.summary import (
     SUMMARY_NAME,
     ddp_bytes,
@@ -118,7 +118,7 @@ def _head(summary: Mapping[str, Any], episodes: Mapping[str, bytes]) -> str:
     rl = summary.get("rl")
     if not rl:
         return tiles(summary)
-    return rl_tiles(summary) + gallery(rl, episodes) + policy_table(rl)
+    return rl_tiles(summary) + gallery(rl, episodes) + policy_table(rl) + texts(rl)
 
 
 def _charts(summary: Mapping[str, Any], points: Points) -> list[Chart]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.train.charts import COLOURS, Chart, Trace, layout, line
 from atoll.train.report_tables import boxes, table, text
-from atoll.train.rl_summary import curve
+from atoll.train.rl_summary import curve, step_word
 
 EPISODES = "episodes"
 """Folder of a run with a recorded episode of each policy, `POLICY.gif`."""
@@ -48,12 +48,12 @@ def rl_tiles(summary: Mapping[str, Any]) -> str:
             "policies": len(rl["policies"]),
             "algorithm": rl["algorithm"],
             "critic": rl["critic"],
-            "environment steps": f"{rl['env_steps']:,}",
+            f"{step_word(rl)}s": f"{rl['env_steps']:,}",
             "steps/s, all policies": None if not speed else f"{speed:,.0f}",
             "updates of the critic": f"{critic['updates']:,}" if critic else None,
             "trajectories it learned from": f"{critic['trajectories']:,}" if critic else None,
             "trajectories dropped": f"{dropped:,}",
-            "bytes per environment step": None if not size else f"{size:,.1f}",
+            f"bytes per {step_word(rl)}": None if not size else f"{size:,.1f}",
             "seconds": f"{summary.get('wall_s') or 0.0:.1f}",
         }
     )
@@ -142,6 +142,16 @@ def policy_table(rl: Rl) -> str:
     return table("Policies", heads, body)
 
 
+def texts(rl: Rl) -> str:
+    """Return what language models wrote."""
+    written = ""
+    for policy in rl["policies"]:
+        lines = "\n".join(str(one) for one in policy.get("texts") or ())
+        if lines:
+            written += f"<h3>{text(policy['policy'])}</h3><pre>{text(lines)}</pre>"
+    return f"<section><h2>What they write</h2>{written}</section>" if written else ""
+
+
 def short_env(env: str) -> str:
     """Return an environment's name without the module that makes it."""
     return env if env.startswith("text:") else env.rpartition(":")[2]
@@ -168,7 +178,7 @@ def _returns(rl: Rl, points: Points) -> Chart:
         line(*curve(points, policy["members"], "return"), str(policy["policy"]), index)
         for index, policy in enumerate(policies)
     ]
-    look = layout("environment steps", "return")
+    look = layout(f"{step_word(rl)}s", "return")
     about = "Mean return of each policy's last episodes, against its own environment steps."
     if len({short_env(str(policy["env"])) for policy in policies}) > 1:
         look |= _side_by_side(policies, traces)
@@ -203,7 +213,7 @@ def _explained(rl: Rl, points: Points) -> Chart:
     for index, policy in enumerate(rl["policies"]):
         xs, ys = curve(points, policy["members"], "explained_variance")
         traces.append(line(xs, [max(-1.0, y) for y in ys], str(policy["policy"]), index))
-    look = layout("environment steps", "explained variance")
+    look = layout(f"{step_word(rl)}s", "explained variance")
     low = min((y for trace in traces for y in trace["y"]), default=0.0)
     look["yaxis"] |= {"range": [min(-0.05, low), 1.05]}
     about = (
@@ -216,8 +226,8 @@ def _explained(rl: Rl, points: Points) -> Chart:
 def _speed(rl: Rl, points: Points) -> Chart:
     traces = _over_time(rl, points, "env_steps_per_s")
     return (
-        "Speed", "Environment steps per second of each policy.",
-        traces, layout("seconds", "environment steps/s"),
+        "Speed", f"{step_word(rl).capitalize()}s per second of each policy.",
+        traces, layout("seconds", f"{step_word(rl)}s/s"),
     )  # fmt: skip
 
 

@@ -15,6 +15,10 @@ DROPPED = ("stale", "duplicate", "not_finite")
 """Why a trajectory was not learned from."""
 
 
+OF_TEXT = ("score_before", "score_after", "texts")
+"""What only language models tell: mean rewards of one examination, and completions in it."""
+
+
 def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, Any]:
     """Return what each policy and the critic came to; docs/run_files.md says what each key means.
 
@@ -35,7 +39,7 @@ def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, An
     sent = sum(row["sent_bytes"] for row in rows.values())
     return {
         "algorithm": rl.algorithm,
-        "critic": rl.critic,
+        "critic": "none" if rl.algorithm == "grpo" else rl.critic,
         "values": rl.values,
         "env_steps": steps,
         "env_steps_per_s": steps / wall_s if wall_s else None,
@@ -95,6 +99,7 @@ def _member(name: str, seat: Seat, results: Results, points: Points) -> dict[str
         "queue_wait_s": float(figure("queue_wait_s") or 0.0),
         "sent_bytes": int(figure("sent_bytes") or result.get("sent_bytes") or 0),
         "gif": str(own.get("gif") or ""),
+        **{name: own[name] for name in OF_TEXT if own.get(name) is not None},
     }
 
 
@@ -120,7 +125,14 @@ def _policy(
         "queue_wait_s": sum(row["queue_wait_s"] for row in own),
         "sent_bytes": sum(row["sent_bytes"] for row in own),
         "gif": next((row["gif"] for row in own if row["gif"]), ""),
+        **{name: row[name] for row in own[:1] for name in OF_TEXT if name in row},
     }
+
+
+def step_word(rl: Mapping[str, Any]) -> str:
+    """Return what a step is called: language models do not live in environments."""
+    text = all(str(policy["env"]).startswith("text:") for policy in rl["policies"])
+    return "completion" if text else "environment step"
 
 
 def _first_return(points: Points, member: str) -> float | None:
