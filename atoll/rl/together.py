@@ -3,12 +3,11 @@
 One round is: every policy that still has steps collects a rollout, asks the critic what it is
 worth, and does its update; then the critic learns from all rollouts of the round. These are the
 parts that members of a job run, without queues, clocks and processes between them: what a job does
-when nobody is late. Tests and `python -m bench.pooled` run it.
+when nobody is late, with the same seeds. Tests and `python -m bench.pooled` run it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from atoll.rl.columns import Columns
 from atoll.rl.critic import Critic
 from atoll.rl.envs import task_of
 from atoll.rl.ppo import Ppo
+from atoll.rl.seeds import seed_for
 from atoll.rl.trajectory import Trajectory
 
 LAST = 20
@@ -83,11 +83,12 @@ class Seat:
         self.columns, self.rl = columns, rl
         self.total_steps = table.steps or rl.steps
         self.task = task_of(table, rl, columns.environments[0])
+        name = table.name
         self.learner = Ppo(
-            self.task, rl, total_steps=self.total_steps, seed=derived(seed, "policy", index)
+            self.task, rl, total_steps=self.total_steps, seed=seed_for(seed, "policy", name)
         )
         self.collector = Collector(
-            columns, self.task, actor=f"w{index + 1}", seed=derived(seed, "actions", index)
+            columns, self.task, actor=f"w{index + 1}", seed=seed_for(seed, "actions", name, 0)
         )
         self.curve = Curve(table.name)
 
@@ -138,10 +139,8 @@ class Together:
             Seat(table, rl, index=index, seed=seed) for index, table in enumerate(rl.policies)
         ]
         own = rl.critic == "own"
-        self.critics = [
-            Critic(rl, seed=derived(seed, "critic", index))
-            for index in range(len(self.seats) if own else 1)
-        ]
+        purposes = [("critic", table.name) for table in rl.policies] if own else [("critic",)]
+        self.critics = [Critic(rl, seed=seed_for(seed, *purpose)) for purpose in purposes]
         """The one of all policies, or each policy's own."""
         self.rounds = 0
         for index, seat in enumerate(self.seats):
@@ -225,9 +224,3 @@ def run_together(
     finally:
         together.close()
     return together.curves()
-
-
-def derived(seed: int, what: str, index: int) -> int:
-    """Return the seed of one part, from 0 to 2^31 - 1."""
-    words = f"{seed} {what} {index}".encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
