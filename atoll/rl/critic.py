@@ -13,6 +13,7 @@ from atoll.rl.balance import in_order, minibatches
 from atoll.rl.critic_nets import Encoder, ValueNet
 from atoll.rl.critic_seats import OWN, UNCONDITIONED, Seat, Seats
 from atoll.rl.optimizer import adam, load_optimizer_tensors, optimizer_tensors
+from atoll.rl.rehearsal import Rehearsal
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.state import load_module, parts_of, prefixed
 from atoll.rl.targets import Evaluates, Lesson, corrected_targets, own_targets
@@ -51,6 +52,7 @@ class Critic:
             generator=self._generator,
         )
         self._optimizer: Optimizer | None = None
+        self._rehearsal = Rehearsal()
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -72,8 +74,8 @@ class Critic:
         added = [p for p in self.net.parameters() if id(p) not in optimized]
         if self._optimizer is None:
             self._optimizer = adam(added, lr=self.rl.critic_lr)
-        elif added:
-            self._optimizer.add_param_group({"params": added})
+        else:  # one group for all: Adam is one call for each
+            self._optimizer.param_groups[0]["params"].extend(added)
 
     def _parameters(self) -> list[Tensor]:
         """Return what is learned, in the order it came."""
@@ -140,27 +142,35 @@ class Critic:
         """Learn from trajectories, and return figures of each policy.
 
         Args:
-            trajectories: Of any policies it knows; their order does not matter.
+            trajectories: Of any policies it knows; their order does not matter. Policies that
+                are not among them are rehearsed from what they sent last.
             targets: What to regress, [T, B] for each in reward units; None: own GAE returns, or
-                V-trace with `corrected`.
+                V-trace with `corrected`. Nothing is rehearsed with targets.
 
         Returns:
-            For each policy that learned: `value_loss` (squared error in units of its scale),
+            For each policy that sent something: `value_loss` (squared error in units of its scale),
             `explained_variance` (of the targets, by the values before), `value_mean` and
             `value_scale` (its statistics), `steps`.
         """
         order = in_order(trajectories)
         some = [trajectories[i] for i in order]
         self._see(some)
+        passes = self.rl.critic_epochs
         if targets is None:
-            lessons = self._lessons(some)
+            again = self._rehearsal.absent(some, update=self.version)
+            self._rehearsal.keep(some, update=self.version)
+            lessons = self._lessons([*some, *again])
+            sent, learned = (len({t.policy for t in part}) for part in (some, [*some, *again]))
+            # As many passes over everything as make the usual number over what was sent.
+            passes = -(-passes * sent // max(1, learned))
         else:
             lessons = [
                 Lesson(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)
             ]  # fmt: skip
-        stats = self._study(lessons) if lessons else {}
+        stats = self._study(lessons, passes=passes) if lessons else {}
         self.version += 1
-        return stats
+        present = {t.policy for t in some}
+        return {name: figures for name, figures in stats.items() if name in present}
 
     def _see(self, trajectories: Sequence[Trajectory]) -> None:
         """Let the encoders' normalisation take in what was seen, in one batch each."""
@@ -208,7 +218,7 @@ class Critic:
         mine, other = self._seats[name].spec, self._seats[actor].spec
         return mine.task == other.task and name in self._evaluators
 
-    def _study(self, lessons: Sequence[Lesson]) -> dict[str, dict[str, float]]:
+    def _study(self, lessons: Sequence[Lesson], *, passes: int) -> dict[str, dict[str, float]]:
         """Regress the targets of all lessons, a group of rows for each policy."""
         names = sorted({lesson.policy for lesson in lessons}, key=self._seats.place)
         seats = [self._seats[name] for name in names]
@@ -220,7 +230,7 @@ class Critic:
         before = self._answers(raw, seats)
         wanted = self._scaled(goals, seats)
         rows = [self._normalised(s.encoder, r) for r, s in zip(raw, seats, strict=True)]
-        losses = self._regress(rows, wanted, seats)
+        losses = self._regress(rows, wanted, seats, passes=passes)
         return {
             name: self._figures(seat, goal, value, float(loss))
             for name, seat, goal, value, loss in zip(
@@ -243,15 +253,20 @@ class Critic:
         ]
 
     def _regress(
-        self, rows: Sequence[Tensor], wanted: Sequence[Tensor], seats: Sequence[Seat]
+        self,
+        rows: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        seats: Sequence[Seat],
+        *,
+        passes: int,
     ) -> Tensor:
         """Take the steps of one update; return the mean squared error of each group, [groups]."""
         sizes = [len(part) for part in rows]
         heads = [seat.head for seat in seats]
         optimizer, parameters = self._optimizer, self._parameters()
         assert optimizer is not None
-        total, passes = torch.zeros(len(rows)), 0
-        for _ in range(self.rl.critic_epochs):
+        total, taken = torch.zeros(len(rows)), 0
+        for _ in range(passes):
             for part in minibatches(
                 sizes, parts=self.rl.critic_minibatches, generator=self._generator
             ):
@@ -266,8 +281,8 @@ class Critic:
                 optimizer.step()
                 shares = (errors.detach() * part.weights).split([len(i) for i in part.rows])
                 total += torch.stack([share.sum() for share in shares]) * len(rows)
-                passes += 1
-        return total / max(1, passes)
+                taken += 1
+        return total / max(1, taken)
 
     def _by_encoder(self, picked: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor | None]:
         """Join the groups that one encoder reads."""
@@ -320,6 +335,7 @@ class Critic:
         return {
             **self.snapshot(),
             **prefixed("optimizer", kept),
+            **prefixed("rehearsal", self._rehearsal.state_dict()),
             "generator": self._generator.get_state().clone(),
         }
 
@@ -333,6 +349,7 @@ class Critic:
         self.load_snapshot(tensors)
         if self._optimizer is not None:
             load_optimizer_tensors(self._optimizer, parts_of(tensors, "optimizer"))
+        self._rehearsal.load_state_dict(parts_of(tensors, "rehearsal"))
         self._generator.set_state(tensors["generator"].clone())
 
 

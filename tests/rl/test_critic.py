@@ -95,11 +95,13 @@ def test_a_new_policy_changes_nobody_and_begins_as_the_mean() -> None:
 
 
 def test_a_policy_that_sends_nothing_keeps_its_head() -> None:
+    """Not even Adam's momentum moves it."""
     made = critic("a", "b")
-    made.learn([lesson("a", 1), lesson("b", 1)])
+    one, other = lesson("a", 1), lesson("b", 1)
+    made.learn([one, other], targets=[one.rewards, other.rewards])
     head = made.net.all_heads()[1].weight.detach().clone()
     embedding = made.net.embeddings[1].detach().clone()
-    made.learn([lesson("a", 2)])
+    made.learn([one], targets=[one.rewards])
     assert torch.equal(made.net.all_heads()[1].weight, head)
     assert torch.equal(made.net.embeddings[1], embedding)
 
