@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.errors import DataError
+from atoll.rl.action_sampling import ActionSampler
 from atoll.rl.columns import Columns, Rollout
-from atoll.rl.draws import Draws
 from atoll.rl.norm import RunningNorm
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.trajectory import Trajectory
@@ -80,12 +80,12 @@ class Collector:
             self._hidden = policy.initial(self.columns.count)
         before = None if self._hidden is None else self._hidden.clone()
         room = self.columns.room(length)
-        draws = Draws(
+        sampler = ActionSampler(
             self.task.actions, policy.log_deviation, length=length, columns=self.columns.count,
             generator=self._generator,
         )  # fmt: skip
-        self._live(policy, room, draws)
-        log_probabilities = draws.log_probabilities(torch.from_numpy(room.actions))
+        self._live(policy, room, sampler)
+        log_probabilities = sampler.log_probabilities(torch.from_numpy(room.actions))
         # In order of cause and effect. All at once: at every step it would cost a few per cent.
         self._check("observations", room.observations)
         self._check("rewards", room.rewards)
@@ -112,7 +112,7 @@ class Collector:
         self._hidden = saved["hidden"].clone() if "hidden" in saved else None
         self._forget(anew)
 
-    def _live(self, policy: Acting, room: Rollout, draws: Draws) -> None:
+    def _live(self, policy: Acting, room: Rollout, sampler: ActionSampler) -> None:
         """Fill the room step by step."""
         observed = torch.from_numpy(room.observations).unbind(0)
         chosen = torch.from_numpy(room.actions).unbind(0)
@@ -120,7 +120,7 @@ class Collector:
         with torch.inference_mode():
             for step in range(len(chosen)):
                 output, hidden = policy.put_out(observed[step], self._hidden)
-                chosen[step].copy_(draws.choose(step, output))
+                chosen[step].copy_(sampler.choose(step, output))
                 if floats and not np.isfinite(room.actions[step]).all():
                     # Not every environment survives such an action.
                     self._check("observations", room.observations[: step + 1])

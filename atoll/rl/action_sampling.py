@@ -13,8 +13,8 @@ from atoll.rl.distributions import distribution, outputs
 from atoll.rl.spaces import CONTINUOUS, MULTI_DISCRETE, Actions
 
 
-class Draws:
-    """Draws the actions of T steps in B columns.
+class ActionSampler:
+    """ActionSampler the actions of T steps in B columns.
 
     Args:
         actions: The space.

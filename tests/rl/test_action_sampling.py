@@ -3,24 +3,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from atoll.rl.action_sampling import ActionSampler
 from atoll.rl.distributions import distribution
-from atoll.rl.draws import Draws
 from atoll.rl.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE, Actions
 
 OUTPUT = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4])
 STEPS, COLUMNS = 200, 500
 
 
-def drawn(actions: Actions, *, seed: int = 0) -> tuple[Draws, torch.Tensor]:
+def drawn(actions: Actions, *, seed: int = 0) -> tuple[ActionSampler, torch.Tensor]:
     """Draw many times from what one output means."""
     width = sum(actions.sizes)
     log_deviation = torch.tensor([0.5, -0.5]) if actions.kind == CONTINUOUS else None
-    draws = Draws(
+    sampler = ActionSampler(
         actions, log_deviation, length=STEPS, columns=COLUMNS,
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     output = OUTPUT[:width].expand(COLUMNS, width)
-    return draws, torch.stack([draws.choose(step, output) for step in range(STEPS)])
+    return sampler, torch.stack([sampler.choose(step, output) for step in range(STEPS)])
 
 
 def test_choices_come_as_often_as_their_probabilities_say() -> None:
@@ -53,10 +53,10 @@ def test_numbers_are_drawn_with_their_mean_and_deviation() -> None:
     ],
 )
 def test_probabilities_are_those_of_the_distribution_that_was_drawn_from(actions: Actions) -> None:
-    draws, chosen = drawn(actions)
+    sampler, chosen = drawn(actions)
     log_deviation = torch.tensor([0.5, -0.5]) if actions.kind == CONTINUOUS else None
     one = distribution(actions, OUTPUT[: sum(actions.sizes)], log_deviation)
     right = torch.stack([one.log_probability(row) for row in chosen[0]])
-    assert torch.allclose(draws.log_probabilities(chosen)[0], right)
+    assert torch.allclose(sampler.log_probabilities(chosen)[0], right)
     assert torch.equal(chosen, drawn(actions)[1])
     assert not torch.equal(chosen, drawn(actions, seed=1)[1])
