@@ -56,8 +56,7 @@ class TextCritic:
         """Updates so far."""
         self.model = ValueModel(policies, model, conditioned=rl.critic != "unconditioned")
         self._rl, self._seed = rl, seed
-        used = [p for name, p in self.model.named_parameters() if name != "trunk.head.weight"]
-        self._optimizer = adam(used, lr=rl.critic_lr)
+        self._optimizer = adam(self.model.parameters(), lr=rl.critic_lr)
 
     @torch.no_grad()
     def of(self, episodes: Episodes) -> Tensor:

@@ -30,6 +30,7 @@ class ValueModel(nn.Module):
     def __init__(self, policies: Sequence[str], model: GPT, *, conditioned: bool) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(model).requires_grad_(True).eval()
+        self.trunk.head = nn.Identity()  # type: ignore[assignment]  # it writes nothing
         width = model.config.width
         self.conditioned = conditioned
         self.told = nn.Parameter(torch.zeros(len(policies), width))

@@ -10,7 +10,7 @@ import torch
 
 from atoll.config import JobSpec, TrainTable
 from atoll.config.rl_tables import PolicyTable, RlTable
-from atoll.config.tables import JobTable, ModelTable
+from atoll.config.tables import JobTable, ModelTable, StrategyTable
 from atoll.data import make_tokenizer
 from atoll.models import GPT, GPTConfig
 from atoll.rl.text.episodes import Episodes
@@ -48,7 +48,8 @@ def job(rl: RlTable, *, steps: int = 20, seed: int = 3) -> JobSpec:
     return JobSpec(
         job=JobTable(seed=seed, nodes=rl.members),
         model=ModelTable(options={"layers": 2, "width": 32, "heads": 2, "context": 24}),
-        train=TrainTable(steps=steps, batch=32, lr=1e-2, warmup=5), rl=rl,
+        train=TrainTable(steps=steps, batch=32, lr=1e-2, warmup=5),
+        strategy=StrategyTable(preset="alone"), rl=rl,
     )  # fmt: skip
 
 
