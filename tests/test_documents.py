@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll import config
+from atoll.config.rl_tables import PolicyTable, RlTable
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -45,3 +46,11 @@ def test_every_key_of_a_job_file_that_is_about_placing_is_documented() -> None:
     rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     tables = (config.JobTable, config.NeedsTable, config.LaunchTable)
     assert rows == {field.name for table in tables for field in dataclasses.fields(table)}
+
+
+def test_every_key_of_policies_is_documented() -> None:
+    text = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"\w+", cell)}
+    fields = [*dataclasses.fields(RlTable), *dataclasses.fields(PolicyTable)]
+    assert {field.name for field in fields} - {"policies"} <= named

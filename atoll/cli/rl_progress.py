@@ -9,8 +9,8 @@ from typing import Any
 MAX_RETURNS = 512
 """Values kept per member; every second one of a longer row goes: its past gets coarser."""
 
-CRITIC_AWAY_S = 15.0
-"""So long after the last new critic an actor counts as one that goes on with an old one."""
+CRITIC_AWAY_S = 8.0
+"""An actor that has heard no critic for so long goes on with the last one, and that is shown."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class PolicyNow:
 
     @property
     def critic_away_s(self) -> float:
-        """Seconds since the last new critic came, if that is worth a word; else 0."""
+        """Seconds since the critic was heard, if that is worth a word; else 0."""
         live = [m for m in self.members if m["state"] == "running"]
         ages = [value(member, "value_age_s") or 0.0 for member in live]
         longest = max(ages, default=0.0)

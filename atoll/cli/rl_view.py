@@ -89,7 +89,7 @@ def _trouble(policy: PolicyNow) -> list[str]:
 def _critic_age(policy: PolicyNow) -> str:
     version = f"v{policy.value_version}" if policy.value_version else "-"
     if policy.critic_away_s:
-        return f"[yellow]{version}, {policy.critic_away_s:.0f} s old[/]"
+        return f"[yellow]{version}, silent {policy.critic_away_s:.0f} s[/]"
     return version
 
 
@@ -114,7 +114,7 @@ COLUMNS = (
     ),
     Column("steps", 7, 0, lambda policy, _: screen.count(policy.env_steps)),
     Column("steps/s", 7, 0, lambda policy, _: screen.count(policy.steps_per_s)),
-    Column("critic", 14, 0, lambda policy, _: _critic_age(policy)),
+    Column("critic", 16, 0, lambda policy, _: _critic_age(policy)),
     Column("waited", 7, 108, lambda policy, _: f"{policy.queue_wait_s:.1f} s"),
 )
 

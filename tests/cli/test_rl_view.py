@@ -94,9 +94,9 @@ def test_an_actor_that_is_gone_and_a_critic_that_is_away_are_named() -> None:
         watched(critic() | {"state": "lost"}, actor(1, state="lost"), actor(2, value_age_s=42.0))
     )
     assert "earth lost" in shown
-    assert "v12, 42 s old" in row(shown, "moon")
+    assert "v12, silent 42 s" in row(shown, "moon")
     assert "critic lap0 lost" in shown
-    assert " old" not in row(shown, "earth")  # nobody waits for a critic there
+    assert "silent" not in row(shown, "earth")  # nobody waits for a critic there
     assert CRITIC_AWAY_S < 42
 
 

@@ -57,16 +57,14 @@ def test_policies_are_followed_live_from_their_returns_to_their_episodes(
         assert seen.hosts == {f"127.0.0.1:{scene.hub.port}"}
 
 
-def test_an_actor_without_a_new_critic_shows_how_old_its_critic_is(
-    scene: Scene, watched: Watch
-) -> None:
+def test_an_actor_that_hears_no_critic_shows_for_how_long(scene: Scene, watched: Watch) -> None:
     learning = Learning(scene)
     learning.measure(5_000)
     learning.scene.measure(learning.actors[0], 6_000, value_version=50.0, value_age_s=42.0)
     with watched() as seen:
         page = seen.go(f"jobs/{learning.job}")
         earth = page.get_by_role("region", name="Policies").locator("tbody tr", has_text="earth")
-        expect(earth).to_contain_text("v50, 42 s old")
+        expect(earth).to_contain_text("v50, silent 42 s")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (360, "light")])

@@ -26,6 +26,7 @@ def test_every_example_has_a_test_here() -> None:
         "lightning_trainer.py",
         "muloco.toml",
         "plain_loop.py",
+        "pooled_critic.toml",  # test_rl_example.py
         "README.md",
         "transformers_trainer.py",
     }

@@ -160,8 +160,8 @@ function policyState({ members }) {
 
 function criticAge({ version, age, members }) {
   if (version == null) return NONE;
-  const old = age > 15 && members.some(({ state }) => state === "running");
-  return old ? element("span", { class: "bad" }, `v${count(version)}, ${duration(age)} old`) : `v${count(version)}`;
+  const silent = age > 8 && members.some(({ state }) => state === "running");
+  return silent ? element("span", { class: "bad" }, `v${count(version)}, silent ${duration(age)}`) : `v${count(version)}`;
 }
 
 // A row of numbers as a small line, lowest to highest.
