@@ -172,6 +172,7 @@ def pool_needs_a_critic(spec: JobSpec) -> None:
         raise ConfigError(
             "this job has no critic, and names no pool that has one",
             given="host_critic = false without pool", expected='pool = "pool/NAME" besides',
+            remedy="host_critic = true",
         )  # fmt: skip
     if rl.pool and (rl.algorithm == "impala" or rl.critic in ("own", "none")):
         raise ConfigError(
