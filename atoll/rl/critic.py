@@ -12,7 +12,7 @@ from atoll.config.rl_tables import RlTable
 from atoll.rl.balance import in_order, minibatches
 from atoll.rl.critic_nets import Encoder, ValueNet
 from atoll.rl.critic_seats import OWN, UNCONDITIONED, Seat, Seats
-from atoll.rl.optimizer import adam, load_optimizer_tensors, optimizer_tensors
+from atoll.rl.optimizer import adam, limit_gradients, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.rehearsal import Rehearsal
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.state import load_module, parts_of, prefixed
@@ -77,7 +77,7 @@ class Critic:
         else:  # one group for all: Adam is one call for each
             self._optimizer.param_groups[0]["params"].extend(added)
 
-    def _parameters(self) -> list[Tensor]:
+    def _parameters(self) -> list[nn.Parameter]:
         """Return what is learned, in the order it came."""
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return [parameter for group in groups for parameter in group["params"]]
@@ -277,7 +277,7 @@ class Critic:
                 errors = (self.net(inputs, asked, which) - goals).square()
                 optimizer.zero_grad(set_to_none=True)
                 (0.5 * (errors * part.weights).sum()).backward()
-                nn.utils.clip_grad_norm_(parameters, self.rl.max_norm, foreach=True)
+                limit_gradients(parameters, max_norm=self.rl.max_norm)
                 optimizer.step()
                 shares = (errors.detach() * part.weights).split([len(i) for i in part.rows])
                 total += torch.stack([share.sum() for share in shares]) * len(rows)

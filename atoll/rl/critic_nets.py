@@ -40,8 +40,9 @@ class Encoder(nn.Module):
 class ValueNet(nn.Module):
     """Values of many policies in one network.
 
-    Conditioned, the embedding of a policy scales and shifts every layer of the trunk, and the
-    policy has a head of its own. Unconditioned, nothing tells the network whose value is asked:
+    Conditioned, the embedding of a policy is read beside the observation, and the policy has a
+    head of its own. The embeddings differ much from the start: the trunk then has features of each
+    policy as well as common ones. Unconditioned, nothing tells the network whose value is asked:
     there is one head, with one scale.
 
     Args:
@@ -71,7 +72,7 @@ class ValueNet(nn.Module):
         self.heads = nn.ModuleList()
         self.tell: nn.Linear | None = None
         if conditioned:
-            self.tell = _linear(EMBEDDING, 2 * sum(hidden), generator=generator, gain=0.1)
+            self.tell = _linear(EMBEDDING, hidden[0], generator=generator)
 
     def add_encoder(self, features: int) -> int:
         """Add an encoder for flat observations of `features` numbers; return its index."""
@@ -124,25 +125,17 @@ class ValueNet(nn.Module):
             if part is not None
         ]
         out = read[0] if len(read) == 1 else torch.cat(read)
-        told = self._told(asked, which)
-        for index, layer in enumerate([None, *self.trunk]):
-            out = out if layer is None else layer(out)
-            if told:
-                gain, shift = told[2 * index], told[2 * index + 1]
-                out = torch.addcmul(out + shift, out, gain)
-            out = torch.tanh(out)
+        if self.tell is not None:
+            # What a layer over [observation, embedding] would do, for each policy only once.
+            told = self.tell(torch.stack([self.embeddings[index] for index in asked]))
+            out = out + told.index_select(0, which)
+        out = torch.tanh(out)
+        for layer in self.trunk:
+            out = torch.tanh(layer(out))
         heads = self.all_heads()
         weights = torch.stack([heads[index].weight for index in asked])
         answers = torch.addmm(weights[:, -1], out, weights[:, :-1].T)
         return answers.gather(1, which[:, None])[:, 0]
-
-    def _told(self, asked: Sequence[int], which: Tensor) -> Sequence[Tensor]:
-        """Return gain and shift of every layer for each row, [N, width] each."""
-        if self.tell is None:
-            return ()
-        known: Tensor = self.tell(torch.stack([self.embeddings[index] for index in asked]))
-        widths = [width for width in self.hidden for _ in range(2)]
-        return torch.split(known.index_select(0, which), widths, dim=1)
 
     def scales(self) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of each head, [heads] double each."""
