@@ -189,10 +189,13 @@ def _say_interrupted(console: Console, plan: LocalRun, outcome: _Outcome) -> Non
     if not outcome.jobs:
         console.print("[yellow]stopped[/] before the job was submitted; nothing is left running")
         return
+    policies = {one.job for one in outcome.watched if one.view.get("kind") == "rl"}
     for job in outcome.jobs:
         folder = plan.jobs / job
         saved = collect.newest_checkpoint(folder)
         kept = f"kept: {escape(screen.shown(saved))}" if saved else "no checkpoint was complete yet"
+        if job in policies and saved is None:
+            kept = "kept: where each policy and the critic stand"
         console.print(f"[yellow]stopped[/]  {kept}", soft_wrap=True)
         console.print(f"resume with   atoll resume {escape(screen.shown(folder))}", soft_wrap=True)
 

@@ -174,6 +174,8 @@ class Placement:
             rescaling=False,
         )  # fmt: skip
         origin = f"the checkpoint of round {round_}" if round_ >= 0 else "the beginning"
+        if record.kind == "rl" and round_ < 0:
+            origin = "where each of its members stood"
         await self._stores.events.add(job, "resumed", f"goes on from {origin}")
         await self._jobs.set_state(job, "waiting", reason=why)
 
