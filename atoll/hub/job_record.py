@@ -102,6 +102,11 @@ class Job(msgspec.Struct, kw_only=True):
     result: dict[str, Any] = {}
 
     @property
+    def origin(self) -> str:
+        """From where it goes on that has no checkpoint, for people."""
+        return "where each of its members stood" if self.kind == "rl" else "the beginning"
+
+    @property
     def over(self) -> bool:
         """Whether it has ended."""
         return self.state in ENDED

@@ -173,9 +173,7 @@ class Placement:
             start_round=start, resume_round=round_, stopping=False, paused="", outsiders={},
             rescaling=False,
         )  # fmt: skip
-        origin = f"the checkpoint of round {round_}" if round_ >= 0 else "the beginning"
-        if record.kind == "rl" and round_ < 0:
-            origin = "where each of its members stood"
+        origin = f"the checkpoint of round {round_}" if round_ >= 0 else record.origin
         await self._stores.events.add(job, "resumed", f"goes on from {origin}")
         await self._jobs.set_state(job, "waiting", reason=why)
 
