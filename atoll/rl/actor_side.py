@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
-from atoll.errors import AtollError, QueueFull
+from atoll.errors import DeadlineExceeded, QueueFull
 from atoll.ids import new_token
 from atoll.queues import values
 from atoll.rl.background import Background
@@ -108,6 +108,8 @@ class ActorSide:
         self._publisher: Publisher | None = None
         if rl.critic == "corrected" and rl.algorithm != "impala":
             self._publisher = Publisher(desk.topic(names.policy(self.policy), **kept))
+        self._heartbeat.begin()
+        self._weights.begin()
         self._sender = Background(f"sender of {self.actor}", self._send_next)
 
     # ------------------------------------------------------------------------- the roster
@@ -121,11 +123,19 @@ class ActorSide:
         text = spec_named(spec, self.policy).to_json()
         self._tell({"kind": "here", "spec": text})
 
-    def end(self, *, timeout_s: float = 30.0) -> bool:
-        """Tell the critic that nothing more will come, once all is sent; return whether it is."""
-        done = self.flush(timeout_s=timeout_s)
+    def end(self, *, timeout_s: float = 30.0) -> None:
+        """Tell the critic that nothing more will come, once all is sent.
+
+        Raises:
+            DeadlineExceeded: the hub did not take all of it in time; the critic was told nothing.
+        """
+        if not self.flush(timeout_s=timeout_s):
+            raise DeadlineExceeded(
+                "an actor could not send its last experience", given=f"{timeout_s:.0f} s",
+                expected=f"the hub takes all of {self.actor}",
+                remedy="look whether the hub is there; the saved state of the actor has the rest",
+            )  # fmt: skip
         self._tell({"kind": "done", "sequence": self.sequence})
-        return done
 
     def _tell(self, facts: Mapping[str, Any]) -> None:
         said = {"format": 1, "actor": self.actor, "policy": self.policy, "job": self._job, **facts}
@@ -147,8 +157,8 @@ class ActorSide:
             if self.waiting > self._rl.queue_items + most_unsaved(self._rl):
                 self.dropped += 1  # the hub makes room for this one
             self._line.append((self.sequence, message))
-            if len(self._line) > self._rl.queue_items:  # the hub is away
-                self._line.popleft()
+            if len(self._line) > self._rl.queue_items + self._sending:  # the hub is away
+                del self._line[int(self._sending)]
                 self.dropped += 1
             self._condition.notify_all()
 
@@ -161,7 +171,7 @@ class ActorSide:
         """Wait until the hub has everything that was sent; return whether that was in time."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
-            while self._line or self._sending:
+            while self._line:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -184,17 +194,19 @@ class ActorSide:
                 self._condition.wait(WAIT_S)
             if not self._line:
                 return
-            sequence, message = self._line.popleft()
+            sequence, message = self._line[0]  # it stays there until the hub has it
             self._sending = True
         try:
             self._put(sequence, message)
+            with self._condition:
+                self._line.popleft()
         finally:
             with self._condition:
                 self._sending = False
                 self._condition.notify_all()
 
     def _put(self, sequence: int, message: dict[str, Tensor]) -> None:
-        """Bring one message to the hub; what cannot get there makes room for what comes after."""
+        """Bring one message to the hub; after an error the same key again is stored once."""
         try:
             self._queue.put(message, key=f"{self.actor}/{sequence}", timeout_s=PUT_S)
         except QueueFull as error:
@@ -202,13 +214,6 @@ class ActorSide:
             with self._condition:
                 self.dropped += 1
                 self._floor = max(self._floor, sequence)
-        except AtollError:
-            with self._condition:  # the same key again is stored once
-                if len(self._line) < self._rl.queue_items:
-                    self._line.appendleft((sequence, message))
-                else:
-                    self.dropped += 1
-            raise
         else:
             self.sent_bytes += values.size(values.encode(message))
 
@@ -257,14 +262,18 @@ class ActorSide:
     # ------------------------------------------------------------------------- ends
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a restarted actor has to know."""
-        return {"sequence": self.sequence, "dropped": self.dropped}
+        """Return what a restarted actor has to know: also what the hub does not have yet."""
+        with self._condition:
+            unsent = [[sequence, dict(message)] for sequence, message in self._line]
+        return {"sequence": self.sequence, "dropped": self.dropped, "unsent": unsent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a saved actor stood; what it sends again is known by its number."""
         self.sequence, self.dropped = int(state["sequence"]), int(state["dropped"])
         with self._condition:
             self._floor = max(self._floor, self.sequence)
+            self._line.extend((int(sequence), message) for sequence, message in state["unsent"])
+            self._condition.notify_all()
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Send what waits, and end the threads."""

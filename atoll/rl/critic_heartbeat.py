@@ -41,6 +41,8 @@ class CriticHeartbeat:
         last = self._topic.subscribe("critic", start="oldest").newest()
         before = last.value if last is not None else {}
         self._owed = bool(before) and (not before.get("closed") or bool(before.get("owed")))
+        # Whoever comes after a critic that dies has to know that there was one that held leases.
+        self._topic.publish(self._told(), timeout_s=10.0)
         self._thread = Background("heartbeat of the critic", self._beat)
 
     @property

@@ -83,8 +83,9 @@ class CriticSide:
         kept = {"max_items": SNAPSHOTS_KEPT}
         self._values = Publisher(desk.topic(self._names.values, **kept))
         self._published: dict[str, Publisher] = {}
-        self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
         self._roster = Roster(desk, self._names, on_actor=self._open)
+        self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
+        self._roster.begin()
 
     # ------------------------------------------------------------------------- who there is
 
@@ -276,7 +277,7 @@ class CriticSide:
         """Return the weights that a policy's actor has published, if there are newer ones."""
         if policy not in self._policies:
             topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
-            self._policies[policy] = Newest(topic, reader="critic")
+            self._policies[policy] = Newest(topic, reader="critic").begin()
         found = self._policies[policy].take()
         return None if found is None else decode_snapshot(found)
 

@@ -25,7 +25,7 @@ class Newest:
         reader: str,
         on_news: Callable[[Any], None] = lambda value: None,
     ) -> None:
-        """Begin to read.
+        """Subscribe; `begin` begins to read.
 
         Args:
             topic: Where to read.
@@ -40,7 +40,12 @@ class Newest:
         self.heard_at = -1.0
         """Monotonic time of the last item; below 0: there was none."""
         self.received_bytes = 0
-        self._thread = Background(f"reader of {topic.name}", self._read)
+        self._thread: Background | None = None
+
+    def begin(self) -> Newest:
+        """Begin to read; return itself."""
+        self._thread = Background(f"reader of {self._topic.name}", self._read)
+        return self
 
     def take(self) -> Any:
         """Return the newest item if it was not taken before, else None."""
@@ -50,11 +55,13 @@ class Newest:
 
     def end(self) -> None:
         """Stop reading after the question that is under way."""
-        self._thread.end()
+        if self._thread is not None:
+            self._thread.end()
 
     def close(self) -> None:
         """Stop reading, and wait for that a little."""
-        self._thread.close()
+        if self._thread is not None:
+            self._thread.close()
 
     def _read(self) -> None:
         entry = self._subscription.newest(wait_s=WAIT_S)

@@ -39,6 +39,10 @@ class Roster:
         topic = desk.topic(names.roster, max_items=ROSTER_ITEMS)
         # Nothing is acknowledged: whoever comes after this critic reads all of it again.
         self._subscription = topic.subscribe("critic", start="oldest")
+        self._thread: Background | None = None
+
+    def begin(self) -> None:
+        """Begin to read."""
         self._thread = Background("reader of the roster", self._read)
 
     def newcomers(self) -> list[TaskSpec]:
@@ -68,7 +72,8 @@ class Roster:
 
     def close(self) -> None:
         """Stop reading."""
-        self._thread.close()
+        if self._thread is not None:
+            self._thread.close()
 
     def _read(self) -> None:
         for entry in self._subscription.read(100, wait_s=WAIT_S):

@@ -68,7 +68,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, *, lease_s: float = 0.4) -> None:
         monkeypatch.setattr(module, "WAIT_S", 0.03)
     monkeypatch.setattr(actor_queue, "LEASE_S", lease_s)
     monkeypatch.setattr(
-        critic_heartbeat, "LEASE_S", lease_s - 2.0 + 0.1
+        critic_heartbeat, "LEASE_S", lease_s - 2.0 + 0.3
     )  # what may be owed comes after 0.1
     monkeypatch.setattr(critic_heartbeat, "EXTEND_S", lease_s / 4)
     monkeypatch.setattr(critic_heartbeat, "BEAT_S", 0.05)
