@@ -7,6 +7,7 @@ around `optimizer`, e.g. `async-sgd`.
 
 Differs from the paper:
   * Adam instead of RMSProp, and policy and value share no layers;
+  * values are learned in units of 1 / (1 - γ);
   * advantages are standardised, so that the size of rewards does not matter;
   * the values may be the pooled critic's: then only the policy has gradients.
 """
@@ -29,6 +30,9 @@ from atoll.rl.trained_policy import TrainedPolicy
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
 
+LARGEST_DISCOUNT = 0.999
+"""Of which the unit of values is derived; without discounting it would have no limit."""
+
 
 class ActorCritic(nn.Module):
     """A policy, and a network of values beside it if it has its own."""
@@ -48,6 +52,9 @@ class A3c(TrainedPolicy):
     def __init__(self, task: TaskSpec, rl: RlTable, *, total_steps: int, seed: int) -> None:
         """Build the policy, and its values if they are its own; see `TrainedPolicy`."""
         super().__init__(task, rl, total_steps=total_steps, seed=seed)
+        # What a reward of one at every step is worth: values are learned in units of it. A network
+        # of small numbers takes thousands of steps to say 100; and members have it in common.
+        self._unit = 1.0 / (1.0 - min(task.gamma, LARGEST_DISCOUNT))
         value = self._values(task, rl) if rl.critic in ("own", "none") else None
         self.model = ActorCritic(self.policy, value)
         """What the optimizer changes: wrap it together with `optimizer`."""
@@ -101,7 +108,7 @@ class A3c(TrainedPolicy):
             "lr": rate,
         }
         if own is not None:
-            errors = value_loss(own[0][:-1], returns).mean()
+            errors = value_loss(own[0][:-1] / self._unit, returns / self._unit).mean()
             told["value_loss"] = float(errors.detach())
             loss = loss + errors
         self.descend(loss)
@@ -130,6 +137,6 @@ class A3c(TrainedPolicy):
         assert self.model.value is not None
         parts = (trajectory.observations, trajectory.cut_observations)
         values, cut_values = (
-            self.model.value(self.policy.prepared(part)).squeeze(-1) for part in parts
+            self._unit * self.model.value(self.policy.prepared(part)).squeeze(-1) for part in parts
         )
         return values, cut_values
