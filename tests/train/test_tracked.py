@@ -1,0 +1,67 @@
+"""Training that agrees with nobody is measured all the same: `run.track`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from atoll.clock import VirtualClock
+from atoll.group.alone import Alone
+from atoll.run import Run
+from atoll.train import script_meter
+from atoll.train.metrics import Recorder
+from atoll.wire.messages import Event, Point
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Point | Event]:
+    """Return what is told to the hub, from now on."""
+    heard: list[Point | Event] = []
+
+    def to_list(connection: object, task: object, **rest: object) -> object:
+        clock = rest["clock"]
+        recorder = Recorder(
+            task, clock=clock, report=heard.append, announce=heard.append,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return recorder, lambda: None
+
+    monkeypatch.setattr(script_meter, "open_recorder", to_list)
+    return heard
+
+
+def test_points_of_a_tracked_model_carry_its_steps_and_what_was_logged(
+    told: list[Point | Event], tmp_path: Path
+) -> None:
+    clock = VirtualClock()
+    run = Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=7, clock=clock)
+    with run:
+        run.track(nn.Linear(2, 1))
+        run.tell("episode", "here it is")
+        for number in range(4):
+            run.log(tokens=5, value=float(number), sent_bytes=100.0 * number)
+            run.stepped(10)
+            clock.advance(0.6)
+        run.stepped(0)
+        run.results["rl"] = {"role": "actor"}
+    (event,) = [one for one in told if isinstance(one, Event)]
+    assert (event.kind, event.text) == ("episode", "here it is")
+    points = [one for one in told if isinstance(one, Point)]
+    assert points[0].values == {"parameters": 3.0}
+    assert [(p.step, p.values.get("value")) for p in points[1:]] == [
+        (30, 2.0),
+        (40, 3.0),
+        (40, None),
+    ]
+    assert points[-1].values["sent_bytes"] == 300.0
+    assert points[-1].values["tokens"] == 20
+    result = run._result()
+    assert (result["rl"], result["steps"], result["sent_bytes"]) == ({"role": "actor"}, 40, 300.0)
+
+
+def test_a_model_without_parameters_can_be_tracked(tmp_path: Path) -> None:
+    with Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+        run.track(nn.ModuleDict())
+        run.stepped()
+        assert run.step == 1
