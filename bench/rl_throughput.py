@@ -7,6 +7,8 @@ with a critic of its own in the same process. Both take turns on the same cores.
 
     ratio            environment steps/s of the system's actors / of the bare loops, all together;
                      the median over pairs, with the smallest and the largest
+    ratio_cpu        the same per second of processor time, of all processes: what is left of it
+                     when other programs want the cores as well
     steps_per_s      of each policy, in both
     queue_wait_s     for which actors were held up by a full queue, per second
     value_age_s      how old the newest values were that an actor had, median and p99 over points
@@ -22,6 +24,7 @@ How long a message takes through the hub's queue is `python -m bench.rl_queue`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
 import statistics
@@ -32,6 +35,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from atoll.config.rl_tables import PolicyTable, RlTable
 from bench.cluster import Cluster
@@ -46,11 +51,20 @@ ENDS = ("done", "failed", "stopped")
 Steps = dict[str, float]
 
 
+@dataclasses.dataclass
+class Bare:
+    """What the loops came to."""
+
+    steps_per_s: Steps
+    per_cpu_s: float
+    """Environment steps of all loops per second of processor time."""
+
+
 # ------------------------------------------------------------------------------ bare loops
 
 
-def bare(rl: RlTable, *, seconds: float) -> Steps:
-    """Return environment steps per second of each policy, all in processes of their own."""
+def bare(rl: RlTable, *, seconds: float) -> Bare:
+    """Run a loop for each policy, all at once, in processes of their own."""
     context = multiprocessing.get_context("spawn")
     barrier, told = context.Barrier(len(rl.policies)), context.SimpleQueue()
     processes = [
@@ -63,11 +77,14 @@ def bare(rl: RlTable, *, seconds: float) -> Steps:
         process.join(START_S + seconds + END_S)
     if any(process.exitcode != 0 for process in processes):
         raise RuntimeError(f"a bare loop ended with {[p.exitcode for p in processes]}")
-    return dict(told.get() for _ in processes)
+    found = [told.get() for _ in processes]
+    rates = {name: steps / passed for name, steps, passed, _ in found}
+    steps = {table.name: rates[table.name] for table in rl.policies}
+    return Bare(steps, sum(one[1] for one in found) / sum(one[3] for one in found))
 
 
 def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, told: Any) -> None:
-    """Live and learn for a while; tell the environment steps per second."""
+    """Live and learn for a while; tell steps, seconds, and seconds of processor time."""
     import torch
 
     from atoll.rl.together import Together
@@ -77,11 +94,12 @@ def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, told: A
     for _ in range(WARM_ROUNDS):
         together.round()
     barrier.wait(START_S)
-    began, before = time.monotonic(), together.curves()[0].env_steps
+    before = together.curves()[0].env_steps
+    began, worked = time.monotonic(), time.process_time()
     while time.monotonic() - began < seconds:
         together.round()
-    passed = time.monotonic() - began
-    told.put((table.name, (together.curves()[0].env_steps - before) / passed))
+    passed, worked = time.monotonic() - began, time.process_time() - worked
+    told.put((table.name, together.curves()[0].env_steps - before, passed, worked))
 
 
 # ------------------------------------------------------------------------------ whole system
@@ -92,6 +110,8 @@ class Observed:
     """What was seen of the whole system."""
 
     steps_per_s: Steps
+    per_cpu_s: float
+    """Environment steps per second of processor time, of hub, nodes and workers together."""
     queue_wait: float
     value_age_s: list[float]
     update_s: list[float]
@@ -118,8 +138,9 @@ def system(rl: RlTable, *, seconds: float, folder: Path) -> Observed:
             if time.monotonic() > deadline or cluster.client.job(job)["state"] in ENDS:
                 raise TimeoutError(f"the actors do not start: {cluster.client.job(job)}")
             time.sleep(0.5)
-        since = max(line["time"] for line in _warm(cluster, job))
+        since, worked, began = time.time(), processor_s(cluster), time.monotonic()
         time.sleep(seconds)
+        worked, passed = processor_s(cluster) - worked, time.monotonic() - began
         lines = cluster.lines(job, "metrics.jsonl")
         cluster.client.stop(job, grace_s=30.0)
         deadline = time.monotonic() + END_S
@@ -128,7 +149,18 @@ def system(rl: RlTable, *, seconds: float, folder: Path) -> Observed:
                 raise TimeoutError(f"the job does not end: {view['state']}")
             time.sleep(0.5)
     results = [member["result"]["rl"] for member in view["members"] if member["result"]]
-    return observed(rl, [line for line in lines if line["time"] >= since], results)
+    watched = [line for line in lines if line["time"] >= since]
+    return observed(rl, watched, results, cores=worked / passed)
+
+
+def processor_s(cluster: Cluster) -> float:
+    """Return the processor time of everything that runs, so far."""
+    worked = 0.0
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            worked += times.user + times.system
+    return worked
 
 
 def _warm(cluster: Cluster, job: str) -> list[dict[str, Any]]:
@@ -141,9 +173,20 @@ def _warm(cluster: Cluster, job: str) -> list[dict[str, Any]]:
 
 
 def observed(
-    rl: RlTable, lines: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
+    rl: RlTable,
+    lines: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
+    *,
+    cores: float,
 ) -> Observed:
-    """Return the figures of a time, from its points and from what members told at the end."""
+    """Return the figures of a time.
+
+    Args:
+        rl: The job's tables.
+        lines: Its points.
+        results: What members told at the end.
+        cores: Processor time of everything, per second.
+    """
     steps: Steps = {}
     waited = 0.0
     for slot, table in enumerate(rl.policies, start=1):
@@ -161,11 +204,12 @@ def observed(
     for result in results:
         staleness.update(result["staleness"])
         dropped.update(result["dropped"])
-    total = sum(result["env_steps"] for result in acted)
+    lived = sum(result["env_steps"] for result in acted)
     return Observed(
-        steps_per_s=steps, queue_wait=waited / len(rl.policies), value_age_s=ages,
+        steps_per_s=steps, per_cpu_s=sum(steps.values()) / cores,
+        queue_wait=waited / len(rl.policies), value_age_s=ages,
         update_s=updates, staleness=staleness, dropped=dropped,
-        bytes_per_step=sum(result["sent_bytes"] for result in acted) / max(1, total),
+        bytes_per_step=sum(result["sent_bytes"] for result in acted) / max(1, lived),
     )  # fmt: skip
 
 
@@ -204,21 +248,28 @@ def without_end(group: Group) -> RlTable:
     return dataclasses.replace(group, tasks=tasks).tables("pooled")
 
 
-def summarised(pairs: Sequence[tuple[Steps, Observed]]) -> dict[str, Any]:
+def summarised(pairs: Sequence[tuple[Bare, Observed]]) -> dict[str, Any]:
     """Return the figures over all pairs."""
-    ratios = [sum(seen.steps_per_s.values()) / sum(alone.values()) for alone, seen in pairs]
-    names = list(pairs[0][0])
+    ratios = [total(seen.steps_per_s) / total(alone.steps_per_s) for alone, seen in pairs]
+    of_cpu = [seen.per_cpu_s / alone.per_cpu_s for alone, seen in pairs]
+    names = list(pairs[0][0].steps_per_s)
     ages = sorted(age for _, seen in pairs for age in seen.value_age_s)
     staleness: Counter[str] = sum((seen.staleness for _, seen in pairs), Counter())
     dropped: Counter[str] = sum((seen.dropped for _, seen in pairs), Counter())
     return {
         "ratio": round(statistics.median(ratios), 3),
         "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        "ratio_cpu": round(statistics.median(of_cpu), 3),
+        "ratio_cpu_range": [round(min(of_cpu), 3), round(max(of_cpu), 3)],
+        "steps_per_cpu_s": {
+            "system": round(statistics.median(seen.per_cpu_s for _, seen in pairs)),
+            "bare": round(statistics.median(alone.per_cpu_s for alone, _ in pairs)),
+        },
         "pairs": len(pairs),
         "steps_per_s": {
             name: {
                 "system": round(statistics.median(s.steps_per_s[name] for _, s in pairs)),
-                "bare": round(statistics.median(alone[name] for alone, _ in pairs)),
+                "bare": round(statistics.median(a.steps_per_s[name] for a, _ in pairs)),
             }
             for name in names
         },
@@ -229,6 +280,11 @@ def summarised(pairs: Sequence[tuple[Steps, Observed]]) -> dict[str, Any]:
         "staleness": dict(sorted(staleness.items(), key=lambda item: int(item[0]))),
         "dropped": dict(dropped),
     }
+
+
+def total(steps: Steps) -> float:
+    """Return the steps of all policies."""
+    return sum(steps.values())
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
@@ -255,8 +311,9 @@ def main() -> None:
             seen = system(rl, seconds=seconds, folder=Path(folder))
         found.append((alone, seen))
         sys.stderr.write(
-            f"pair {number + 1}: {sum(seen.steps_per_s.values()):.0f} steps/s, bare "
-            f"{sum(alone.values()):.0f}\n"
+            f"pair {number + 1}: {total(seen.steps_per_s):.0f} steps/s, bare "
+            f"{total(alone.steps_per_s):.0f}; per second of processor time {seen.per_cpu_s:.0f}, "
+            f"bare {alone.per_cpu_s:.0f}\n"
         )
     result = summarised(found)
     table = [

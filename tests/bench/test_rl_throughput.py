@@ -10,7 +10,7 @@ import pytest
 
 from atoll.config.reading import parse_spec
 from bench.pooled.groups import DIFFERENT, RELATED
-from bench.rl_throughput import Observed, job_file, observed, summarised, without_end
+from bench.rl_throughput import Bare, Observed, job_file, observed, summarised, without_end
 
 
 @pytest.mark.parametrize("group", [RELATED, DIFFERENT], ids=lambda group: group.name)
@@ -47,8 +47,9 @@ def test_rates_are_those_between_the_first_and_the_last_point_of_each_policy() -
         *[result("actor", env_steps=1_000, sent_bytes=40_000) for _ in range(4)],
     ]
     rl = without_end(DIFFERENT)
-    seen = observed(rl, lines(), results)
+    seen = observed(rl, lines(), results, cores=2.0)
     assert list(seen.steps_per_s.values()) == [100.0, 200.0, 300.0, 400.0]
+    assert seen.per_cpu_s == 500.0
     assert seen.queue_wait == pytest.approx(0.1)
     assert seen.bytes_per_step == 40.0  # of actors, not the critic's weights
     assert (seen.staleness, seen.dropped) == ({"0": 7, "2": 1}, {"stale": 2})
@@ -58,18 +59,20 @@ def test_rates_are_those_between_the_first_and_the_last_point_of_each_policy() -
 def test_a_policy_that_told_nothing_is_no_zero() -> None:
     silent = [line for line in lines() if line["member"] != "w3"]
     with pytest.raises(TimeoutError, match="pendulum told 0 times"):
-        observed(without_end(DIFFERENT), silent, [])
+        observed(without_end(DIFFERENT), silent, [], cores=1.0)
 
 
 def test_the_ratio_is_the_median_over_pairs_of_all_policies_together() -> None:
     def pair(system: float) -> Any:
         seen = Observed(
-            steps_per_s={"a": system, "b": 50.0}, queue_wait=0.0, value_age_s=[0.1, 0.3],
+            steps_per_s={"a": system, "b": 50.0}, per_cpu_s=90.0, queue_wait=0.0,
+            value_age_s=[0.1, 0.3],
             update_s=[0.01], bytes_per_step=20.0, staleness=Counter({"1": 3}), dropped=Counter(),
         )  # fmt: skip
-        return {"a": 100.0, "b": 100.0}, seen
+        return Bare({"a": 100.0, "b": 100.0}, 100.0), seen
 
     told = summarised([pair(100.0), pair(150.0), pair(140.0)])
+    assert told["ratio_cpu"] == 0.9
     assert (told["ratio"], told["ratio_range"]) == (0.95, [0.75, 1.0])
     assert told["steps_per_s"]["a"] == {"system": 140, "bare": 100}
     assert told["staleness"] == {"1": 9}
