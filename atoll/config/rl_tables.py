@@ -135,6 +135,12 @@ class RlTable:
         )
 
     @property
+    def has_code(self) -> bool:
+        """Whether an environment is some other package's function, named `module:factory`."""
+        envs = [policy.env for policy in self.policies]
+        return any(":" in env and not env.startswith(("text:", "atoll.")) for env in envs)
+
+    @property
     def members(self) -> int:
         """How many members the job has: actors, and the critic if it is one of them."""
         return sum(policy.actors for policy in self.policies) + int(self.has_critic)

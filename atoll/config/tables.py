@@ -218,3 +218,11 @@ class JobSpec:
         if self.job.command:
             return "command"
         return "script" if self.job.script else "trainer"
+
+    @property
+    def trust(self) -> str:
+        """The kind of job that the owner of a machine has to allow for it.
+
+        Environments that are code of somebody's own may do whatever a script may.
+        """
+        return "script" if self.kind == "rl" and (self.job.code or self.rl.has_code) else self.kind

@@ -94,7 +94,7 @@ def want_of(spec: JobSpec) -> Want:
     """Return what one process of a job asks of a node."""
     return Want(
         needs=spec.needs,
-        kind=spec.kind,
+        kind=spec.trust,
         container=spec.launch.launcher == "container",
         signed=bool(spec.launch.signature),
         mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),

@@ -35,7 +35,7 @@ def check_allowed(
     """
     if is_reducer(member):
         return []
-    kind = spec.kind
+    kind = spec.trust
     if kind == "container" and kind not in offer.kinds and "signed" in offer.kinds:
         signatures.check_image(
             spec.launch.image, signature=spec.launch.signature, trusted_keys=trusted_keys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.config import JobSpec, JobTable, LaunchTable
+from atoll.config import JobSpec, JobTable, LaunchTable, parse_spec
 from atoll.errors import AtollError, ConfigError, NotAllowed
 from atoll.node.launchers.mounts import parse_mounts
 from atoll.node.permission import check_allowed
@@ -28,6 +28,7 @@ JOBS = {
     "script": JobSpec(job=JobTable(script="s.py")),
     "command": JobSpec(job=JobTable(command=["true"])),
     "container": container(),
+    "rl": parse_spec('[[rl.policies]]\nname = "one"\nenv = "CartPole-v1"'),
 }
 
 
@@ -37,6 +38,17 @@ def test_each_kind_runs_where_it_is_allowed_and_nowhere_else(kind: str) -> None:
     others = [other for other in JOBS if other != kind]
     with pytest.raises(NotAllowed, match=kind):
         check_allowed(JOBS[kind], member="w0", offer=Offer(kinds=others))
+
+
+def test_environments_of_somebodys_own_need_what_scripts_need() -> None:
+    policies = '[[rl.policies]]\nname = "one"\nenv = "{}"\n'
+    plain, own = (parse_spec(policies.format(env)) for env in ("CartPole-v1", "theirs:make"))
+    packed = parse_spec('[job]\ncode = "sha256:0"\n' + policies.format("CartPole-v1"))
+    assert plain.trust == "rl"
+    for spec in (own, packed):
+        check_allowed(spec, member="w0", offer=Offer(kinds=["script"]))
+        with pytest.raises(NotAllowed, match="script"):
+            check_allowed(spec, member="w0", offer=Offer(kinds=["rl"]))
 
 
 def test_reducer_is_atolls_own_program_and_runs_everywhere() -> None:
