@@ -204,7 +204,10 @@ class TextActor:
         self._keeper.save(self._state())
         if not self._keeper.flush(timeout_s=END_SAVE_S if over else LEAVE_SAVE_S):
             log.warning("the last state was not saved in time")
-        after, texts = self._policy.examine(EXAMINED, temperature=self._rl.temperature)
+        after: float | None = None
+        texts: list[str] = []
+        if over:
+            after, texts = self._policy.examine(EXAMINED, temperature=self._rl.temperature)
         result = {
             "role": "actor", "policy": self._seat.policy, "env": self._seat.env,
             **self._metrics.result(), "staleness": {}, "queue_wait_s": 0.0, "sent_bytes": 0,
