@@ -40,6 +40,12 @@ name = "{name}"
 env = "{env}"
 """
 ENDLESS = 10_000_000
+OWN = """
+import gymnasium
+
+def make(render_mode=None):
+    return gymnasium.make("CartPole-v1", render_mode=render_mode)
+"""
 
 
 def job(
@@ -90,7 +96,11 @@ def part(view: dict[str, Any], member: str) -> dict[str, Any]:
 
 
 def test_two_policies_and_a_critic_on_this_machine(atoll: Atoll) -> None:
-    (atoll.folder / "rl.toml").write_text(job("one", "two"))
+    (atoll.folder / "mine").mkdir()
+    (atoll.folder / "mine" / "worlds.py").write_text(OWN)
+    own = POLICY.format(name="two", env="worlds:make")
+    text = job("one").replace("[rl]", 'code = "mine"\n[rl]') + own
+    (atoll.folder / "rl.toml").write_text(text)
     done = atoll.run("run", "rl.toml", "--local", "3", timeout_s=120)
     assert done.code == 0, done.both
     folder = atoll.job_folder()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.errors import DataError
+from atoll.errors import ConfigError, DataError
 from atoll.group.memory import MemoryGroups
 from tests.rl.channel_kit import hurry
 from tests.rl.role_kit import Members, spec_of
@@ -68,6 +68,16 @@ def test_actors_of_one_policy_share_its_steps(tmp_path: Path) -> None:
     learner, first, second = Members(spec, tmp_path).together()
     assert first["env_steps"] == second["env_steps"] == 128
     assert learner["trajectories"] == 4
+
+
+def test_agents_that_act_together_share_a_policy_and_a_joint_critic(tmp_path: Path) -> None:
+    world = {"env": "tests.rl.worlds:pair", "options": {"own_state": True}}
+    spec = spec_of({"name": "one", **world}, critic="joint", steps=512)
+    critic, actor = Members(spec, tmp_path).together()
+    assert actor["env_steps"] == 512  # two agents of two copies: four columns
+    assert actor["updates"] == critic["trajectories"] == 4
+    with pytest.raises(ConfigError, match="environments with several agents"):
+        Members(spec_of(critic="joint"), tmp_path).start(1).result()
 
 
 def test_policies_of_one_task_agree_by_an_outer_strategy(tmp_path: Path) -> None:
