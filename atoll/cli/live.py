@@ -29,9 +29,6 @@ QUIET_EVENTS = frozenset(
 )
 """Kinds of events that the view shows anyway, or that the command says at its end."""
 
-BORDER_CELLS = 4
-"""Of a line, what the frame around the view takes."""
-
 SILENT = ("trainer", "rl")
 """Kinds of job whose members' lines are not shown above the view: it tells the same, in order."""
 
@@ -114,7 +111,7 @@ class View:
         parts: list[RenderableType] = [members_table(job.members)]
         kind = job.view.get("kind")
         if kind == "rl":
-            parts = rl_parts(job, width=self._console.width - BORDER_CELLS)
+            parts = rl_parts(job)
         elif kind != "command":  # which tells of no steps
             parts = [_bar(job), _figures(job), *parts]
         footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -26,11 +26,11 @@ FEWEST_CELLS, MOST_CELLS = 8, 40
 STATE_STYLE = {"running": "green", "done": "green", "lost": "red", "failed": "red"}
 
 
-def rl_parts(job: Watched, *, width: int) -> list[RenderableType]:
-    """Return what the view shows of a job of policies in lines of so many cells."""
+def rl_parts(job: Watched) -> list[RenderableType]:
+    """Return what the view shows of a job of policies."""
     seats = job.view.get("seats") or []
     policies = policies_of(seats, job.members, job.returns)
-    parts: list[RenderableType] = [_bar(job, policies), "", policies_table(policies, width=width)]
+    parts: list[RenderableType] = [_bar(job, policies), "", Fitted(policies)]
     critic = critic_of(seats, job.members)
     if critic is not None:
         parts.append(_critic_line(critic, policies))
@@ -49,6 +49,17 @@ def rl_line(job: Watched) -> list[str]:
     if critic is not None:
         parts.append(f"critic v{_version(critic, policies)}")
     return parts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fitted:
+    """The table of policies, made for the room that there is."""
+
+    policies: list[PolicyNow]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        yield policies_table(self.policies, width=options.max_width)
 
 
 def policies_table(policies: list[PolicyNow], *, width: int) -> RenderableType:

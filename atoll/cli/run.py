@@ -44,6 +44,10 @@ def run(
         bool, typer.Option("--detach/--follow", help="Submit and return at once.")
     ] = False,
     runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="With --local: also draw what the terminal showed as an SVG file."),
+    ] = None,
 ) -> None:
     """Run jobs: submit them, watch them, and collect their results in runs/JOB/."""
     import dataclasses
@@ -71,6 +75,7 @@ def run(
     console = screen.output()
     if local is not None:
         from atoll.cli.local_run import LocalRun, new_folder, run_local
+        from atoll.cli.picture import Picture
 
         plan = LocalRun(
             folder=new_folder(runs),
@@ -78,6 +83,7 @@ def run(
             nodes=local,
             submissions=anywhere(submissions, each=each),
             parameters=parameters[0],
+            picture=Picture(picture) if picture else None,
         )
         raise typer.Exit(run_local(plan, console=console))
     from atoll.cli import known_hub
