@@ -31,7 +31,7 @@ def with_members(spec: JobSpec, *, given: bool) -> JobSpec:
             given=f"nodes = {spec.job.nodes}",
             expected=f"{rl.members}: one for each actor"
             + (", one for the critic" if rl.has_critic else ""),
-            remedy="leave nodes out",
+            remedy=f"leave nodes out; on this machine alone: --local {rl.members}",
         )
     queues = [*spec.job.queues, *([rl.pool] if rl.pool and rl.pool not in spec.job.queues else [])]
     job = dataclasses.replace(spec.job, nodes=rl.members, queues=queues)
