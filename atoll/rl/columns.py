@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.config.rl_tables import PolicyTable
-from atoll.errors import ScriptError
+from atoll.errors import ConfigError, ScriptError
 from atoll.rl.envs import Environment, make_environment
 from atoll.rl.spaces import CONTINUOUS
 
@@ -183,10 +183,19 @@ class Columns:
         Returns:
             The columns that could not be restored and start a new episode: what they were about is
             told in the log, and counted in `unrepeatable`.
+
+        Raises:
+            ConfigError: it was saved by another number of environments.
+            ScriptError: an environment raised.
         """
+        lengths, lost = saved["lengths"].tolist(), saved["lost"].tolist()
+        if len(lengths) != len(self.environments):
+            raise ConfigError(
+                "the saved state of an actor does not fit", given=f"{len(lengths)} environments",
+                expected=f"{len(self.environments)}, as many as `environments` in [rl]",
+            )  # fmt: skip
         self._episodes = saved["episodes"].tolist()
         self.unrepeatable = int(saved["unrepeatable"])
-        lengths, lost = saved["lengths"].tolist(), saved["lost"].tolist()
         self._now = max(lengths)
         self._log = np.zeros((max(1024, 2 * self._now), *self._log.shape[1:]), self.action_type)
         self._observations, self._states = self._observations.copy(), self._states.copy()
@@ -202,7 +211,11 @@ class Columns:
                 length, self.agents, self.actions.width
             )
             right = saved["observations"][rows].numpy()
-            if lost[e] or not self._lived_again(e, right):
+            try:
+                same = not lost[e] and self._lived_again(e, right)
+            except Exception as error:
+                raise self._raised(error, e, 0) from error
+            if not same:
                 self._warn(e, too_long=lost[e])
                 self._begin(e)
                 anew.extend(range(rows.start, rows.stop))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ SIDE = 320
 COLOURS = 64
 STEPS = 2_000
 """Steps of an episode that are shown at most."""
+LONGEST_S = 30.0
+"""Seconds that living and drawing it may take; then the film ends, wherever the episode is."""
 SHORTEST_MS = 20
 """Browsers show a picture for at least this long."""
 SAMPLES = 8
@@ -64,7 +67,7 @@ class Recording:
 
     path: Path
     steps: int
-    """Steps of the episode; at most STEPS."""
+    """Steps that were lived: at most STEPS, and what LONGEST_S allows."""
     score: float
     """Its undiscounted return, the mean over the agents."""
     frames: int
@@ -147,8 +150,9 @@ def _live(policy: Greedy, environment: Environment, film: _Film, seed: int) -> t
     hidden, shape = policy.initial(environment.agents), (environment.agents, -1)
     observation = environment.reset(seed)
     steps, score, over = 0, 0.0, False
+    deadline = time.monotonic() + LONGEST_S
     film.after(0, last=False)
-    while not over and steps < STEPS:
+    while not over and steps < STEPS and time.monotonic() < deadline:
         observed = np.array(observation, np.float32).reshape(shape)
         acted = policy.act(torch.from_numpy(observed), hidden, greedy=True)
         hidden = acted.hidden

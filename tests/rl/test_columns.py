@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.config.rl_tables import PolicyTable
-from atoll.errors import ScriptError
+from atoll.errors import ConfigError, ScriptError
 from atoll.rl import columns as module
 from atoll.rl.columns import Columns, Rollout, episode_seed
 
@@ -105,10 +105,12 @@ def test_the_joint_state_is_that_of_every_step_and_of_every_cut() -> None:
     [
         (WORLD, 8), ("CartPole-v1", 50), ("Pendulum-v1", 250), ("LunarLander-v3", 150),
         ("MountainCarContinuous-v0", 40), ("Acrobot-v1", 30), ("Taxi-v4", 220),
-        ("mpe2.simple_spread_v3:parallel_env", 30),
+        ("mpe2.simple_spread_v3:parallel_env", 30), ("HalfCheetah-v5", 40),
     ],
 )  # fmt: skip
 def test_restored_columns_go_on_where_they_were(env: str, before: int) -> None:
+    if env == "HalfCheetah-v5":
+        pytest.importorskip("mujoco", reason="MuJoCo is not installed")
     columns, restored = columns_of(env, joint=True), columns_of(env, joint=True)
     lived(columns, before)
     saved = {name: part.clone() for name, part in columns.state_dict().items()}
@@ -167,6 +169,12 @@ def test_an_environment_that_does_not_repeat_itself_is_told_and_starts_anew(
     room = lived(restored, 3)
     assert room.observations[:, 0, 0].tolist() == [0, 1, 2, 3]
     assert room.rewards[:, 1].tolist() == [1, 2, 3]
+
+
+def test_a_state_of_another_number_of_environments_is_refused() -> None:
+    saved = columns_of(count=2).state_dict()
+    with pytest.raises(ConfigError, match=r"given: 2 environments; expected: 3"):
+        columns_of(count=3).load_state_dict(saved)
 
 
 def test_only_the_column_that_is_restarted_starts_anew() -> None:

@@ -163,6 +163,10 @@ def test_a_task_says_all_that_a_critic_has_to_know() -> None:
     assert task_of(policy, RlTable(critic="joint"), environment).state == (3,)
 
 
+def test_a_package_that_registers_its_environments_is_imported_by_its_name() -> None:
+    assert make_environment(table("gymnasium:CartPole-v1")).observation == (4,)
+
+
 def test_what_ended_by_itself_was_not_cut_off() -> None:
     for cut in (False, True):
         environment = make_environment(table("tests.rl.worlds:counter", length=1, cut=cut))
