@@ -24,7 +24,7 @@ from atoll.config.rl_tables import RlTable
 from atoll.rl.advantage import n_step
 from atoll.rl.losses import explained_variance, policy_gradient_loss, standardised, value_loss
 from atoll.rl.optimizer import EPSILON
-from atoll.rl.policy import HIDDEN_GAIN, Policy, linear
+from atoll.rl.policy import HEAD_GAIN, HIDDEN_GAIN, Policy, linear
 from atoll.rl.spaces import TaskSpec
 from atoll.rl.trained_policy import TrainedPolicy
 from atoll.rl.trajectory import Trajectory
@@ -129,7 +129,7 @@ class A3c(TrainedPolicy):
         layers: list[nn.Module] = []
         for inputs, width in itertools.pairwise(widths):
             layers += [linear(inputs, width, gain=HIDDEN_GAIN, generator=self.generator), nn.Tanh()]
-        last = linear(widths[-1], 1, gain=1.0, generator=self.generator)
+        last = linear(widths[-1], 1, gain=HEAD_GAIN, generator=self.generator)
         return nn.Sequential(*layers, last)
 
     def _value_of(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
