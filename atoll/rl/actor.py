@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 MOST_BAD = 10
 """Trajectories in a row that are no numbers; then the environment is wrong for good."""
 
+TELL_EVERY_S = 30.0
+"""People are told of dropped experience at most so often; all of it is counted."""
+
 START_S = 60.0
 """How long an actor waits at its start for the critic to come up as well."""
 
@@ -83,6 +86,7 @@ class Actor:
             seed=lambda purpose: seed_for(run.seed, purpose, seat.policy),
         )  # fmt: skip
         self._metrics = ActorMetrics()
+        self._told_at: dict[str, float] = {}
         self._keeper = Keeper(run, member=run.member)
 
     def run(self) -> dict[str, Any]:
@@ -163,9 +167,12 @@ class Actor:
         self._report(trajectory, told)
 
     def _drop(self, reason: str, error: AtollError) -> None:
-        """Count experience that came to nothing, and tell of it."""
+        """Count experience that came to nothing, and tell of it now and then."""
         self._metrics.drop(reason)
-        self._run.tell("experience-dropped", str(error))
+        now = time.monotonic()
+        if now - self._told_at.get(reason, -TELL_EVERY_S) >= TELL_EVERY_S:
+            self._told_at[reason] = now
+            self._run.tell("experience-dropped", str(error))
 
     def _report(self, trajectory: Trajectory, told: Mapping[str, float]) -> None:
         values = {**told, **self._metrics.point()}

@@ -97,7 +97,7 @@ class CriticLearner:
             self._critic.set_policy(name, self._policies[name])
 
 
-class ImpalaRole:
+class PoliciesLearner:
     """All policies and their critic, for actors that only act."""
 
     name = "learner"
@@ -111,6 +111,8 @@ class ImpalaRole:
         )
         self._learner = ImpalaLearner([], rl, self._critic, total_steps=rl.steps, seed=seed)
         self._tasks: dict[str, TaskSpec] = {}
+        self._published: dict[str, int] = {}
+        """The newest version of each policy that its actors can have."""
         self.module = nn.ModuleDict()
 
     @property
@@ -135,9 +137,12 @@ class ImpalaRole:
         return self._learner.learn(trajectories)
 
     def publish(self, side: CriticSide) -> None:
-        """Publish each policy for its actors."""
+        """Publish each policy that has changed for its actors."""
         for policy in self._tasks:
-            side.publish_policy(policy, self._learner.snapshot(policy))
+            version = self._learner.version(policy)
+            if self._published.get(policy) != version:
+                side.publish_policy(policy, self._learner.snapshot(policy))
+                self._published[policy] = version
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next update depends on."""

@@ -7,7 +7,7 @@ from typing import Any
 from atoll.config import JobSpec
 from atoll.config.rl_seats import ACTOR, LEARNER, seats
 from atoll.rl.actor import Actor
-from atoll.rl.critic_learner import CriticLearner, ImpalaRole
+from atoll.rl.critic_learner import CriticLearner, PoliciesLearner
 from atoll.rl.critic_role import CriticRole
 from atoll.rl.fitting import check, is_text
 from atoll.rl.seeds import seed_for
@@ -36,7 +36,7 @@ def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
         return Actor(spec, run, seat).run()
     seed = seed_for(run.seed, "critic")
     if seat.role == LEARNER:
-        return CriticRole(spec, run, ImpalaRole(spec.rl, seed=seed)).run()
+        return CriticRole(spec, run, PoliciesLearner(spec.rl, seed=seed)).run()
     learner = CriticLearner(spec.rl, seed=seed)
     if spec.rl.values != "service":
         return CriticRole(spec, run, learner).run()
