@@ -34,15 +34,18 @@ from bench.pooled.results import Found, figures, judged, printed
 from bench.report import emit, render
 
 QUICK_STEPS = 4_096
+FIRST = 5
 Run = tuple[Group, str, int]
 
 
 def plan(groups: Sequence[Group], variants: Sequence[str], *, seeds: int) -> Iterator[Run]:
-    """Yield all runs: seed by seed, all variants of one before the next one."""
-    for group in groups:
-        for seed in range(seeds or group.seeds):
-            for variant in variants:
-                yield group, variant, seed
+    """Yield all runs: five seeds of every group first, all variants of one before the next one."""
+    for part in (range(FIRST), range(FIRST, 1_000)):
+        for group in groups:
+            for seed in part:
+                if seed < (seeds or group.seeds):
+                    for variant in variants:
+                        yield group, variant, seed
 
 
 def record_of(run: Run) -> dict[str, Any]:

@@ -109,6 +109,14 @@ def test_a_run_that_has_ended_is_not_run_again_and_one_that_failed_is(
     assert "FAILED: RuntimeError: no" in capsys.readouterr().err
 
 
+def test_the_first_five_seeds_of_every_group_come_before_any_sixth() -> None:
+    runs = list(program.plan([RELATED, DIFFERENT], VARIANTS, seeds=0))
+    order = [(group.name, seed) for group, variant, seed in runs if variant == "own"]
+    fives = [(name, seed) for name in ("related", "different") for seed in range(5)]
+    assert order == [*fives, *(("related", seed) for seed in range(5, 10))]
+    assert len(runs) == 4 * len(order)
+
+
 def test_no_run_begins_after_the_time_is_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
