@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -88,6 +88,9 @@ class Collector:
         log_probabilities = sampler.log_probabilities(torch.from_numpy(room.actions))
         # In order of cause and effect. All at once: at every step it would cost a few per cent.
         self._check("observations", room.observations)
+        self._check_cuts(room)
+        if room.states is not None:
+            self._check("joint states", room.states)
         self._check("rewards", room.rewards)
         self._check("log-probabilities of actions", log_probabilities.numpy())
         self.sequence += 1
@@ -160,21 +163,31 @@ class Collector:
         )  # fmt: skip
 
     def _check(self, what: str, values: NDArray[Any]) -> None:
-        """Give up this trajectory, and the episodes in which values are not finite, if any are.
+        """Drop the trajectory if one of its values [T, B, ...] is not finite."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            self._drop(what, np.argwhere(~finite.reshape(*finite.shape[:2], -1).all(-1)))
+
+    def _check_cuts(self, room: Rollout) -> None:
+        """Drop the trajectory if an episode was cut off where something is not finite."""
+        wrong = [
+            (step, column) for step, column, seen, state in room.cuts
+            if not (np.isfinite(seen).all() and (state is None or np.isfinite(state).all()))
+        ]  # fmt: skip
+        if wrong:
+            self._drop("last observations of episodes", np.array(wrong))
+
+    def _drop(self, what: str, places: NDArray[Any]) -> NoReturn:
+        """Give up this trajectory, and the episodes in which something is wrong.
 
         Args:
-            what: What is looked at.
-            values: [T, B, ...].
+            what: What is not finite.
+            places: [N, 2], steps and columns where it is not, the first one first.
         """
-        finite = np.isfinite(values)
-        if finite.all():
-            return
-        where = ~finite.reshape(*finite.shape[:2], -1).all(-1)
-        first = np.argwhere(where)[0]
-        columns = sorted({int(column) for column in np.argwhere(where)[:, 1]})
-        for environment in sorted({column // self.columns.agents for column in columns}):
-            self.columns.restart(environment * self.columns.agents)
-        self._forget(columns)
+        agents, first = self.columns.agents, places[0]
+        for environment in sorted({int(column) // agents for column in places[:, 1]}):
+            self.columns.restart(environment * agents)
+            self._forget(list(range(environment * agents, (environment + 1) * agents)))
         self.not_finite += 1
         raise DataError(
             f"{what} are not finite",

@@ -100,6 +100,8 @@ class Trajectory:
                 )
         for name in ("rewards", "observations", "log_probabilities", "actions", "states"):
             self._check_finite(name)
+        self._check_finite("cut_observations")
+        self._check_finite("cut_states")
         return self
 
     def _check_finite(self, name: str) -> None:
@@ -108,7 +110,8 @@ class Trajectory:
             return
         wrong = (~torch.isfinite(tensor)).nonzero()
         if len(wrong):
-            step, column = (int(n) for n in wrong[0, :2])
+            at = self.cut_at[wrong[0, 0]] if name.startswith("cut_") else wrong[0, :2]
+            step, column = (int(n) for n in at)
             raise DataError(
                 f"a trajectory has {name} that are not finite",
                 given=f"policy {self.policy}, actor {self.actor or '?'}, trajectory "

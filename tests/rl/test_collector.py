@@ -150,6 +150,35 @@ def test_numbers_that_are_not_finite_are_named_and_cost_one_trajectory_and_one_e
     assert collector.state_dict()["counts"].tolist() == [1, collector.steps, 1]
 
 
+def test_the_observation_at_which_an_episode_is_cut_off_is_looked_at_too() -> None:
+    collector, policy = pieces(length=6, cut=True, bad_seen=6)
+    with pytest.raises(DataError, match=r"^last observations of episodes.*step 5, column 0;"):
+        collector.collect(policy, 10)
+    room = collector.columns.room(1)
+    assert room.observations[0, :, 0].tolist() == [0, 0, 0]
+
+
+def test_a_trajectory_from_elsewhere_is_looked_at_where_it_was_cut_off() -> None:
+    collector, policy = pieces(length=6, cut=True)
+    trajectory = collector.collect(policy, 10).check()
+    trajectory.cut_observations[1, 2] = float("nan")
+    with pytest.raises(DataError, match=r"cut_observations that are not .*step 5, column 1"):
+        trajectory.check()
+
+
+def test_a_team_forgets_as_a_whole() -> None:
+    collector, policy = pieces("tests.rl.worlds:pair", count=2, recurrent=6, length=20)
+    collector.collect(policy, 3)
+    environment: Any = collector.columns.environments[1]._environment  # type: ignore[attr-defined]
+    environment.rewards = {"left": float("nan"), "right": 1.0}
+    with pytest.raises(DataError, match=r"rewards are not finite.*column 2"):
+        collector.collect(policy, 3)
+    environment.rewards = {"left": 1.0, "right": 10.0}
+    hidden = collector.collect(policy, 3).hidden
+    assert hidden is not None
+    assert hidden.any(1).tolist() == [True, True, False, False]
+
+
 def test_the_last_observation_is_looked_at_too() -> None:
     collector, policy = pieces(length=20, bad_seen=6)
     with pytest.raises(DataError, match="step 6, column 0"):

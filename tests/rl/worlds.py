@@ -101,7 +101,7 @@ class Pair:
         self.length, self.apart, self.wider = length, apart, wider
         if own_state:
             self.state_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.now, self.actions = 0, [0, 0]
+        self.now, self.actions, self.rewards = 0, [0, 0], {"left": 1.0, "right": 10.0}
 
     def observation_space(self, agent: str) -> spaces.Box:
         width = 4 + (self.wider and agent == "right")
@@ -118,8 +118,7 @@ class Pair:
         self.now, self.actions = self.now + 1, [actions["left"], actions["right"]]
         over = self.now == self.length
         terminated = {"left": over, "right": over and not self.apart}
-        rewards = {"left": 1.0, "right": 10.0}
-        return self._seen(), rewards, terminated, {"left": False, "right": False}, {}
+        return self._seen(), self.rewards, terminated, {"left": False, "right": False}, {}
 
     def state(self) -> Any:
         return np.array([self.now, -self.now], np.float32)
