@@ -104,7 +104,7 @@ class ActorSide:
         )
         kept = {"max_items": SNAPSHOTS_KEPT}
         topic = names.policy(self.policy) if rl.algorithm == "impala" else names.values
-        self._weights = Newest(desk.topic(topic, **kept), reader=self.actor)
+        self._weights = Newest(desk.topic(topic, **kept), reader=self.actor, sparing=True)
         self._publisher: Publisher | None = None
         if rl.critic == "corrected" and rl.algorithm != "impala":
             self._publisher = Publisher(desk.topic(names.policy(self.policy), **kept))

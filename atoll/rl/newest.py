@@ -15,6 +15,10 @@ WAIT_S = 0.5
 """One question to the hub waits so long, so that the end of a thread is not far."""
 
 
+LONGEST_INTERVAL_S = 10.0
+"""Whoever takes more rarely than this gets what was published half of this before at most."""
+
+
 class Newest:
     """Keeps the newest item of a topic; asking for it never waits."""
 
@@ -24,6 +28,7 @@ class Newest:
         *,
         reader: str,
         on_news: Callable[[Any], None] = lambda value: None,
+        sparing: bool = False,
     ) -> None:
         """Subscribe; `begin` begins to read.
 
@@ -31,10 +36,14 @@ class Newest:
             topic: Where to read.
             reader: Name of the subscription.
             on_news: Called in the background with each item that was the newest when it came.
+            sparing: Fetch one item for each `take` only, about half way to the next one, instead
+                of everything that is published.
         """
         self._topic, self._reader, self._on_news = topic, reader, on_news
         self._subscription = topic.subscribe(reader, start="oldest")
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._sparing = sparing
+        self._looked_at, self._interval_s = -1.0, 0.0
         self._value: Any = None
         self._fresh = False
         self.heard_at = -1.0
@@ -50,20 +59,42 @@ class Newest:
     def take(self) -> Any:
         """Return the newest item if it was not taken before, else None."""
         with self._lock:
+            now = time.monotonic()
+            if self._looked_at >= 0:
+                self._interval_s = min(now - self._looked_at, LONGEST_INTERVAL_S)
+            self._looked_at = now
             fresh, self._fresh = self._fresh, False
+            self._lock.notify_all()
             return self._value if fresh else None
 
     def end(self) -> None:
         """Stop reading after the question that is under way."""
         if self._thread is not None:
             self._thread.end()
+        with self._lock:
+            self._lock.notify_all()
 
     def close(self) -> None:
         """Stop reading, and wait for that a little."""
         if self._thread is not None:
             self._thread.close()
 
+    def _is_due(self) -> bool:
+        """Return whether to fetch now; waits a little if not."""
+        with self._lock:
+            if not self._sparing or (self._looked_at < 0 and not self._fresh):
+                return True
+            if self._fresh:
+                self._lock.wait(WAIT_S)
+                return False
+            left_s = self._looked_at + self._interval_s / 2 - time.monotonic()
+            if left_s > 0:
+                self._lock.wait(min(left_s, WAIT_S))
+            return left_s <= 0
+
     def _read(self) -> None:
+        if not self._is_due():
+            return
         entry = self._subscription.newest(wait_s=WAIT_S)
         if entry is None:
             return
