@@ -140,6 +140,16 @@ def share_done(policies: Sequence[PolicyNow]) -> float:
     return done / wanted if wanted else 0.0
 
 
+def left_s(policies: Sequence[PolicyNow]) -> float | None:
+    """Return the time until the last policy is done, as fast as they are now; None: not known."""
+    waits = [
+        (policy.steps - policy.env_steps) / policy.steps_per_s
+        for policy in policies
+        if policy.steps_per_s > 0
+    ]
+    return max(0.0, *waits) if waits else None
+
+
 BARS = "▁▂▃▄▅▆▇█"
 
 

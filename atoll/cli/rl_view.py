@@ -13,7 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli import screen
-from atoll.cli.rl_progress import PolicyNow, critic_of, policies_of, share_done, sparkline, value
+from atoll.cli.rl_progress import (
+    PolicyNow,
+    critic_of,
+    left_s,
+    policies_of,
+    share_done,
+    sparkline,
+    value,
+)
 from atoll.cli.watch import Watched, shown_state
 from atoll.train.rl_report import number, short_env
 
@@ -43,7 +51,7 @@ def rl_line(job: Watched) -> list[str]:
     policies = policies_of(seats, job.members, job.returns)
     parts = [f"steps {share_done(policies):.0%}"]
     if job.state == "running":
-        parts.append(f"left {screen.duration(job.left_s())}")
+        parts.append(f"left {screen.duration(left_s(policies))}")
     parts += [" ".join([p.policy, number(p.now), *_trouble(p)]) for p in policies]
     critic = critic_of(seats, job.members)
     if critic is not None:
@@ -166,6 +174,6 @@ def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
     row.add_column(justify="right", no_wrap=True)
     share = 1.0 if job.state == "done" else share_done(policies)
     speed = screen.count(sum(policy.steps_per_s for policy in policies))
-    text = f"{share:4.0%}  {speed} steps/s  left {screen.duration(job.left_s())}"
+    text = f"{share:4.0%}  {speed} steps/s  left {screen.duration(left_s(policies))}"
     row.add_row(ProgressBar(total=1.0, completed=share), text)
     return Group(row)

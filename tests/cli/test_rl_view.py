@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console
 
 from atoll.cli.live import View, plain_line
-from atoll.cli.rl_progress import CRITIC_AWAY_S, MAX_RETURNS, Returns, sparkline
+from atoll.cli.rl_progress import (
+    CRITIC_AWAY_S,
+    MAX_RETURNS,
+    Returns,
+    left_s,
+    policies_of,
+    sparkline,
+)
 from atoll.cli.rl_tables import rl_table
 from atoll.cli.watch import Watched
 from atoll.config import parse_spec
@@ -102,8 +109,21 @@ def test_an_actor_that_is_gone_and_a_critic_that_is_away_are_named() -> None:
 
 def test_a_plain_line_names_every_policy_and_its_return() -> None:
     line = plain_line(watched(critic(), actor(1), actor(2)))
-    assert line.startswith("balance-1 running | steps 45% | left - | earth 50.0 | moon 100")
+    assert line.startswith("balance-1 running | steps 45% | left 0:01 | earth 50.0 | moon 100")
     assert line.endswith("critic v14")
+
+
+def test_the_time_left_is_that_of_the_policy_that_ends_last() -> None:
+    def left(*members: dict[str, Any]) -> float | None:
+        job = watched(*members)
+        return left_s(policies_of(job.view["seats"], job.members, job.returns))
+
+    slow = actor(2, env_steps=200.0, env_steps_per_s=100.0)
+    assert left(critic(), actor(1), slow) == 8.0
+    # One that is away says nothing about how long it takes; one that is done takes no time.
+    assert left(critic(), actor(1), slow | {"state": "lost"}) == pytest.approx(0.7)
+    assert left(critic(), actor(1, env_steps=1024.0), member(2)) == 0.0
+    assert left(critic(), member(1), member(2)) is None
 
 
 def test_before_the_first_episode_there_is_a_dash_and_no_curve() -> None:
