@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -32,7 +32,6 @@ from bench.report import emit
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3")
 COPIES, LENGTH, TURNS, SLICE_S = 8, 64, 12, 0.5
-WAYS = ("alone", "plain", "sb3", "atoll")
 
 
 def environment_alone(name: str) -> Callable[[], None]:
@@ -140,18 +139,29 @@ def pace(rollout: Callable[[], None], *, seconds: float) -> float:
     return rollouts * LENGTH * COPIES / (time.process_time() - began)
 
 
-def measured(name: str, *, turns: int) -> dict[str, Any]:
-    """Return the paces of one environment, and atoll's in units of the others'."""
-    made = (environment_alone(name), plain_loop(name), sb3_loop(name), atoll_loop(name))
-    loops = dict(zip(WAYS, made, strict=True))
-    for loop in made:
+WAYS = {
+    "alone": environment_alone, "plain": plain_loop, "sb3": sb3_loop, "atoll": atoll_loop,
+}  # fmt: skip
+
+
+def measured(name: str, *, turns: int, slice_s: float, ways: Sequence[str]) -> dict[str, Any]:
+    """Return the paces of one environment, and atoll's in units of the others'.
+
+    Args:
+        name: Of Gymnasium.
+        turns: Pairs of slices.
+        slice_s: Seconds of processor time of each.
+        ways: Which of WAYS; `atoll` is the last one.
+    """
+    loops = {way: WAYS[way](name) for way in ways}
+    for loop in loops.values():
         loop()
-    paces: dict[str, list[float]] = {way: [] for way in WAYS}
+    paces: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(turns):
-        for way in WAYS if turn % 2 == 0 else reversed(WAYS):
-            paces[way].append(pace(loops[way], seconds=SLICE_S))
-    found: dict[str, Any] = {way: round(statistics.median(paces[way])) for way in WAYS}
-    for way in WAYS[:-1]:
+        for way in ways if turn % 2 == 0 else reversed(ways):
+            paces[way].append(pace(loops[way], seconds=slice_s))
+    found: dict[str, Any] = {way: round(statistics.median(paces[way])) for way in ways}
+    for way in ways[:-1]:
         ratios = sorted(a / b for a, b in zip(paces["atoll"], paces[way], strict=True))
         low, _, high = statistics.quantiles(ratios, n=4)
         found[f"to_{way}"] = round(statistics.median(ratios), 3)
@@ -163,7 +173,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     names = [name for name in arguments if not name.startswith("--")] or list(ENVIRONMENTS)
     turns = 4 if "--quick" in arguments else TURNS
-    found = {name: measured(name, turns=turns) for name in names}
+    found = {name: measured(name, turns=turns, slice_s=SLICE_S, ways=list(WAYS)) for name in names}
     table = [
         {"environment": name, **{k: v for k, v in row.items() if not k.endswith("quartiles")}}
         for name, row in found.items()
