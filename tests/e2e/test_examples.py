@@ -20,6 +20,7 @@ def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
         "accelerate_loop.py",  # this one and the two trainers: tests/integrations
         "actors.py",
+        "brackets.toml",  # test_rl_text.py
         "elastic.toml",
         "four_laptops.toml",
         "gpt.toml",

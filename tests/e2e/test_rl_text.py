@@ -1,0 +1,65 @@
+"""Language models that learn by rewards, on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Atoll, until
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "brackets.toml"
+
+SMALLER = {
+    "layers": "1", "width": "16", "heads": "2", "environments": "8", "group": "4", "epochs": "1",
+    "minibatches": "1", "critic_epochs": "1", "critic_minibatches": "1",
+}  # fmt: skip
+
+UPDATES = 24
+
+
+def write_job(atoll: Atoll) -> Path:
+    """Write the example with a tiny model and little to do."""
+    text = EXAMPLE.read_text()
+    for name, value in SMALLER.items():
+        text, count = re.subn(rf"(?m)^{name} = \S+", f"{name} = {value}", text)
+        assert count == 1, name
+    text, count = re.subn(r"(?m)^steps = 1000\b", "steps = 20", text)
+    assert count == 1
+    text, count = re.subn(r"(?m)^steps = 6_400\b", f"steps = {32 * UPDATES}\nsave_every = 2", text)
+    assert count == 1
+    path = atoll.folder / "brackets.toml"
+    path.write_text(text)
+    return path
+
+
+def test_two_language_models_share_a_value_model_and_one_is_killed(atoll: Atoll) -> None:
+    running = atoll.start("run", str(write_job(atoll)), "--local", "3")
+    metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None), timeout_s=60.0)
+
+    def learning() -> bool:
+        """Return whether a policy has learned, and been saved, a few times."""
+        lines = metrics.read_text().splitlines(keepends=True)
+        points = [json.loads(line)["values"] for line in lines if line.endswith("\n")]
+        return any(p.get("updates", 0) >= 4 and "kl_reference" in p for p in points)
+
+    until(learning, timeout_s=60.0)
+    victim = next(p for p in atoll.workers() if p.environ().get("ATOLL_MEMBER") == "w1")
+    os.kill(victim.pid, 9)
+    done = running.wait(timeout_s=90.0)
+    assert done.code == 0, done.both
+    folder = atoll.job_folder()
+    told = json.loads((folder / "summary.json").read_text())["rl"]
+    assert {policy["policy"] for policy in told["policies"]} == {"brackets", "expressions"}
+    for policy in told["policies"]:
+        assert policy["updates"] == UPDATES
+        assert policy["episodes"] == 32 * UPDATES
+        assert (folder / f"policy-{policy['policy']}.safetensors").exists()
+    assert told["critic_member"]["updates"] > 0
+    written = atoll.run("generate", str(folder / "policy-brackets.safetensors"), "--prompt", "((")
+    assert written.code == 0, written.both
