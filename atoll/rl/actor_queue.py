@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,8 @@ class ActorQueue:
         self.damaged = 0
         self.empties = 0
         """How often the queue was asked and had nothing."""
+        self.heard_at = time.monotonic()
+        """When something came the last time, or when it was opened."""
         self._queue, self._decode, self._wake = queue, decode, wake
         self._ahead, self._most = ahead, most_held
         self._condition = threading.Condition()
@@ -139,6 +142,7 @@ class ActorQueue:
                 self._line.append(arrived)
         self.empties += not items
         if items:
+            self.heard_at = time.monotonic()
             self._wake()
 
     def _open(self, item: Item) -> Arrived:

@@ -15,6 +15,9 @@ LEAST_BEAT_GAP_S = 0.05
 AWAY_S = 6.0
 """Without a word for so long, the critic is away and nobody waits for it."""
 
+SILENT_S = 900.0
+"""The critic of a pool does not stay for an actor of which it heard nothing for so long."""
+
 LEASE_S = 20.0
 """How long experience is kept from others when the critic that had it dies."""
 

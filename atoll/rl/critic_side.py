@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
 from atoll.rl.actor_queue import ActorQueue, Arrived
-from atoll.rl.channel_limits import SNAPSHOTS_KEPT, most_unsaved, queue_options
+from atoll.rl.channel_limits import SILENT_S, SNAPSHOTS_KEPT, most_unsaved, queue_options
 from atoll.rl.critic_heartbeat import CriticHeartbeat
 from atoll.rl.deduplication import SeenSequences, load_seen
 from atoll.rl.messages import SENT_AT, decode_trajectory
@@ -104,7 +104,8 @@ class CriticSide:
         Args:
             expected: How many actors there have to be at least.
         """
-        if not self._roster.all_ended(expected=expected) or self._heartbeat.may_be_owed:
+        ended = self._roster.all_ended(expected=expected, silent=self._silent())
+        if not ended or self._heartbeat.may_be_owed:
             self._last_calls = {}
             return False
         # A question that was asked before the last actor was done does not count.
@@ -114,6 +115,17 @@ class CriticSide:
             not queue.depth and queue.empties >= self._last_calls[actor]
             for actor, queue in self._queues.items()
         )
+
+    def _silent(self) -> list[str]:
+        """Return the actors of a pool that nothing was heard of for long.
+
+        Another job may have been stopped, or have lost its machines: nobody tells a pool. In a job
+        of its own the hub knows better, and ends the critic.
+        """
+        if not self._rl.pool:
+            return []
+        since = time.monotonic() - SILENT_S
+        return [actor for actor, queue in self._queues.items() if queue.heard_at < since]
 
     @property
     def running(self) -> list[str]:

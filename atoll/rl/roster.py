@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from atoll.errors import AtollError
@@ -65,10 +65,11 @@ class Roster:
         with self._lock:
             return sorted(set(self._policies) - self._done)
 
-    def all_ended(self, *, expected: int) -> bool:
-        """Return whether at least `expected` actors came, and all that came are done."""
+    def all_ended(self, *, expected: int, silent: Collection[str] = ()) -> bool:
+        """Return whether at least `expected` actors came, and all but the silent ones are done."""
         with self._lock:
-            return len(self._policies) >= expected and set(self._policies) <= self._done
+            left = set(self._policies) - self._done - set(silent)
+            return len(self._policies) >= expected and not left
 
     def close(self) -> None:
         """Stop reading."""

@@ -244,6 +244,30 @@ def test_names_in_a_pool_tell_jobs_apart(channel: AloneChannel) -> None:
     side.close()
 
 
+@pytest.mark.parametrize("pool", ["pool/x", ""])
+def test_only_a_pool_does_not_stay_for_an_actor_that_nobody_hears_of(
+    channel: AloneChannel, monkeypatch: pytest.MonkeyPatch, pool: str
+) -> None:
+    rl = RlTable(pool=pool)
+    side = CriticSide(desk(channel, "w0"), rl=rl, job="north")
+    for job in ("north", "south"):
+        name = f"w-{job}"
+        one = ActorSide(desk(channel, name), rl=rl, policy=name, member=name, job=job)
+        one.announce(SPEC)
+        if job == "north":
+            one.end()
+        one.close()
+    until(lambda: len(side.tasks) == 2 and len(side.depth) == 2)
+    assert not side.ended(expected=1)
+    monkeypatch.setattr("atoll.rl.critic_side.SILENT_S", 0.05)
+    if pool:
+        until(lambda: side.ended(expected=1))
+    else:
+        time.sleep(0.3)  # six times as long as a pool would wait
+        assert not side.ended(expected=1)
+    side.close()
+
+
 def test_a_message_of_another_version_ends_nothing(channel: AloneChannel) -> None:
     with critic(channel, RL) as side:
         roster = desk(channel, "x").topic("roster")
