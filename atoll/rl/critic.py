@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,7 +21,11 @@ from atoll.rl.targets import Evaluates, Lesson, corrected_targets, own_targets
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
 
+log = logging.getLogger(__name__)
+
 CORRECTED = "corrected"
+LARGEST_TARGET = 1e12
+"""Values beyond this are a mistake of an environment; squared they would leave float32."""
 
 
 class Critic:
@@ -39,6 +44,8 @@ class Critic:
         self.rl = rl
         self.kind = kind or rl.critic
         self.version = 0
+        self.refused = 0
+        """Trajectories not learned, because their targets were not finite or too large."""
         self._generator = torch.Generator().manual_seed(seed)
         self._evaluators: dict[str, Evaluates] = {}
         self._begin()
@@ -155,22 +162,46 @@ class Critic:
         order = in_order(trajectories)
         some = [trajectories[i] for i in order]
         self._see(some)
-        passes = self.rl.critic_epochs
         if targets is None:
-            again = self._rehearsal.absent(some, update=self.version)
-            self._rehearsal.keep(some, update=self.version)
-            lessons = self._lessons([*some, *again])
-            sent, learned = (len({t.policy for t in part}) for part in (some, [*some, *again]))
-            # As many passes over everything as make the usual number over what was sent.
-            passes = -(-passes * sent // max(1, learned))
+            stats = self._learn_all(some)
         else:
-            lessons = [
-                Lesson(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)
-            ]  # fmt: skip
-        stats = self._study(lessons, passes=passes) if lessons else {}
+            given = [Lesson(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)]
+            stats = self._study(self._sound(given), passes=self.rl.critic_epochs)
         self.version += 1
-        present = {t.policy for t in some}
-        return {name: figures for name, figures in stats.items() if name in present}
+        return stats
+
+    def _learn_all(self, sent: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+        """Learn what was sent, and of absent policies what they sent last."""
+        again = self._rehearsal.absent(sent, update=self.version) if sent else []
+        lessons = self._sound(self._lessons([*sent, *again]))
+        fresh, everybody = (len({t.policy for t in part}) for part in (sent, [*sent, *again]))
+        # As many passes over everything as make the usual number over what was sent.
+        stats = self._study(lessons, passes=-(-self.rl.critic_epochs * fresh // max(1, everybody)))
+        learned = {id(lesson.trajectory) for lesson in lessons}
+        new = [t for t in sent if id(t) in learned]
+        self._rehearsal.keep(new, update=self.version)
+        taught = {x.policy for x in lessons if any(x.trajectory is t for t in new)}
+        return {name: figures for name, figures in stats.items() if name in taught}
+
+    def _sound(self, lessons: Sequence[Lesson]) -> list[Lesson]:
+        """Return the lessons whose targets can be learned."""
+        return [lesson for lesson in lessons if self._is_sound(lesson)]
+
+    def _is_sound(self, lesson: Lesson) -> bool:
+        """Return whether targets can be learned; one that cannot would ruin everybody's values."""
+        sizes = lesson.targets.abs()
+        if bool((sizes <= LARGEST_TARGET).all()):
+            return True
+        self.refused += 1
+        # The last one: targets before it were made from it.
+        step, column = (~(sizes <= LARGEST_TARGET)).nonzero()[-1].tolist()
+        log.warning(
+            "policy %s, actor %s, trajectory %d: the value at step %d, column %d would be %g; "
+            "the trajectory was not learned",
+            lesson.policy, lesson.trajectory.actor, lesson.trajectory.sequence, step, column,
+            float(lesson.targets[step, column]),
+        )  # fmt: skip
+        return False
 
     def _see(self, trajectories: Sequence[Trajectory]) -> None:
         """Let the encoders' normalisation take in what was seen, in one batch each."""
@@ -220,6 +251,8 @@ class Critic:
 
     def _study(self, lessons: Sequence[Lesson], *, passes: int) -> dict[str, dict[str, float]]:
         """Regress the targets of all lessons, a group of rows for each policy."""
+        if not lessons:
+            return {}
         names = sorted({lesson.policy for lesson in lessons}, key=self._seats.place)
         seats = [self._seats[name] for name in names]
         raw, goals = [], []

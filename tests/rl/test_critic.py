@@ -227,3 +227,18 @@ def test_policies_of_one_environment_share_an_encoder_and_others_do_not() -> Non
     for name, env in (("a", "pole"), ("b", "pole"), ("c", "cart")):
         made.add_policy(task(name, env=env))
     assert len(made.net.encoders) == 2
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e20])
+def test_values_that_make_no_sense_are_named_and_ruin_nobody(
+    wrong: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = critic("a", "b")
+    bad = lesson("b", 1)
+    bad.rewards[3, 2] = wrong
+    assert made.learn([lesson("a", 1), bad]).keys() == {"a"}
+    assert made.refused == 1
+    assert "policy b, actor b, trajectory 1" in caplog.text
+    assert "step 3, column 2" in caplog.text
+    assert torch.isfinite(made.of(lived("a")).values).all()
+    assert made.learn([lesson("a", 2), lesson("b", 2)]).keys() == {"a", "b"}
