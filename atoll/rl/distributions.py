@@ -36,10 +36,6 @@ class Distribution(Protocol):
         """Return the entropy in each state in nats, [...]."""
         ...
 
-    def divergence(self, other: Distribution) -> Tensor:
-        """Return KL(self || other) in nats, [...]; `other` MUST be of the same kind."""
-        ...
-
 
 class Categorical:
     """One choice among n, from logits [..., n]."""
@@ -65,13 +61,6 @@ class Categorical:
         """Return -Σ p ln p, [...]; a choice of probability 0 adds nothing."""
         return -(self.log_p.exp() * self.log_p.clamp_min(_lowest(self.log_p))).sum(-1)
 
-    def divergence(self, other: Distribution) -> Tensor:
-        """Return Σ p (ln p - ln q), [...]."""
-        assert isinstance(other, Categorical)
-        floor = _lowest(self.log_p)
-        apart = self.log_p.clamp_min(floor) - other.log_p.clamp_min(floor)
-        return (self.log_p.exp() * apart).sum(-1)
-
 
 class MultiCategorical:
     """Independent choices, from their logits side by side, [..., sum of sizes]."""
@@ -96,12 +85,6 @@ class MultiCategorical:
     def entropy(self) -> Tensor:
         """Return the sum of the choices' entropies, [...]."""
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
-
-    def divergence(self, other: Distribution) -> Tensor:
-        """Return the sum of the choices' divergences, [...]."""
-        assert isinstance(other, MultiCategorical)
-        pairs = zip(self.parts, other.parts, strict=True)
-        return torch.stack([mine.divergence(theirs) for mine, theirs in pairs]).sum(0)
 
 
 class Gaussian:
@@ -133,13 +116,6 @@ class Gaussian:
         """Return Σ (½ + ½ ln 2π + ln σ), the same in all states, [...]."""
         each = self.log_deviation + (0.5 + HALF_LOG_TWO_PI)
         return each.sum().expand(self.mean.shape[:-1])
-
-    def divergence(self, other: Distribution) -> Tensor:
-        """Return Σ ln(σ'/σ) + (σ² + (μ - μ')²) / 2σ'² - ½, [...]."""
-        assert isinstance(other, Gaussian)
-        away = (self.mean - other.mean).square() + (2 * self.log_deviation).exp()
-        each = other.log_deviation - self.log_deviation - 0.5
-        return (each + 0.5 * away * (-2 * other.log_deviation).exp()).sum(-1)
 
 
 def outputs(actions: Actions) -> int:
