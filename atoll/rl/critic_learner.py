@@ -66,7 +66,10 @@ class CriticLearner:
         """Learn from trajectories of any policies; correct by their newest weights if need be."""
         if self._rl.critic == "corrected":
             self._follow(side)
-        return self._critic.learn(trajectories)
+        before = self._critic.refused
+        told = self._critic.learn(trajectories)
+        side.counts["not_finite"] += self._critic.refused - before
+        return told
 
     def publish(self, side: CriticSide) -> None:
         """Publish its weights, or let who asks be answered by them."""

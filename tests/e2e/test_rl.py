@@ -15,7 +15,7 @@ from atoll.cli.known_hub import KnownHub
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 pytest.importorskip("gymnasium")
 
 SMALL = """
