@@ -27,6 +27,7 @@ import argparse
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -89,6 +90,7 @@ def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, told: A
 
     from atoll.rl.together import Together
 
+    os.setsid()  # like a worker: where the kernel shares cores by session, shares are comparable
     torch.set_num_threads(1)
     together = Together(dataclasses.replace(rl, critic="own", policies=[table]), seed=0)
     for _ in range(WARM_ROUNDS):

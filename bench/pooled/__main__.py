@@ -10,7 +10,7 @@ at the end, with 95 % intervals over seeds.
 It takes an hour or two, so it keeps what it has: every run that has ended is appended to `--out` at
 once and not run again. Stop it whenever you like, and start it again with the same words.
 `--minutes` begins no new run after that time and reports what there is; `--report` runs nothing at
-all; `--figures` draws the curves.
+all; `--figures` draws the curves, `--page` makes the tables of docs/benchmarks.md anew.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from atoll.clock import RealClock
 from bench.methods.ledger import Ledger
 from bench.pooled.groups import GROUPS, VARIANTS, Group
 from bench.pooled.learning import learn
+from bench.pooled.page import with_tables
 from bench.pooled.results import Found, figures, judged, printed
 from bench.report import emit, render
 
-QUICK_STEPS = 4_096
+QUICK_STEPS = 2_048
 FIRST = 5
 Run = tuple[Group, str, int]
 
@@ -111,13 +112,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="4,096 steps per task, one seed")
+    parser.add_argument("--quick", action="store_true", help="2,048 steps per task, one seed")
     parser.add_argument("--groups", default="", help="related, different; both if not given")
     parser.add_argument("--variants", default="", help=", ".join(VARIANTS))
     parser.add_argument("--seeds", type=int, default=0, help="10 related, 5 different")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after so many")
     parser.add_argument("--report", action="store_true", help="run nothing, report what there is")
     parser.add_argument("--figures", type=Path, help="folder to draw the curves into")
+    parser.add_argument("--page", type=Path, help="page whose tables are made anew")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/bench_pooled.jsonl"), help="file of finished runs"
     )
@@ -147,6 +149,9 @@ def main() -> None:
         for group in groups:
             records = ledger.of(f"pooled-{group.digest()}", steps=group.steps)
             draw(Found(group, records), given.figures / f"pooled-{group.name}.svg")
+    if given.page:
+        text = given.page.read_text(encoding="utf-8")
+        given.page.write_text(with_tables(text, groups, result), encoding="utf-8")
     sys.stderr.write(render([{**c, "figures": str(c["figures"])} for c in result["claims"]]) + "\n")
     emit(result, printed(groups, result))
 

@@ -15,6 +15,7 @@ from typing import Any
 from bench.methods.ledger import Record
 from bench.methods.shapes import Interval
 from bench.pooled.groups import VARIANTS, Group, Task
+from bench.pooled.page import cell
 
 T_QUANTILES = {8: 2.31, 9: 2.26, 10: 2.23, 14: 2.14, 19: 2.09}
 """Degrees of freedom -> two-sided 95 % quantile, beyond those of bench.methods."""
@@ -196,18 +197,10 @@ def printed(groups: Sequence[Group], results: Mapping[str, Any]) -> list[dict[st
                         "group": group.name,
                         "variant": variant,
                         "task": task.name,
-                        "steps to target": _cell(told["steps_to_target"], digits=0),
+                        "steps to target": cell(told["steps_to_target"], digits=0),
                         "never": f"{told['missed']} of {found['seeds']}",
-                        "final return": _cell(told["final_return"], digits=1),
-                        "steps / own, all tasks": _cell(over, digits=2) if over else "",
+                        "final return": cell(told["final_return"], digits=1),
+                        "steps / own, all tasks": cell(over, digits=2) if over else "",
                     }
                 )
     return rows
-
-
-def _cell(found: Mapping[str, Any], *, digits: int) -> str:
-    if found["low"] is None:
-        return f"{found['mean']:,.{digits}f}"
-    return (
-        f"{found['mean']:,.{digits}f} ({found['low']:,.{digits}f} to {found['high']:,.{digits}f})"
-    )

@@ -16,6 +16,7 @@ from bench.pooled import learning
 from bench.pooled.drawing import averaged, draw
 from bench.pooled.groups import DIFFERENT, GROUPS, RELATED, VARIANTS, Group, Task
 from bench.pooled.learning import Drawn, learn, settings
+from bench.pooled.page import BEGIN, END, with_tables
 from bench.pooled.results import Found, figures, interval, judged, printed, steps_to
 
 TASKS = [
@@ -201,6 +202,20 @@ def test_all_of_it_is_json_with_a_line_for_every_task_of_every_variant(tmp_path:
     assert [(row["variant"], row["task"]) for row in rows][:3] == [
         ("pooled", "a"), ("pooled", "b"), ("own", "a"),
     ]  # fmt: skip
+
+
+def test_the_tables_of_a_page_are_replaced_and_the_rest_of_it_stays() -> None:
+    records = [record(v, s, reached=(200, 400)) for v in ("pooled", "own") for s in range(2)]
+    results = {"related": figures(Found(GROUP, records))}
+    result = {**results, "claims": judged(results)}
+    page = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
+    once = with_tables(page, [GROUP], result)
+    assert once.startswith("# Title\n")
+    assert once.endswith("\nrest\n")
+    assert "old" not in once
+    assert "| related | own | 2 | b (100) | 400 (400 to 400) | 0 | 150.0 (150.0 to 150.0) |" in once
+    assert "| 1.00 (1.00 to 1.00), 2 seeds |" in once
+    assert with_tables(once, [GROUP], result) == once
 
 
 def test_curves_are_averaged_where_every_seed_has_one() -> None:
