@@ -9,7 +9,7 @@ from atoll.config.rl_tables import RlTable
 BEAT_S = 1.0
 """The critic tells at least so often that it lives."""
 
-LEAST_BEAT_GAP_S = 0.05
+LEAST_BEAT_GAP_S = 0.1
 """And no more often than this, how far it has read."""
 
 AWAY_S = 6.0
