@@ -10,8 +10,8 @@ import { memberState } from "./store.js";
 import { Table } from "./table.js";
 
 const CHARTS = [
-  ["explained-chart", "What the critic explains", "share of the variance of returns, 1 is all", "explained_variance", { format: "" }],
-  ["critic-chart", "Loss of the critic", "by policy, in units of its own returns; against updates", "value_loss", { zero: true, format: "" }],
+  ["explained-chart", "What the critic explains", "of the variance of returns", "explained_variance", { format: "" }],
+  ["critic-chart", "Loss of the critic", "by policy, against its updates", "value_loss", { zero: true, format: "" }],
   ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true }],
 ];
 const AXES = [["step", "steps"], ["time", "time"]];
@@ -58,7 +58,11 @@ export class LearningPart {
     const critic = criticOf(job);
     this.criticCard.hidden = !critic;
     if (critic) this.critic.show([{ ...critic }]);
-    if (this.data.take("events")) this.#showEvents();
+    if (this.data.take("events")) {
+      this.#showEvents();
+      const recorded = this.data.events.filter(({ kind }) => kind === "episode").length;
+      if (recorded !== this.recorded) { this.recorded = recorded; this.#load(); }
+    }
     const now = performance.now();
     if (this.data.changed.points && now - this.drawnAt > REDRAW_MS) {
       this.data.take("points");
@@ -115,7 +119,9 @@ export class LearningPart {
 
   async #load() {
     const files = await get(path("jobs", this.data.name, "files"));
-    const found = (files ?? []).filter(({ name }) => /^episodes\/[^/]+\.gif$/.test(name));
+    const order = (this.data.view?.seats ?? []).map(({ policy }) => `episodes/${policy}.gif`);
+    const found = (files ?? []).filter(({ name }) => order.includes(name))
+      .sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
     const signature = found.map(({ name, modified }) => `${name} ${modified}`).join("\n");
     if (!found.length || signature === this.signature) return;
     this.signature = signature;
