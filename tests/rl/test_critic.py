@@ -57,8 +57,8 @@ def test_the_values_of_many_are_those_of_each() -> None:
 
 
 def test_rewards_a_hundred_times_larger_are_learned_as_well() -> None:
-    made = critic("small", "large", critic_lr=3e-3)
-    for step in range(1, 41):
+    made = critic("small", "large", critic_lr=1e-2)
+    for step in range(1, 21):
         stats = made.learn([lesson("small", step), lesson("large", step, size=100.0)])
     assert stats["large"]["value_scale"] > 50 * stats["small"]["value_scale"]
     for figures in stats.values():
@@ -111,8 +111,8 @@ def test_told_whose_value_is_asked_it_learns_opposites_and_untold_their_mixture(
     wanted = asked.observations[..., 0] + 0.5 * asked.observations[..., 1]
     errors = {}
     for kind in ("pooled", "unconditioned"):
-        made = critic("up", "down", kind=kind, critic_lr=3e-3)
-        for step in range(1, 41):
+        made = critic("up", "down", kind=kind, critic_lr=1e-2)
+        for step in range(1, 21):
             same_seen = lesson("up", step)
             opposite = lesson("up", step, size=-1.0)
             opposite.policy = opposite.actor = "down"
@@ -126,8 +126,8 @@ def test_told_whose_value_is_asked_it_learns_opposites_and_untold_their_mixture(
 @pytest.mark.parametrize("share", [1, 10])
 def test_a_policy_weighs_the_same_whatever_it_sends(share: int) -> None:
     """Two opposite wishes for one head: the answer is half way, also with ten times as much."""
-    made = critic("up", "down", kind="unconditioned", critic_lr=3e-3)
-    for step in range(1, 31):
+    made = critic("up", "down", kind="unconditioned", critic_lr=1e-2)
+    for step in range(1, 17):
         up = lived("up", seed=step, columns=share * 2, ends=1.1, rewards=torch.ones_like)
         down = lived("down", seed=step, columns=2, ends=1.1, rewards=torch.zeros_like)
         up.rewards, down.rewards = up.rewards[..., 0], down.rewards[..., 0]
@@ -172,8 +172,8 @@ def test_an_actor_the_critic_has_not_met_is_answered_by_the_mean() -> None:
 
 
 def test_targets_may_be_given_in_the_order_of_the_trajectories() -> None:
-    made = critic("a", "b", critic_lr=3e-3)
-    for step in range(1, 31):
+    made = critic("a", "b", critic_lr=1e-2)
+    for step in range(1, 17):
         some = [lesson("b", step), lesson("a", step)]
         goals = [torch.full((8, 8), 40.0) + some[0].rewards, torch.full((8, 8), -3.0)]
         made.learn(some, targets=goals)
@@ -216,8 +216,8 @@ def test_weights_of_another_kind_or_width_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["pooled", "unconditioned", "own"])
 def test_one_hidden_layer_is_enough(kind: str) -> None:
-    made = critic("a", kind=kind, critic_hidden=[16], critic_lr=3e-3)
-    for step in range(1, 31):
+    made = critic("a", kind=kind, critic_hidden=[16], critic_lr=1e-2)
+    for step in range(1, 17):
         stats = made.learn([lesson("a", step)])
     assert stats["a"]["explained_variance"] > 0.8
 

@@ -23,9 +23,9 @@ def joint(step: int, *, ends: float = 1.1) -> Trajectory:
 
 
 def test_a_joint_critic_sees_the_state_and_who_asks() -> None:
-    made = Critic(table(critic_lr=3e-3), seed=0, kind="joint")
+    made = Critic(table(critic_lr=1e-2), seed=0, kind="joint")
     made.add_policy(task("team", state=(6,), agents=2))
-    for step in range(1, 61):
+    for step in range(1, 31):
         stats = made.learn([joint(step)])
     assert stats["team"]["explained_variance"] > 0.9
     t = joint(99, ends=0.1)
@@ -72,12 +72,12 @@ def one_armed(policy: str, probability: float, step: int) -> Trajectory:
 
 
 def test_corrected_learns_one_policy_from_the_other() -> None:
-    made = Critic(table(critic_lr=3e-3), seed=0, kind="corrected")
+    made = Critic(table(critic_lr=1e-2), seed=0, kind="corrected")
     likes = {"eager": 0.8, "lazy": 0.4}
     for name, probability in likes.items():
         made.add_policy(task(name, task="arm"))
         made.set_policy(name, Fixed(probability))
-    for step in range(1, 41):
+    for step in range(1, 21):
         made.learn([one_armed("lazy", 0.4, step)])
     asked = [lived(name, ends=1.1) for name in likes]
     eager, lazy = (float(found.values.mean()) for found in made.values_of(asked))

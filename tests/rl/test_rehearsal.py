@@ -51,10 +51,10 @@ def test_it_goes_on_from_its_state() -> None:
 
 def slow_error(*, remembers: bool) -> float:
     """Return how wrong a slow policy's values are that sends once in twelve updates."""
-    made = Critic(table(critic_lr=3e-3, critic_epochs=8), seed=0, kind="pooled")
+    made = Critic(table(critic_lr=3e-3, critic_epochs=6), seed=0, kind="pooled")
     for name in ("slow", "fast"):
         made.add_policy(task(name))
-    for step in range(72):
+    for step in range(48):
         slow = step % 12 == 0
         t = lived("slow" if slow else "fast", seed=step, sequence=step, columns=8, ends=1.1)
         seen = t.observations[:-1]
