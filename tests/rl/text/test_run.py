@@ -17,6 +17,7 @@ from atoll.errors import DataError
 from atoll.group.alone import Alone
 from atoll.queues import AloneChannel, Shelf
 from atoll.rl.keeper import Keeper
+from atoll.rl.text import actor as actor_module
 from atoll.rl.text import shared_start
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.prompts import Wording
@@ -204,6 +205,7 @@ def test_a_task_that_never_gives_a_number_ends_the_actor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always_ended(monkeypatch)
+    monkeypatch.setattr(actor_module, "MOST_BAD", 5)
     actor = actor_with(AlwaysSpoiled(kinds="()", most=3), tmp_path)
     actor._before = 0.0
     with pytest.raises(DataError, match="nan for"):
