@@ -1,7 +1,8 @@
 """Four policies with one value network, or with four: `python -m bench.pooled`, JSON on stdout.
 
 Two groups of four tasks. `related`: one pole on a cart with other lengths, masses, forces and
-gravities. `different`: CartPole, Acrobot, Pendulum, LunarLander. Four variants with the same
+gravities. `different`: CartPole, Acrobot, Pendulum, LunarLander. (And `related_quick_critics`, the
+related ones with three times the critic's learning rate.) Four variants with the same
 networks, steps, seeds and numbers: `pooled` (one critic, told whose value is asked), `own` (a
 critic each), `unconditioned` (one critic that is not told), `sb3` (stable-baselines3's PPO). Told
 are environment steps until the mean return of 20 episodes is at the task's target, and the return
@@ -46,7 +47,8 @@ def plan(groups: Sequence[Group], variants: Sequence[str], *, seeds: int) -> Ite
             for seed in part:
                 if seed < (seeds or group.seeds):
                     for variant in variants:
-                        yield group, variant, seed
+                        if variant in group.variants:
+                            yield group, variant, seed
 
 
 def record_of(run: Run) -> dict[str, Any]:
@@ -113,9 +115,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="2,048 steps per task, one seed")
-    parser.add_argument("--groups", default="", help="related, different; both if not given")
+    parser.add_argument("--groups", default="", help=", ".join(GROUPS))
     parser.add_argument("--variants", default="", help=", ".join(VARIANTS))
-    parser.add_argument("--seeds", type=int, default=0, help="10 related, 5 different")
+    parser.add_argument("--seeds", type=int, default=0, help="10 related, 5 of the others")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after so many")
     parser.add_argument("--report", action="store_true", help="run nothing, report what there is")
     parser.add_argument("--figures", type=Path, help="folder to draw the curves into")

@@ -135,20 +135,24 @@ def figures(found: Found) -> dict[str, Any]:
 
 def judged(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what was to be reached, and whether it was; `holds` is None where it is unknown."""
-    pooled_related = _ratio(results, "related", "pooled", "own")
+    rows = []
+    for group, when in (("related", ""), ("related_quick_critics", ", critics 3 times as quick")):
+        found = _ratio(results, group, "pooled", "own")
+        rows.append(
+            {
+                "claim": f"related{when}: pooled needs at most {REACHED} of own critics' steps",
+                "holds": found["mean"] <= REACHED if found else None,
+                "figures": found,
+            }
+        )
     pooled_different = _ratio(results, "different", "pooled", "own")
-    rows = [
-        {
-            "claim": f"related: pooled needs at most {REACHED} of the steps of own critics",
-            "holds": None if not pooled_related else pooled_related["mean"] <= REACHED,
-            "figures": pooled_related,
-        },
+    rows.append(
         {
             "claim": "different: pooled is no worse than own critics, within noise",
             "holds": _no_worse(pooled_different),
             "figures": pooled_different,
-        },
-    ]
+        }
+    )
     for group in ("related", "different"):
         found = _ratio(results, group, "own", "sb3")
         rows.append(

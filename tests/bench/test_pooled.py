@@ -118,6 +118,12 @@ def test_the_first_five_seeds_of_every_group_come_before_any_sixth() -> None:
     assert len(runs) == 4 * len(order)
 
 
+def test_a_group_may_have_some_of_the_variants_only() -> None:
+    group = dataclasses.replace(GROUP, variants=("own", "pooled"), seeds=1)
+    runs = program.plan([group], VARIANTS, seeds=0)
+    assert [variant for _, variant, _ in runs] == ["pooled", "own"]
+
+
 def test_no_run_begins_after_the_time_is_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,13 +186,13 @@ def test_the_claim_on_related_tasks_is_judged_by_the_mean_ratio(pooled: int, hol
 def test_no_worse_within_noise_means_that_the_interval_reaches_one() -> None:
     def holds(low: float | None) -> Any:
         ratio = {"mean": 1.2, "low": low, "high": 1.5}
-        return judged({"different": {"pooled": {"steps_over_own": ratio}}})[1]["holds"]
+        return judged({"different": {"pooled": {"steps_over_own": ratio}}})[2]["holds"]
 
     assert [holds(0.9), holds(1.1), holds(None)] == [True, False, None]
 
 
 def test_what_was_not_run_is_not_judged() -> None:
-    assert [claim["holds"] for claim in judged({})] == [None] * 4
+    assert [claim["holds"] for claim in judged({})] == [None] * 5
 
 
 def test_all_of_it_is_json_with_a_line_for_every_task_of_every_variant(tmp_path: Path) -> None:
