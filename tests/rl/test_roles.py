@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from safetensors.torch import load_file
 
 from atoll.errors import ConfigError, DataError
 from atoll.group.memory import MemoryGroups
+from atoll.rl import actor as actor_role
+from atoll.rl import actor_side
+from atoll.rl.service import ServiceValues
 from tests.rl.channel_kit import hurry
 from tests.rl.role_kit import Members, spec_of
 
@@ -152,3 +156,22 @@ def test_a_policy_goes_on_without_the_critic_and_with_its_successor(tmp_path: Pa
     assert before["updates"] < after["updates"]
     lost = after["dropped"].get("oldest", 0)
     assert after["trajectories"] + lost + after["dropped"].get("stale", 0) == told["updates"]
+
+
+def test_an_actor_that_hears_nothing_of_a_critic_begins_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_role, "START_S", 0.1)
+    monkeypatch.setattr(actor_side, "AWAY_S", 0.0)
+    told = Members(spec_of(steps=256), tmp_path).start(1).result()
+    assert (told["env_steps"], told["updates"]) == (256, 4)
+
+
+def test_values_that_nobody_tells_are_counted_and_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = functools.partial(ServiceValues, timeout_s=0.1)
+    monkeypatch.setattr(actor_role, "ServiceValues", impatient)
+    told = Members(spec_of(steps=256, values="service"), tmp_path).start(1).result()
+    assert (told["env_steps"], told["updates"]) == (256, 0)
+    assert told["dropped"] == {"unanswered": 4}
