@@ -27,7 +27,7 @@ from atoll.run import Run
 
 log = logging.getLogger(__name__)
 
-MOST_BAD = 100
+MOST_BAD = 10
 """Batches in a row that came to nothing; then something is wrong for good."""
 
 EXAMINED = 128
