@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "brackets.toml"
 
