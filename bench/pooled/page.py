@@ -50,6 +50,8 @@ def claims(found: Sequence[Mapping[str, Any]]) -> str:
 
 def cell(found: Mapping[str, Any], *, digits: int) -> str:
     """Return a mean with its interval, as people read it."""
+    if found["mean"] is None:
+        return "-"
     if found["low"] is None:
         return f"{found['mean']:,.{digits}f}"
     return (

@@ -48,7 +48,7 @@ def final(curve: Curve) -> float:
     return math.nan if last is None else float(last)
 
 
-def area(task: Task, curve: Curve) -> float:
+def area(curve: Curve) -> float:
     """Return the mean over a run of the return, one number for how early and how good."""
     known = [float(mean) for _, mean in curve if mean is not None]
     return sum(known) / len(known) if known else math.nan
@@ -88,8 +88,8 @@ class Found:
         return {
             "steps_to_target": interval(list(self.needed(variant, task).values())).plain(),
             "missed": self.missed(variant, task),
-            "final_return": interval([v for v in finals if math.isfinite(v)] or [0.0]).plain(),
-            "mean_return": interval([area(task, r["curves"][task.name]) for r in runs]).plain(),
+            "final_return": _plain(finals),
+            "mean_return": _plain([area(r["curves"][task.name]) for r in runs]),
         }
 
     def ratio(self, variant: str, base: str, tasks: Sequence[Task] = ()) -> dict[str, Any]:
@@ -163,6 +163,14 @@ def judged(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _plain(values: Sequence[float]) -> dict[str, Any]:
+    """Return the interval of the values that are known; no mean where there is none."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return {"mean": None, "low": None, "high": None, "seeds": 0}
+    return interval(known).plain()
 
 
 def _ratio(

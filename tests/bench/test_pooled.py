@@ -16,7 +16,7 @@ from bench.pooled import learning
 from bench.pooled.drawing import averaged, draw
 from bench.pooled.groups import DIFFERENT, GROUPS, RELATED, VARIANTS, Group, Task
 from bench.pooled.learning import Drawn, learn, settings
-from bench.pooled.page import BEGIN, END, with_tables
+from bench.pooled.page import BEGIN, END, cell, with_tables
 from bench.pooled.results import Found, figures, interval, judged, printed, steps_to
 
 TASKS = [
@@ -174,6 +174,15 @@ def test_a_run_that_never_gets_there_counts_with_all_its_steps_and_is_told() -> 
     assert told["a"]["missed"] == 2
     assert told["a"]["steps_to_target"]["mean"] == 1_000
     assert (told["b"]["missed"], told["b"]["steps_to_target"]["mean"]) == (0, 500)
+
+
+def test_a_run_with_too_few_episodes_has_no_return_and_is_still_json() -> None:
+    short = record("own", 0, reached=(0, 500))
+    short["curves"]["a"] = [[100, None], [200, None]]
+    told = figures(Found(GROUP, [short]))["own"]["tasks"]["a"]
+    assert told["final_return"]["mean"] is told["mean_return"]["mean"] is None
+    assert "NaN" not in json.dumps(told)
+    assert cell(told["final_return"], digits=0) == "-"
 
 
 @pytest.mark.parametrize(("pooled", "holds"), [(300, True), (390, True), (410, False)])
