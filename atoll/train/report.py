@@ -317,7 +317,8 @@ section p{margin:2px 0 8px;color:#666}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
 .episodes{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:14px}
 figure{margin:0;border:1px solid #ddd;border-radius:8px;overflow:hidden}
-figure img{display:block;width:100%;aspect-ratio:4/3;object-fit:contain;background:#fbfbfb}figcaption{padding:8px 12px;color:#666;font-size:13px}
+figure img{display:block;width:100%;aspect-ratio:4/3;object-fit:contain;background:#fbfbfb}
+figcaption{padding:8px 12px;color:#666;font-size:13px}
 th,td{text-align:left;padding:4px 10px;border-bottom:1px solid #eee}
 pre{background:#f6f6f6;padding:12px;border-radius:8px;overflow-x:auto;white-space:pre-wrap}
 """
