@@ -226,17 +226,19 @@ def test_relaying_forty_megabytes_leaves_the_main_thread_most_of_its_time() -> N
         inbox = receiver.subscribe()
         parts = ((b"", bytes(CHUNK_BYTES)) for _ in range(160))
         sending = sender.relay_later("job/w1", parts, deadline=soon(30.0))
-        turns, longest_s, last = 0, 0.0, time.perf_counter()
+        turns, held_up_s = 0, 0.0
         gc.collect()
+        began = last = time.perf_counter()
         while not sending.done():
             now = time.perf_counter()
-            longest_s, last = max(longest_s, now - last), now
+            held_up_s += now - last if now - last > 0.1 else 0.0  # more than a turn on a busy core
+            last = now
             turns += 1
             while inbox.receive_now() is not None:
                 pass
         sending.result()
         assert turns > 100
-        assert longest_s < 1.0
+        assert held_up_s < 0.5 * (last - began)
 
 
 def _payload(arrival: object) -> memoryview:
