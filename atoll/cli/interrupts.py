@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RememberedInterrupt:
+    """While open, SIGINT raises as Python's own handler does, and is remembered.
+
+    What is imported while a command starts may swallow the exception; :class:`Interrupts` sees then
+    that the person has asked already.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._installed = False
+
+    def __enter__(self) -> RememberedInterrupt:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self)
+            self._installed = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Be the handler of a signal."""
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def remembering_interrupts(verb: Callable[P, T]) -> Callable[P, T]:
+    """Return a verb that remembers Ctrl+C from its first line on."""
+
+    @functools.wraps(verb)
+    def remembering(*args: P.args, **options: P.kwargs) -> T:
+        with RememberedInterrupt():
+            return verb(*args, **options)
+
+    return remembering
 
 
 class Interrupts:
@@ -30,6 +78,9 @@ class Interrupts:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             self._old[number] = signal.signal(number, self._handle)
+        before = self._old[signal.SIGINT]
+        if isinstance(before, RememberedInterrupt) and before.seen:
+            self._handle(signal.SIGINT, None)
         return self
 
     def __exit__(

@@ -35,6 +35,7 @@ from atoll.cli import (
     stop,
     ticket,
 )
+from atoll.cli.interrupts import remembering_interrupts
 
 app = typer.Typer(
     name="atoll",
@@ -44,11 +45,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("demo")(demo.demo)
+app.command("demo")(remembering_interrupts(demo.demo))
 app.add_typer(hub.app, name="hub")
 app.command("join")(join.join)
 app.command("policy")(policy.policy)
-app.command("run")(run.run)
+app.command("run")(remembering_interrupts(run.run))
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("scale")(scale.scale)
@@ -57,7 +58,7 @@ app.command("alarms")(alarms.alarms)
 app.command("worth")(alarms.worth)
 app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
-app.command("resume")(resume.resume)
+app.command("resume")(remembering_interrupts(resume.resume))
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(queue.app, name="queue")
 app.command("generate")(generate.generate)

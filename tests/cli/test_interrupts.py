@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 
-from atoll.cli.interrupts import Interrupts
+import pytest
+
+from atoll.cli.interrupts import Interrupts, RememberedInterrupt
+from atoll.cli.main import app, main
 
 
 def test_signal_sets_the_flag_ends_waits_and_raises_nothing() -> None:
@@ -19,6 +23,30 @@ def test_signal_sets_the_flag_ends_waits_and_raises_nothing() -> None:
         assert interrupts
         assert interrupts.count == 2
     assert calls == [1], "the second signal is only counted"
+
+
+def test_an_interrupt_that_somebody_swallowed_before_is_not_forgotten() -> None:
+    with RememberedInterrupt():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        calls: list[int] = []
+        with Interrupts(on_first=lambda: calls.append(1)) as interrupts:
+            assert interrupts
+        assert calls == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_verbs_that_take_a_while_to_start_remember_from_their_first_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        remembers = "RememberedInterrupt" in command.callback.__code__.co_names
+        assert remembers is (command.name in ("demo", "run", "resume")), command.name
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "--local" in capsys.readouterr().out
 
 
 def test_old_handlers_come_back() -> None:
