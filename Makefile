@@ -36,8 +36,8 @@ types: $(STAMP)
 
 check: lint types  ## ruff, format check, mypy strict
 
-test: $(STAMP)  ## the whole suite, three files at a time: many tests wait
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
+test: $(STAMP)  ## the whole suite, two files at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(STAMP)  ## every benchmark, quick form
 	@for name in loop reduce hub queue relay page diloco methods rl_collect rl_queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done

@@ -13,7 +13,8 @@ from tests.e2e.conftest import Atoll, Done, Running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
-LIMIT_S = 5.0
+LIMIT_S = 10.0
+"""Twice the promise: these tests share their machine with others."""
 
 
 def interrupt(atoll: Atoll, running: Running, number: int = signal.SIGINT) -> Done:
