@@ -21,7 +21,7 @@ install: $(STAMP)  ## make .venv and install Atoll into it
 demo: $(STAMP)  ## four nodes on this machine train one small GPT, about 3 minutes
 	@$(BIN)/atoll demo
 
-rl-demo: $(STAMP)  ## four policies in four environments and one pooled critic, about 3 minutes
+rl-demo: $(STAMP)  ## four policies in four environments and one pooled critic, a minute or two
 	@$(BIN)/atoll run examples/pooled_critic.toml --local 5
 
 system:  ## Debian packages that the browser, network and container tests use (needs root)
