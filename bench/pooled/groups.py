@@ -110,8 +110,12 @@ DIFFERENT = Group(
         Task(name="lander", env="LunarLander-v3", target=0.0, steps=153_600),
     ],
     changes={
-        "rollout": 128, "minibatches": 8, "lr": 7e-4, "entropy": 0.005, "critic_lr": 3e-3,
-    },  # fmt: skip
+        "rollout": 128,
+        "minibatches": 8,
+        "lr": 7e-4,
+        "entropy": 0.005,
+        "critic_lr": 3e-3,
+    },
 )
 """Tasks with nothing in common but that they are learned by the same machine."""
 
