@@ -167,6 +167,15 @@ class ActorSide:
         """How many own trajectories the critic has not taken yet, as far as is known."""
         return max(0, self.sequence - self._floor)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a point of this actor tells of the channel."""
+        return {
+            "queue_wait_s": self.queue_wait_s, "queue_depth": float(self.waiting),
+            "value_age_s": self.critic_away_s, "sent_bytes": float(self.sent_bytes),
+            "received_bytes": float(self.received_bytes),
+        }  # fmt: skip
+
     def flush(self, *, timeout_s: float = 30.0) -> bool:
         """Wait until the hub has everything that was sent; return whether that was in time."""
         deadline = time.monotonic() + timeout_s

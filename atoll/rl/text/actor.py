@@ -159,12 +159,7 @@ class TextActor:
             values["value_version"] = float(episodes.value_version)
         side = self._side
         if side is not None:
-            values |= {
-                "queue_wait_s": side.queue_wait_s, "queue_depth": float(side.waiting),
-                "value_age_s": side.critic_away_s, "sent_bytes": float(side.sent_bytes),
-                "received_bytes": float(side.received_bytes),
-                "dropped": values["dropped"] + side.dropped,
-            }  # fmt: skip
+            values |= side.figures | {"dropped": values["dropped"] + side.dropped}
         self._run.log(tokens=episodes.steps, **values)
         self._run.stepped(episodes.steps)
 
