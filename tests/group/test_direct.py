@@ -72,7 +72,7 @@ class DirectMember(MemoryGroup):
             )  # fmt: skip
 
         work = Work.start(body, name="direct")
-        self.world.under_way.append((self.me, work))
+        self.world.under_way.append((tuple(plan.members), work))
         if self.world.dead & set(plan.members):
             work.fail(PeerLost("a member was lost before the exchange began"))
         return work
@@ -85,7 +85,7 @@ class DirectWorld:
         self.table = MemoryGroups(n, timeout_s=timeout_s)
         self.routes: dict[str, DirectRoute] = {}
         self.dead: set[str] = set()
-        self.under_way: list[tuple[str, Work[Reduced]]] = []
+        self.under_way: list[tuple[tuple[str, ...], Work[Reduced]]] = []
         for group in self.table:
             group.__class__ = DirectMember
             assert isinstance(group, DirectMember)
@@ -100,8 +100,8 @@ class DirectWorld:
         self.dead.add(group.me)
         self.table.kill(group.me)
         self.routes[group.me].close()
-        for name, work in self.under_way:  # what the hub's notice does
-            if name != group.me:
+        for members, work in self.under_way:  # what the hub's notice of that attempt does
+            if group.me in members:
                 work.fail(PeerLost("the hub lost a member", given=group.me))
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from tests.e2e.conftest import Atoll
 
@@ -43,4 +43,4 @@ def assert_same(found: dict[str, Tensor], model: nn.Module, *, tolerance: float 
     assert set(found) <= set(state)
     assert found
     for name, value in found.items():
-        assert torch.allclose(value, state[name], rtol=0, atol=tolerance), name
+        assert_close(value, state[name], rtol=0, atol=tolerance)
