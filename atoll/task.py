@@ -40,6 +40,18 @@ class Stretch(Protocol):
         ...
 
 
+class Elsewhere(Protocol):
+    """The model that is trained, where `Task.model` is only its picture in main memory."""
+
+    def pull(self) -> None:
+        """Bring what training has made of the model since into the picture."""
+        ...
+
+    def push(self) -> None:
+        """Put the picture into the model that is trained."""
+        ...
+
+
 @dataclass(slots=True)
 class Period:
     """What one member does between two rounds.
@@ -119,6 +131,8 @@ class Task:
     """Whether the gradients of this step overflowed in half precision; they are zeros then."""
     skipped: bool = False
     """Whether members that agree on gradients have agreed not to take this step."""
+    elsewhere: Elsewhere | None = field(default=None, repr=False)
+    """Where the model is trained if not in `model` itself: spread over the ranks of an island."""
     losses: Losses = field(default_factory=Losses, repr=False)
     """Of the steps since the last round."""
     waited_s: float = 0.0
@@ -150,6 +164,16 @@ class Task:
         if self.scheduler is not None:
             for _ in range(self.step - before):
                 self.scheduler.step()
+
+    def pull(self) -> None:
+        """Make `model` show what training has made of it. To be called before it is read."""
+        if self.elsewhere is not None:
+            self.elsewhere.pull()
+
+    def push(self) -> None:
+        """Let training go on from what `model` shows. To be called after it was changed."""
+        if self.elsewhere is not None:
+            self.elsewhere.push()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters in registration order, a shared one once.

@@ -16,7 +16,8 @@ PACKAGE = ROOT / "atoll"
 
 LEAVES = {"errors", "ids", "clock"}
 TRAINING = {
-    "gate", "task", "models", "data", "codec", "group", "strategies", "checkpoint", "recovery",
+    "gate", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
+    "recovery",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
     *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
@@ -34,13 +35,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": {"errors"},
     "gate": {"clock", "errors"},
     "task": {"errors", "ids", "gate"},
+    "island": {*LEAVES, "config"},
     "models": {"errors", "ids", "config"},
     "codec": {"errors"},
     "data": {"errors", "ids", "task"},
     # Members and the reducer must do the very same sum, so group borrows its pure arithmetic.
     "group": {*LEAVES, "config", "wire", "net", "codec", "reducer"},
     "reducer": {*LEAVES, "config", "wire", "net", "codec"},
-    "strategies": {*LEAVES, "config", "wire", "task", "codec", "group"},
+    "strategies": {*LEAVES, "config", "wire", "task", "island", "models", "codec", "group"},
     "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},

@@ -1,9 +1,9 @@
 """Every setting a person can write: frozen dataclasses read from TOML, defaults in one place.
 
 A job file has the tables `[job]`, `[needs]`, `[launch]`, `[model]`, `[data]`, `[train]`,
-`[strategy]` and `[checkpoint]`. `[model]` and `[strategy]` also take the options of the model and
-of the outer strategy they name: each component declares its own options as a frozen dataclass and
-reads them with :func:`read_table`. The environment is read in `environment`.
+`[strategy]`, `[checkpoint]`, `[island]` and `[rl]`. `[model]` and `[strategy]` also take the
+options of the model and of the outer strategy they name: each component declares its own options
+as a frozen dataclass and reads them with :func:`read_table`. The environment is read in `environment`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from atoll.config.environment import read_worker_environment as read_worker_envi
 from atoll.config.environment import take_ticket as take_ticket
 from atoll.config.environment import worker_environment as worker_environment
 from atoll.config.environment import worker_variables as worker_variables
+from atoll.config.island_tables import IslandTable as IslandTable
+from atoll.config.mesh import AXES as AXES
+from atoll.config.mesh import MeshShape as MeshShape
+from atoll.config.mesh import shrunk as shrunk
+from atoll.config.place import RankPlace as RankPlace
+from atoll.config.place import rank_place as rank_place
 from atoll.config.reading import OPTIMIZERS as OPTIMIZERS
 from atoll.config.reading import TORCH_OPTIMIZER as TORCH_OPTIMIZER
 from atoll.config.reading import load_spec as load_spec

@@ -23,6 +23,10 @@ OPTIMIZERS = ("adamw", "sgd", "muon")
 TORCH_OPTIMIZER = "torch:"
 """Before the name of an optimizer of torch's own."""
 LAUNCHERS = ("process", "container")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DEVICES = ("auto", "cpu", "cuda")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+ON_LOSS = ("wait", "shrink")
 PULLS = ("missing", "always", "never")
 NETWORKS = ("host", "bridge", "none")
 OPEN_TABLES = ("model", "strategy")
@@ -135,6 +139,10 @@ def _check_ranges(spec: JobSpec) -> None:
     choices = {
         "route": (spec.job.route, ROUTES),
         "pace": (spec.train.pace, PACES),
+        "precision": (spec.train.precision, PRECISIONS),
+        "device": (spec.island.device, DEVICES),
+        "schedule": (spec.island.schedule, SCHEDULES),
+        "on_loss": (spec.island.on_loss, ON_LOSS),
         "launcher": (spec.launch.launcher, LAUNCHERS),
         "pull": (spec.launch.pull, PULLS),
         "network": (spec.launch.network, NETWORKS),
@@ -147,10 +155,15 @@ def _check_ranges(spec: JobSpec) -> None:
         "batch in [train]": spec.train.batch,
         "lr in [train]": spec.train.lr,
         "keep in [checkpoint]": spec.checkpoint.keep,
+        "accumulate in [train]": spec.train.accumulate,
+        "machines in [island]": spec.island.machines,
+        "chunks in [island]": spec.island.chunks,
+        "timeout_s in [island]": spec.island.timeout_s,
     }
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{name} is too small", given=value, expected="more than 0")
+    _ = spec.mesh  # raises where its numbers do not go together
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
         raise ConfigError(
             "min_nodes in [job] is out of range",

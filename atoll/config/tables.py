@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.config.island_tables import IslandTable
+from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
 
 
@@ -133,6 +135,14 @@ class TrainTable:
     """`cosine` or `constant`, after the warm-up."""
     final_lr: float = 0.1
     """Last rate as a share of the peak, for `cosine`."""
+    precision: str = "fp32"
+    """What the model computes in: `fp32`, `bf16` or `fp16` (autocast; parameters stay fp32)."""
+    accumulate: int = 1
+    """Parts that each rank's share of a batch is computed in, one after the other."""
+    recompute: str = "none"
+    """Activations computed again in the backward pass: `none`, `full`, or `every:N` blocks."""
+    compile: bool = False
+    """Whether the model goes through `torch.compile`."""
     pace: str = "measured"
     """Steps per round: `measured` (slower machines do fewer, all arrive together) or `equal`."""
     eval_every: int = 0
@@ -201,7 +211,14 @@ class JobSpec:
     train: TrainTable = dataclasses.field(default_factory=TrainTable)
     strategy: StrategyTable = dataclasses.field(default_factory=StrategyTable)
     checkpoint: CheckpointTable = dataclasses.field(default_factory=CheckpointTable)
+    island: IslandTable = dataclasses.field(default_factory=IslandTable)
     rl: RlTable = dataclasses.field(default_factory=RlTable)
+
+    @property
+    def mesh(self) -> MeshShape:
+        """How one member's model lies over its processes."""
+        island = self.island
+        return mesh_of(self.strategy.inner, ranks=island.ranks, mesh=island.mesh)
 
     @property
     def alone(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError
+from atoll.task import Task
 
 
 class Flat:
@@ -19,11 +20,22 @@ class Flat:
     The order is that of the tensors given; it MUST be the same on every member.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Remember the tensors; nothing is copied."""
+    def __init__(self, tensors: Sequence[Tensor], *, task: Task | None = None) -> None:
+        """Remember the tensors; nothing is copied.
+
+        Args:
+            tensors: What is read and written.
+            task: Whose model they are of: it is told of every reading and writing.
+        """
         self.tensors = list(tensors)
+        self._task = task
         self.sizes = [tensor.numel() for tensor in self.tensors]
         self.num_elements = sum(self.sizes)
+
+    @classmethod
+    def of(cls, task: Task) -> Flat:
+        """Return all that members agree on: trained parameters, then floating-point buffers."""
+        return cls([*task.parameters(), *task.buffers()], task=task)
 
     def new(self) -> Tensor:
         """Return an uninitialised vector of the right length."""
@@ -32,6 +44,8 @@ class Flat:
     @torch.no_grad()
     def read(self, out: Tensor | None = None) -> Tensor:
         """Copy the tensors into `out`, or a new vector, in one pass and return it."""
+        if self._task is not None:
+            self._task.pull()
         vector = self.new() if out is None else out
         if self.tensors:
             torch._foreach_copy_(self.views(vector), self.tensors)
@@ -53,6 +67,8 @@ class Flat:
             )
         if self.tensors:
             torch._foreach_copy_(self.tensors, self.views(vector))
+        if self._task is not None:
+            self._task.push()
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Return the parts of a vector in the shapes of the tensors, sharing its memory."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.delta import Flat
+from atoll.task import Task
 
 PATTERNS = ("strided", "sequential")
 """How layers are dealt to fragments."""
@@ -43,13 +44,13 @@ class Fragment:
     """Of them trained; they come first, the rest are buffers."""
 
     @torch.no_grad()
-    def of(self, tensors: Sequence[Tensor]) -> Flat:
-        """Return this part of the given tensors, sharing their memory."""
+    def of(self, tensors: Sequence[Tensor], *, task: Task | None = None) -> Flat:
+        """Return this part of the given tensors, sharing their memory; `task`: as in `Flat`."""
         parts: list[Tensor] = []
         for piece in self.pieces:
             tensor = tensors[piece.index].detach()
             parts.append(tensor if piece.rows is None else tensor[piece.rows[0] : piece.rows[1]])
-        return Flat(parts)
+        return Flat(parts, task=task)
 
 
 def cut(

@@ -16,7 +16,14 @@ from atoll.group.policy import GroupPolicy
 if TYPE_CHECKING:
     from atoll.strategies.strategy import Outer
 
-INNERS: Mapping[str, str] = MappingProxyType({"local": "atoll.strategies.inner.local:Local"})
+INNERS: Mapping[str, str] = MappingProxyType(
+    {
+        "local": "atoll.strategies.inner.local:Local",
+        **dict.fromkeys(
+            ("ddp", "fsdp", "tensor", "pipeline", "hybrid"), "atoll.strategies.inner.spread:Spread"
+        ),
+    }
+)
 """Name -> class that computes a step."""
 
 OUTERS: Mapping[str, str] = MappingProxyType(

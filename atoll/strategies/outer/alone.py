@@ -61,7 +61,7 @@ class AloneOuter(OuterDefaults):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Remember the group."""
         self._meeting = Meeting(group, RealClock())
-        self._state = Flat([*task.parameters(), *task.buffers()])
+        self._state = Flat.of(task)
         self._held = task.step
         task.free_period()
 

@@ -86,7 +86,7 @@ class ApartOuter(OuterDefaults, ABC):
         self._group, self._codec = group, codec
         self._swaps = VectorSwap(group, codec)
         self._meeting = Meeting(group, self._clock, codec=codec)
-        self._flat = Flat([*task.parameters(), *task.buffers()])
+        self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters = task.num_parameters
         self._scratch = self._flat.new()

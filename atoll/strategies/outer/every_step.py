@@ -104,7 +104,7 @@ class EveryStepOuter(OuterDefaults):
         self._meeting, self._codec = Meeting(group, self._clock, codec=codec), codec
         self._parameters = task.parameters()
         self._buffers = task.buffers()
-        self._state = Flat([*self._parameters, *self._buffers])
+        self._state = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._state.tensors])
         self._scratch = self._state.new()
         self._collective = group.policy.collective

@@ -60,7 +60,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         """Take the parameters as they are for the common state."""
         self._task, self._codec = task, codec
         self._meeting = Meeting(group, self._clock, codec=codec)
-        self._flat = Flat([*task.parameters(), *task.buffers()])
+        self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._start = self._flat.read()
 

@@ -122,7 +122,7 @@ class PeriodicOuter(OuterDefaults, ABC):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
         self._meeting, self._codec = Meeting(group, self._clock, codec=codec), codec
-        self._flat = Flat([*task.parameters(), *task.buffers()])
+        self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
         self._start = self._flat.read()

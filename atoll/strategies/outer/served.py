@@ -67,7 +67,7 @@ class ServedOuter(ServedState):
                 remedy='outer = "diloco" works with both',
             )
         self._meeting, self._codec, self._group = Meeting(group, self._clock), codec, group
-        self._flat = Flat([*task.parameters(), *task.buffers()])
+        self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._shards = Shards(
             task.num_parameters, self._flat.num_elements, servers=self._num_servers

@@ -215,7 +215,7 @@ class StreamingOuter(OverlappedOuter):
         given: list[tuple[int, Tensor, float]] = []
         squares = 0.0
         for p in which:
-            now = self._fragments[p].of(self._flat.tensors).read()
+            now = self._fragments[p].of(self._flat.tensors, task=task).read()
             delta = pseudo_gradient(self._common[p].read(), now, out=now)
             squares += finite_length(delta, task) ** 2
             given.append((p, delta, self._weighers[p].weight(task)))
@@ -268,7 +268,7 @@ class StreamingOuter(OverlappedOuter):
                 raw, key=f"fragment{p}", contributors=landed.contributors, weight=landed.weight,
                 alone=landed.alone,
             )  # fmt: skip
-            common, own = self._common[p], self._fragments[p].of(self._flat.tensors)
+            common, own = self._common[p], self._fragments[p].of(self._flat.tensors, task=task)
             if landed.alone and current and self._optimizers[p].is_plain:
                 # start - (start - now) need not be now to the last bit; one member is to train
                 # exactly as it would without us.

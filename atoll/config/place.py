@@ -1,0 +1,64 @@
+"""Which rank of an island this process is; the variables are those of torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atoll.errors import ConfigError
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """One process's place in its island."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    """Its number on its machine, which is also that of its accelerator."""
+    address: str
+    """Where rank 0 can be dialled."""
+    port: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the rank that speaks for the island."""
+        return self.rank == 0
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables by which a process is told its place."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+    """Return the place that the environment names; None for a process by itself.
+
+    Raises:
+        ConfigError: some variables are set and others are missing, or they are no numbers.
+    """
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return None
+    try:
+        return RankPlace(
+            rank=int(environment["RANK"]),
+            ranks=int(environment["WORLD_SIZE"]),
+            local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
+            address=environment["MASTER_ADDR"],
+            port=int(environment["MASTER_PORT"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            "the place of this process in its island is incomplete",
+            given=f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error),
+            expected=", ".join(NAMES),
+            remedy="start it with `atoll run`, or with torchrun",
+        ) from error

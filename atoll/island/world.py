@@ -1,0 +1,79 @@
+"""The process group of an island, and the mesh over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from atoll.config.mesh import AXES, MeshShape
+from atoll.config.place import RankPlace
+from atoll.errors import ConfigError
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+
+def device_of(place: RankPlace, *, wanted: str) -> torch.device:
+    """Return the device of a rank.
+
+    Args:
+        place: Which rank.
+        wanted: `cpu`, `cuda`, or `auto`: an accelerator if there is one with the rank's number.
+
+    Raises:
+        ConfigError: there is no accelerator for this rank.
+    """
+    count = torch.cuda.device_count() if wanted != "cpu" else 0
+    if wanted == "cuda" and place.local_rank >= count:
+        raise ConfigError(
+            "there is no accelerator for this rank",
+            given=f"local rank {place.local_rank}, {count} accelerators",
+            remedy='device = "cpu" in [island], or fewer ranks per machine',
+        )
+    if place.local_rank < count:
+        return torch.device("cuda", place.local_rank)
+    return torch.device("cpu")
+
+
+@contextmanager
+def world(place: RankPlace, *, device: torch.device, timeout_s: float) -> Iterator[None]:
+    """Be in the default process group of the island inside: NCCL on accelerators, else Gloo.
+
+    Args:
+        place: Which rank this is.
+        device: What it computes on.
+        timeout_s: How long one collective may take.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=f"tcp://{place.address}:{place.port}",
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def build_mesh(shape: MeshShape, *, device: torch.device) -> DeviceMesh:
+    """Return the mesh with all four axes, the slowest first; every rank calls it.
+
+    Raises:
+        ConfigError: the process group has another number of ranks.
+    """
+    ranks = dist.get_world_size()
+    if shape.ranks != ranks:
+        raise ConfigError(
+            "the mesh does not divide the ranks", given=f"mesh {shape}", expected=f"{ranks} ranks"
+        )
+    return init_device_mesh(device.type, shape.sizes, mesh_dim_names=AXES)

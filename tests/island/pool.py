@@ -1,0 +1,111 @@
+"""Ranks for tests: processes that stay, and do one function after the other together.
+
+A process that loads torch costs seconds; a function of a test does not.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed
+
+dist: Any = torch.distributed
+DEADLINE_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _rank(pipe: Connection) -> None:
+    """Do what is asked, in a process group of the ranks asked for, until the pipe ends."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, args, rank, ranks, port = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            torch.manual_seed(0)
+            dist.init_process_group(
+                "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
+                timeout=timedelta(seconds=60),
+            )  # fmt: skip
+            try:
+                found: Any = function(*args)
+            finally:
+                dist.destroy_process_group()
+            pipe.send((True, found))
+        except BaseException as error:
+            pipe.send((False, (error, traceback.format_exc())))
+
+
+class Ranks:
+    """Up to so many processes; started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._processes: list[tuple[Any, Connection]] = []
+
+    def run(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return what a module's function returns on each of `ranks` ranks.
+
+        It runs in a default process group (Gloo) of its own. Arguments and results must be
+        picklable; tensors should be plain and small.
+
+        Raises:
+            BaseException: what it raised on the first rank that failed; its traceback is noted.
+        """
+        self._start(ranks)
+        port = free_port()
+        for rank, (_, pipe) in enumerate(self._processes[:ranks]):
+            pipe.send((function, args, rank, ranks, port))
+        found: list[Any] = []
+        failed: tuple[BaseException, str] | None = None
+        for rank, (_, pipe) in enumerate(self._processes[:ranks]):
+            if failed is not None and not pipe.poll(5.0):
+                continue
+            if not pipe.poll(DEADLINE_S):
+                self.close()
+                raise TimeoutError(f"rank {rank} of {function.__name__} gave no answer")
+            try:
+                good, value = pipe.recv()
+            except EOFError:
+                self.close()
+                raise RuntimeError(f"rank {rank} of {function.__name__} died") from None
+            if good:
+                found.append(value)
+            elif failed is None:
+                failed = value
+        if failed is not None:
+            self.close()  # others may still be in a collective
+            failed[0].add_note(failed[1])
+            raise failed[0]
+        return found
+
+    def _start(self, ranks: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._processes) < ranks:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_rank, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, ours))
+
+    def close(self) -> None:
+        """End all processes; the next run starts others."""
+        processes, self._processes = self._processes, []
+        for process, pipe in processes:
+            pipe.close()
+            process.kill()
+        for process, _ in processes:
+            process.join(10.0)

@@ -1,0 +1,74 @@
+"""Commands of the first rank reach every rank, whole and in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from atoll.errors import WireError
+from atoll.island.crew import Crew
+from tests.island.pool import Ranks
+
+
+def _commands(words: list[str]) -> list[Any]:
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    heard: list[Any] = []
+
+    def note(*tensors: Tensor, **values: Any) -> int:
+        heard.append(([t.clone() for t in tensors], values))
+        return len(heard)
+
+    crew.on("note", note)
+    if crew.leads:
+        for number, word in enumerate(words):
+            tensors = [torch.arange(number * 1000.0), torch.tensor([number], dtype=torch.int64)]
+            assert crew.call("note", tensors, word=word, number=number) == number + 1
+        crew.end()
+    else:
+        crew.serve()
+    assert crew.ended
+    return heard
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_rank_hears_every_command(ranks: Ranks, count: int) -> None:
+    words = ["", "a", "b" * 4060, "c" * 4096, "d" * 50_000]
+    found = ranks.run(count, _commands, words)
+    for heard in found:
+        assert [values["word"] for _, values in heard] == words
+        for number, (tensors, _) in enumerate(heard):
+            assert torch.equal(tensors[0], torch.arange(number * 1000.0))
+            assert tensors[1].item() == number
+
+
+def _after_the_end() -> str:
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew.on("note", lambda: None)
+    if not crew.leads:
+        crew.serve()
+        return ""
+    crew.end()
+    crew.end()
+    with pytest.raises(WireError) as caught:
+        crew.call("note")
+    return str(caught.value)
+
+
+def test_nobody_is_commanded_after_the_end(ranks: Ranks) -> None:
+    told, _ = ranks.run(2, _after_the_end)
+    assert "sent home" in told
+
+
+def _failing() -> None:
+    if dist.get_rank() == 1:
+        raise WireError("on purpose", given="rank 1")
+
+
+def test_a_failure_of_one_rank_is_raised(ranks: Ranks) -> None:
+    with pytest.raises(WireError, match="on purpose"):
+        ranks.run(2, _failing)
+    assert len(ranks.run(2, _commands, ["again"])) == 2
