@@ -3,7 +3,8 @@
 A job file has the tables `[job]`, `[needs]`, `[launch]`, `[model]`, `[data]`, `[train]`,
 `[strategy]`, `[checkpoint]`, `[island]` and `[rl]`. `[model]` and `[strategy]` also take the
 options of the model and of the outer strategy they name: each component declares its own options
-as a frozen dataclass and reads them with :func:`read_table`. The environment is read in `environment`.
+as a frozen dataclass and reads them with :func:`read_table`. The environment is read in
+`environment`.
 """
 
 from __future__ import annotations
