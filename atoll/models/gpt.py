@@ -201,7 +201,6 @@ class _Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         width = config.width
-        self.heads = config.heads
         self.rate = config.dropout
         self.norm_attention = nn.LayerNorm(width, bias=False)
         self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
@@ -218,20 +217,25 @@ class _Block(nn.Module):
         return x + cast(Tensor, self.dropout(self.down(hidden)))
 
     def _attend(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        mixed = self.queries_keys_values(x).view(batch, length, 3, self.heads, -1)
-        turned = mixed[:, :, :2]
-        # Queries and keys turn together, before the copy that puts heads first: one pass, not four.
-        turned = turned * cosines + turned.roll(turned.shape[-1] // 2, dims=-1) * sines
-        queries, keys = turned.permute(2, 0, 3, 1, 4).unbind(0)
+        # Heads come first among the features, so that a slice of the weight's rows is some heads,
+        # whole. How many heads are here, and how long the sequence is, only the product knows: a
+        # rank of tensor parallelism has some of the heads, and maybe a piece of the sequence in x.
+        mixed = self.queries_keys_values(x)
+        mixed = mixed.view(*mixed.shape[:2], -1, 3, cosines.shape[-1])
+        queries, keys, values = mixed.unbind(3)
         attended = functional.scaled_dot_product_attention(
-            queries,
-            keys,
-            mixed[:, :, 2].transpose(1, 2),
+            _turned(queries, cosines, sines).transpose(1, 2),
+            _turned(keys, cosines, sines).transpose(1, 2),
+            values.transpose(1, 2),
             dropout_p=self.rate if self.training else 0.0,
             is_causal=True,
         )
-        return cast(Tensor, self.merge(attended.transpose(1, 2).reshape(batch, length, width)))
+        return cast(Tensor, self.merge(attended.transpose(1, 2).flatten(2)))
+
+
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Return queries or keys ``(batch, length, heads, features)`` turned by their positions."""
+    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
 
 
 def _rotation(context: int, features: int) -> tuple[Tensor, Tensor]:
@@ -240,7 +244,7 @@ def _rotation(context: int, features: int) -> tuple[Tensor, Tensor]:
     The slowest pair turns once in about ten contexts, so that no two distances look alike.
 
     Returns:
-        Two tensors ``(context, 1, 1, features)``.
+        Two tensors ``(context, 1, features)``.
     """
     base = 2.0 * context
     half = features // 2
@@ -248,7 +252,7 @@ def _rotation(context: int, features: int) -> tuple[Tensor, Tensor]:
     angles = torch.arange(context, dtype=torch.float32)[:, None] * rates
     cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)
     sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)
-    return cosines[:, None, None], sines[:, None, None]
+    return cosines[:, None], sines[:, None]
 
 
 def _sample(

@@ -44,14 +44,14 @@ class Decoder:
     def _block(self, block: torch.nn.Module, number: int, x: Tensor, at: int) -> Tensor:
         heads = self._model.config.heads
         mixed = block.queries_keys_values(block.norm_attention(x))  # type: ignore[operator]
-        mixed = mixed.view(len(x), 3, heads, -1)
-        cosines, sines = self._model.cosines[at, 0, 0], self._model.sines[at, 0, 0]
-        turned = mixed[:, :2]
+        mixed = mixed.view(len(x), heads, 3, -1)
+        cosines, sines = self._model.cosines[at, 0], self._model.sines[at, 0]
+        turned = mixed[:, :, :2]
         turned = turned * cosines + turned.roll(turned.shape[-1] // 2, dims=-1) * sines
         keys, values = self._keys[number], self._values[number]
-        keys[:, :, at], values[:, :, at] = turned[:, 1], mixed[:, 2]
+        keys[:, :, at], values[:, :, at] = turned[:, :, 1], mixed[:, :, 2]
         attended = functional.scaled_dot_product_attention(
-            turned[:, 0, :, None], keys[:, :, : at + 1], values[:, :, : at + 1]
+            turned[:, :, 0, None], keys[:, :, : at + 1], values[:, :, : at + 1]
         )
         x = x + block.merge(attended.reshape(len(x), -1))  # type: ignore[operator]
         hidden = functional.gelu(block.up(block.norm_mlp(x)))  # type: ignore[operator]
