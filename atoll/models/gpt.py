@@ -11,6 +11,7 @@ embedding unless told otherwise. Shapes used below:
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import cast
 
@@ -71,21 +72,16 @@ class GPTConfig:
 class GPT(nn.Module):
     """A decoder-only language model; see :class:`GPTConfig` for its sizes."""
 
-    cosines: Tensor
-    sines: Tensor
-
     def __init__(self, config: GPTConfig) -> None:
         """Build the model with fresh weights from torch's current random state."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        tables = _rotation(config.context, config.width // config.heads)
+        self.blocks = nn.ModuleList(_Block(config, *tables) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-        cosines, sines = _rotation(config.context, config.width // config.heads)
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", sines, persistent=False)
         if config.tie:
             self.head.weight = self.embedding.weight
         self._initialise()
@@ -104,16 +100,24 @@ class GPT(nn.Module):
                 expected=f"at most {self.config.context}",
                 remedy=f"cut them, or build the model with context={length}",
             )
-        cosines, sines = self.cosines[:length], self.sines[:length]
         x = self.dropout(self.embedding(ids))
         for block in self.blocks:
-            x = block(x, cosines, sines)
+            x = block(x)
         return cast(Tensor, self.head(self.norm(x)))
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per token, a scalar; both ``(batch, length)``."""
-        logits = self(ids)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return self.criterion(self(ids), targets)
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of logits ``(batch, length, vocab)``, in nats per token."""
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def units(self) -> list[nn.Module]:
+        """Return embedding, blocks and output layer: one after the other they are the model."""
+        front = nn.Sequential(OrderedDict(embedding=self.embedding, dropout=self.dropout))
+        tail = nn.Sequential(OrderedDict(norm=self.norm, head=self.head))
+        return [front, *self.blocks, tail]
 
     @torch.no_grad()
     def generate(
@@ -198,9 +202,14 @@ class GPT(nn.Module):
 class _Block(nn.Module):
     """Attention, then MLP, each on a normalised copy and added to the stream."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, config: GPTConfig, cosines: Tensor, sines: Tensor) -> None:
         super().__init__()
         width = config.width
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.register_buffer("sines", sines, persistent=False)
         self.rate = config.dropout
         self.norm_attention = nn.LayerNorm(width, bias=False)
         self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
@@ -210,17 +219,19 @@ class _Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` with this block's two contributions added, ``(batch, length, width)``."""
-        x = x + self.dropout(self._attend(self.norm_attention(x), cosines, sines))
+        x = x + self.dropout(self._attend(self.norm_attention(x)))
         hidden = functional.gelu(self.up(self.norm_mlp(x)))
         return x + cast(Tensor, self.dropout(self.down(hidden)))
 
-    def _attend(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def _attend(self, x: Tensor) -> Tensor:
         # Heads come first among the features, so that a slice of the weight's rows is some heads,
         # whole. How many heads are here, and how long the sequence is, only the product knows: a
         # rank of tensor parallelism has some of the heads, and maybe a piece of the sequence in x.
         mixed = self.queries_keys_values(x)
+        length = mixed.shape[1]
+        cosines, sines = self.cosines[:length], self.sines[:length]
         mixed = mixed.view(*mixed.shape[:2], -1, 3, cosines.shape[-1])
         queries, keys, values = mixed.unbind(3)
         attended = functional.scaled_dot_product_attention(

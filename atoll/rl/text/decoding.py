@@ -45,7 +45,7 @@ class Decoder:
         heads = self._model.config.heads
         mixed = block.queries_keys_values(block.norm_attention(x))  # type: ignore[operator]
         mixed = mixed.view(len(x), heads, 3, -1)
-        cosines, sines = self._model.cosines[at, 0], self._model.sines[at, 0]
+        cosines, sines = block.cosines[at, 0], block.sines[at, 0]  # type: ignore[index]
         turned = mixed[:, :, :2]
         turned = turned * cosines + turned.roll(turned.shape[-1] // 2, dims=-1) * sines
         keys, values = self._keys[number], self._values[number]
@@ -66,11 +66,9 @@ def hidden_states(model: GPT, ids: Tensor, *, added: Tensor | None = None) -> Te
         ids: [B, L], int64.
         added: [B, width], added to every token of a row; None: nothing.
     """
-    length = ids.shape[1]
-    cosines, sines = model.cosines[:length], model.sines[:length]
     x: Tensor = model.embedding(ids)
     if added is not None:
         x = x + added[:, None]
     for block in model.blocks:
-        x = block(x, cosines, sines)
+        x = block(x)
     return cast(Tensor, model.norm(x))
