@@ -27,7 +27,8 @@
     ├── JobError               a job failed; carries node and traceback
     │   ├── ScriptError
     │   ├── LossNotFinite
-    │   └── OutOfMemory
+    │   ├── OutOfMemory
+    │   └── RankLost           of an island
     └── PlanError              no machines fit
 
 Each says what failed, what was given, what was expected and what to do, in that order.
@@ -196,6 +197,10 @@ class LossNotFinite(JobError):
 
 class OutOfMemory(JobError):
     """A worker ran out of memory."""
+
+
+class RankLost(JobError):
+    """A rank of an island is gone, and with it what its ranks did together."""
 
 
 class PlanError(AtollError):

@@ -10,6 +10,10 @@ from atoll.errors import ConfigError
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+KEPT = "ATOLL_KEPT"
+"""Set for ranks that a member's own process started: RANK alone may be anybody's, e.g. a batch
+system's in whose job the node agent itself runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -22,6 +26,8 @@ class RankPlace:
     address: str
     """Where rank 0 can be dialled."""
     port: int
+    local_ranks: int = 0
+    """Ranks on this machine; 0: all of them."""
 
     @property
     def leads(self) -> bool:
@@ -34,6 +40,7 @@ class RankPlace:
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_ranks or self.ranks),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }
@@ -54,6 +61,7 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
             local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
             address=environment["MASTER_ADDR"],
             port=int(environment["MASTER_PORT"]),
+            local_ranks=int(environment.get("LOCAL_WORLD_SIZE", "0")),
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(
@@ -62,3 +70,28 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
             expected=", ".join(NAMES),
             remedy="start it with `atoll run`, or with torchrun",
         ) from error
+
+
+def kept_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+    """Return the place of a rank that a member's own process started; None: it is no such rank.
+
+    Raises:
+        ConfigError: as `rank_place`.
+    """
+    return rank_place(environment) if environment.get(KEPT) else None
+
+
+def rank_environment(
+    place: RankPlace, *, loopback: str, environment: Mapping[str, str] = os.environ, **more: str
+) -> dict[str, str]:
+    """Return the whole environment of a rank: this process's own, and its place.
+
+    Args:
+        place: Which rank.
+        loopback: Interface over which ranks of one machine speak unless the environment names one;
+            empty: torch chooses.
+        environment: What is added to.
+        more: Further variables.
+    """
+    own = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
+    return {**own, **environment, **place.variables(), KEPT: "1", **more}

@@ -1,0 +1,45 @@
+"""Tells the loss of another rank from errors of one's own: a rank that dies fails all others."""
+
+from __future__ import annotations
+
+from atoll.errors import RankLost
+
+KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+"""Errors of torch.distributed, by name: nothing of torch is needed to know them."""
+
+SIGNS = (
+    "/gloo/transport/",
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "timed out waiting",
+)
+"""What Gloo says, in plain RuntimeErrors, when another rank is gone or does not answer."""
+
+MAX_DEPTH = 16
+
+
+def lost_touch(error: BaseException | None) -> bool:
+    """Return whether an exception, or what it came from, is that another rank does not answer."""
+    for _ in range(MAX_DEPTH):
+        if error is None:
+            return False
+        if isinstance(error, RankLost) or type(error).__name__ in KINDS:
+            return True
+        if isinstance(error, RuntimeError) and any(s in str(error).lower() for s in SIGNS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def rank_lost(error: BaseException, *, rank: int, ranks: int) -> RankLost:
+    """Return the error of a rank that is well itself, but whose others do not answer."""
+    first = (str(error).splitlines() or [""])[0]
+    return RankLost(
+        "the ranks of an island have lost touch with each other",
+        given=f"rank {rank} of {ranks}: {type(error).__name__}: {first}"[:400],
+        expected="that all answer within timeout_s in [island]",
+        remedy="see the last lines of the other ranks: atoll logs",
+    )
