@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -247,7 +248,8 @@ def deviations(
 
 
 def held_out_loss(setting: Setting, model: torch.nn.Module) -> float:
-    return evaluate(model, setting.held_out, context=64, limit_tokens=setting.held_out_tokens).loss
+    batches = functools.partial(setting.held_out.batches, context=64)
+    return evaluate(model, batches, limit_tokens=setting.held_out_tokens).loss
 
 
 def compare(setting: Setting) -> dict[str, Any]:

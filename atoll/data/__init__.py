@@ -2,10 +2,10 @@
 
 from atoll.data.corpora import CORPORA, Corpus, Document, load_corpus
 from atoll.data.cursor import Cursor
-from atoll.data.dataset import Dataset, HeldOut, load_dataset
+from atoll.data.dataset import Dataset, HeldOut, HeldOutBatches, load_dataset
 from atoll.data.shards import ORDERS, Shards
 from atoll.data.split import Split, split_text
-from atoll.data.stream import BatchStream
+from atoll.data.stream import BatchStream, Deal
 from atoll.data.tokens import Tokenizer, make_tokenizer, tokenizer_from_json
 
 __all__ = [
@@ -15,8 +15,10 @@ __all__ = [
     "Corpus",
     "Cursor",
     "Dataset",
+    "Deal",
     "Document",
     "HeldOut",
+    "HeldOutBatches",
     "Shards",
     "Split",
     "Tokenizer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,21 @@ from atoll.data.corpora import load_corpus
 from atoll.data.split import HELD_OUT_CAP_BYTES, split_text
 from atoll.data.tokens import Tokenizer, make_tokenizer
 from atoll.errors import DataError
+
+
+class HeldOutBatches(Protocol):
+    """What is evaluated on, cut for one model; of text `partial(held_out.batches, context=...)`."""
+
+    def __call__(
+        self, *, batch: int, limit_tokens: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield `(inputs, targets)`, the same ones at every call; the last may be smaller.
+
+        Args:
+            batch: Samples at a time.
+            limit_tokens: Take about so many targets, spread evenly; all by default.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ it dies, another one can take the slot with its cursor: nothing is lost and noth
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -101,6 +102,11 @@ class Shards:
         positions = self.starts(slot, windows)[:, None] + self._reach
         tokens: NDArray[np.int64] = self._tokens[positions].astype(np.int64)
         return tokens
+
+    def batch(self, slot: int, windows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return windows of a slot as inputs and targets, int64 ``(windows, context)`` each."""
+        tokens = torch.from_numpy(self.windows(slot, windows))
+        return tokens[:, :-1], tokens[:, 1:]
 
     def _known(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

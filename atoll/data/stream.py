@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.cursor import Cursor
 from atoll.data.order import permutation
-from atoll.data.shards import Shards
 from atoll.errors import ConfigError, DataError
 
 _ORDER_KEY = 0x70617373
 
 
+class Deal(Protocol):
+    """Samples dealt to slots, e.g. :class:`~atoll.data.Shards`; the same on every member.
+
+    A *window* is one sample: a stretch of text, or an image.
+    """
+
+    @property
+    def seed(self) -> int:
+        """Another seed is another deal, and another order within a slot."""
+        ...
+
+    def num_windows(self, slot: int) -> int:
+        """Return how many samples one pass over a slot's shard has.
+
+        Raises:
+            ConfigError: no such slot.
+        """
+        ...
+
+    def batch(self, slot: int, windows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some samples of a slot, by their numbers."""
+        ...
+
+
 class BatchStream(Iterator[tuple[Tensor, Tensor]]):
-    """An endless iterator of ``(inputs, targets)``, int64 ``(batch, context)`` each.
+    """An endless iterator of ``(inputs, targets)``; of text int64 ``(batch, context)`` each.
 
     Every window of the shard comes once per pass, in an order that depends on the shards' seed, the
     slot and the pass alone. A batch at the end of a pass is filled up from the next one.
     """
 
     def __init__(
-        self, shards: Shards, *, slot: int, batch: int, cursor: Cursor | None = None
+        self, shards: Deal, *, slot: int, batch: int, cursor: Cursor | None = None
     ) -> None:
         """Start at ``cursor``, or at the beginning of the slot's shard.
 
         Args:
             shards: The deal; MUST be the one the cursor comes from for an exact resume.
             slot: Which shard.
-            batch: Sequences per batch.
+            batch: Windows per batch.
             cursor: Where to go on; of the same slot.
 
         Raises:
@@ -40,7 +63,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
             DataError: the cursor belongs to another slot or lies behind the end of the shard.
         """
         if batch < 1:
-            raise ConfigError("the batch is too small", given=batch, expected="1 or more sequences")
+            raise ConfigError("the batch is too small", given=batch, expected="1 or more")
         self._shards = shards
         self._batch = batch
         self._size = shards.num_windows(slot)
@@ -64,8 +87,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         """Return the next batch."""
-        windows = torch.from_numpy(self._shards.windows(self._slot, self._take()))
-        return windows[:, :-1], windows[:, 1:]
+        return self._shards.batch(self._slot, self._take())
 
     def _take(self) -> NDArray[np.int64]:
         """Return the next ``batch`` windows and move on."""

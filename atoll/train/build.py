@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
+from atoll.checkpoint import describe
 from atoll.codec import make_codec
 from atoll.codec.codec import Codec
 from atoll.config import JobSpec
-from atoll.data import Dataset, Shards, load_dataset
+from atoll.data import Dataset, Deal, HeldOutBatches, Shards, load_dataset
 from atoll.group.policy import GroupPolicy
-from atoll.models import GPT, build_model
+from atoll.models import build_model
 from atoll.strategies.fitting import check
 from atoll.strategies.strategy import Outer
 from atoll.strategies.table import build_outer, resolve
@@ -43,9 +47,14 @@ class Rhythm:
 class Built:
     """One member's parts of a job; the strategy is not set up yet."""
 
-    model: GPT
+    model: Any
+    """A `Trainable`: the whole model."""
     dataset: Dataset
-    shards: Shards
+    shards: Deal
+    held_out: HeldOutBatches
+    """What is evaluated on, as this model takes it."""
+    about: Mapping[str, str]
+    """Metadata of a file of weights that rebuild the model and what its inputs stand for."""
     task: Task
     schedule: StepSchedule
     outer: Outer
@@ -75,14 +84,10 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
     )  # fmt: skip
     if spec.job.threads:
         torch.set_num_threads(spec.job.threads)
-    data, seed = spec.data, spec.job.seed
+    seed = spec.job.seed
     outer, codec = build_outer(resolved), make_codec(resolved.codec)
-    dataset = load_dataset(data.corpus, tokenizer=data.tokenizer, held_out=data.held_out, seed=seed)
-    torch.manual_seed(seed)
-    options = {"vocab_size": dataset.tokenizer.vocab_size, **spec.model.options}
-    model = build_model(spec.model.name, **options)
-    if not isinstance(model, GPT):
-        raise TypeError(f"model {spec.model.name!r} cannot be trained by the built-in trainer")
+    dataset = load_data(spec)
+    model = whole_model(spec, dataset)
     optimizer = build_optimizer(model, spec.train)
     schedule = StepSchedule(optimizer, learning_rate(spec.train))
     task = Task(
@@ -90,9 +95,47 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
         paced=spec.train.pace == "measured",
     )  # fmt: skip
     shards = Shards(
-        dataset.train, slots=num_slots, context=model.config.context, seed=seed, order=data.order
-    )
+        dataset.train, slots=num_slots, context=model.config.context, seed=seed,
+        order=spec.data.order,
+    )  # fmt: skip
+    held_out = partial(dataset.held_out.batches, context=model.config.context)
     # What only dropout uses differs from member to member; the weights above do not.
     torch.manual_seed(seed * 1_000 + slot + 1)
-    name, policy = resolved.outer, resolved.policy
-    return Built(model, dataset, shards, task, schedule, outer, codec, name, policy)
+    return Built(
+        model, dataset, shards, held_out, _about(spec, dataset), task, schedule, outer, codec,
+        strategy=resolved.outer, policy=resolved.policy,
+    )  # fmt: skip
+
+
+def load_data(spec: JobSpec) -> Dataset:
+    """Return what a job trains and evaluates on; the same on every member with the same files.
+
+    Raises:
+        ConfigError: no such data.
+        DataError: it is missing or too small.
+    """
+    data = spec.data
+    return load_dataset(
+        data.corpus, tokenizer=data.tokenizer, held_out=data.held_out, seed=spec.job.seed
+    )
+
+
+def whole_model(spec: JobSpec, dataset: Dataset) -> Any:
+    """Return a job's model with its first weights: the same in every process; seeds torch.
+
+    Raises:
+        ConfigError: no such model, or one of its options is wrong.
+    """
+    torch.manual_seed(spec.job.seed)
+    return build_model(spec.model.name, **_options(spec, dataset))
+
+
+def _options(spec: JobSpec, dataset: Dataset) -> dict[str, Any]:
+    """Return the options of the model, with what the data say of it."""
+    return {"vocab_size": dataset.tokenizer.vocab_size, **spec.model.options}
+
+
+def _about(spec: JobSpec, dataset: Dataset) -> dict[str, str]:
+    """Return the metadata of a file of weights."""
+    tokenizer = dataset.tokenizer.to_json()
+    return describe(spec.model.name, options=_options(spec, dataset), tokenizer=tokenizer)

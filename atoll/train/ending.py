@@ -18,12 +18,12 @@ from atoll.train.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
 
 def last_look(built: Built, *, seed: int) -> dict[str, Any]:
     """Evaluate on all held-out text and let the model write something."""
-    held_out = built.dataset.held_out
-    found = evaluate(built.model, held_out, context=built.model.config.context)
+    found = evaluate(built.model, built.held_out)
     text = write_text(
         built.model, built.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=seed
     )
-    return {"loss_final": found.loss, "bytes_per_token": held_out.bytes_per_token, "sample": text}
+    bytes_per_token = built.dataset.held_out.bytes_per_token
+    return {"loss_final": found.loss, "bytes_per_token": bytes_per_token, "sample": text}
 
 
 def member_result(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from atoll.data import BatchStream, Cursor, Shards
+from atoll.data import BatchStream, Cursor, Deal
 
 
 class MemberStream(Iterator[tuple[Tensor, Tensor]]):
@@ -18,7 +18,7 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Deal,
         *,
         slot: int,
         batch: int,

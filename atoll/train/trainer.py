@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from atoll.checkpoint import BackgroundSaver, Store, adopt, describe, resume, save_weights
+from atoll.checkpoint import BackgroundSaver, Store, adopt, resume, save_weights
 from atoll.clock import Clock, RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
@@ -313,8 +313,7 @@ class Trainer:
         members = self.group.members or (self.group.me,)
         with self.outer.evaluating(self.task):
             found = evaluate(
-                self.built.model, self.built.dataset.held_out,
-                context=self.built.model.config.context,
+                self.built.model, self.built.held_out,
                 limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
                 shares=len(members),
             )  # fmt: skip
@@ -357,8 +356,5 @@ class Trainer:
 
     def _about(self) -> dict[str, str]:
         """Return the metadata that rebuild the model."""
-        options = {"vocab_size": self.built.dataset.tokenizer.vocab_size, **self.spec.model.options}
-        about = describe(
-            self.spec.model.name, options=options, tokenizer=self.built.dataset.tokenizer.to_json()
-        )
-        return about | {"step": str(self.task.step), "round": str(self.task.round)}
+        now = {"step": str(self.task.step), "round": str(self.task.round)}
+        return {**self.built.about, **now}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -161,10 +162,8 @@ def _member(
     outcome.sent_bytes, outcome.received_bytes = group.sent_bytes, group.received_bytes
     if slot == 0 and evaluated:
         with outer.evaluating(task):
-            outcome.loss = evaluate(
-                model, corpus().held_out, context=setting.context,
-                limit_tokens=setting.held_out_tokens,
-            ).loss  # fmt: skip
+            batches = functools.partial(corpus().held_out.batches, context=setting.context)
+            outcome.loss = evaluate(model, batches, limit_tokens=setting.held_out_tokens).loss
     return outcome
 
 
