@@ -217,8 +217,10 @@ class JobSpec:
     @property
     def mesh(self) -> MeshShape:
         """How one member's model lies over its processes."""
-        island = self.island
-        return mesh_of(self.strategy.inner, ranks=island.ranks, mesh=island.mesh)
+        island, inner = self.island, self.strategy.inner
+        if self.job.script and not inner and max(island.ranks, len(island.mesh)) > 0:
+            inner = "hybrid" if island.mesh else "fsdp"  # a script divides its model by itself
+        return mesh_of(inner, ranks=island.ranks, mesh=island.mesh)
 
     @property
     def alone(self) -> bool:
