@@ -1,69 +1,56 @@
-"""Checkpoints of models that no machine holds whole: FSDP2 and other DTensors.
+"""Checkpoints of models that no machine holds whole: every rank saves and loads what it has.
 
-    <folder>/checkpoints/round-000012/__0_0.distcp ...   what each rank holds
-                                      .metadata          where each piece of a tensor lies
-                                      about.json         texts and numbers of the caller
-                                      manifest.json      hashes of all these, written last
+    <folder>/checkpoints/round-000012/rank-00000.safetensors ...   the pieces that each rank wrote
+                                      about.json                   texts and numbers of the caller
+                                      manifest.json                hashes of all these, written last
 
-`torch.distributed.checkpoint` writes and reads the pieces, so that as many ranks as there are can
-load what any other number saved. What it lacks is added here: a checkpoint exists when its manifest
-does, every file is checked before it is used, and a failure on one rank is raised on all.
-
-All ranks see one folder. `.metadata` is a pickle: load checkpoints of people you trust.
+The planner of `torch.distributed.checkpoint` finds out who writes and who reads which piece, so any
+mesh loads what any other saved; `pieces` stores them. A checkpoint exists when its manifest does,
+every file is checked before it is used, and a failure on one rank is raised on all. Nothing is
+pickled into files. All ranks see one folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
-from atoll.checkpoint.files import Buffer, hash_file, write_file
+from atoll.checkpoint.files import Buffer, Written, write_file
 from atoll.checkpoint.folder import Folder, check_part
 from atoll.checkpoint.layout import lay_out
+from atoll.checkpoint.pieces import PieceReader, Pieces, PieceWriter, piece_file
+from atoll.checkpoint.ranks import Ranks, told
+from atoll.checkpoint.same_model import refuse_another_model, refuse_another_optimizer
+from atoll.checkpoint.spread_state import Spread, Trained
 from atoll.checkpoint.store import versions
-from atoll.errors import AtollError, CheckpointError, CheckpointMissing, StorageFull, from_dict
+from atoll.checkpoint.weights import MODEL_PREFIX
+from atoll.errors import AtollError, CheckpointError, CheckpointMissing
 from atoll.wire.keeping import Keep
 from atoll.wire.manifest import (
     MANIFEST_NAME,
+    PART_SUFFIX,
     Manifest,
     ManifestPart,
     checkpoint_folder,
     encode_manifest,
 )
 
-T = TypeVar("T")
-
 ABOUT_NAME = "about.json"
-FORMAT = "torch.distributed.checkpoint"
+FORMAT = "pieces-1"
 """What a manifest's `versions` says under `format`."""
-
-EXPORT_BYTES = 256 * 2**20
-"""Tensors gathered in memory at a time while a checkpoint is exported."""
-
-_MODEL = "model."
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class About(msgspec.Struct, frozen=True):
@@ -72,100 +59,218 @@ class About(msgspec.Struct, frozen=True):
     step: int
     texts: dict[str, str] = {}
     numbers: dict[str, float] = {}
+    ties: dict[str, str] = {}
+    """Second names of tensors -> the name under which they are saved."""
+
+
+class ShardedSave:
+    """A checkpoint on its way: planned, and copied, but not complete before `finish`."""
+
+    def __init__(
+        self, files: Folder, round_: int, about: About, ranks: Ranks, writer: PieceWriter
+    ) -> None:
+        self._files, self._round, self._about, self._ranks = files, round_, about, ranks
+        self._writer = writer
+        self._written: Written | None = None
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def write(self, texts: Mapping[str, str]) -> None:
+        """Write this rank's file."""
+        place = self._files.path / checkpoint_folder(self._round)
+        try:
+            self._written = self._writer.write(place / piece_file(self._ranks.rank), texts)
+        except Exception as error:  # told by `finish`, on every rank
+            self._error = error
+
+    def write_beside(self, texts: Mapping[str, str]) -> None:
+        """Write this rank's file in a thread; returns at once."""
+        self._thread = threading.Thread(
+            target=self.write, args=(texts,), name="sharded-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank's file is there, or failed."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def finish(self) -> Manifest:
+        """Wait for every rank's file, then make the checkpoint complete; every rank calls this.
+
+        Raises:
+            StorageFull: there is no room; older checkpoints are untouched.
+            CheckpointError: a rank could not write.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        parts = self._ranks.share(self._part)
+        return self._ranks.first(lambda: self._publish(parts))
+
+    def _part(self) -> ManifestPart:
+        place = self._files.path / checkpoint_folder(self._round)
+        if isinstance(self._error, OSError):
+            raise told(self._error, place)
+        if self._error is not None or self._written is None:
+            if isinstance(self._error, AtollError):
+                raise self._error
+            raise CheckpointError(
+                "a sharded checkpoint could not be written",
+                given=f"rank {self._ranks.rank}: {self._error}",
+            )
+        return _entry(piece_file(self._ranks.rank), f"rank{self._ranks.rank}", self._written)
+
+    def _publish(self, parts: list[ManifestPart]) -> Manifest:
+        place = self._files.path / checkpoint_folder(self._round)
+        written = write_file(place / ABOUT_NAME, [msgspec.json.encode(self._about)])
+        manifest = Manifest(
+            job=self._files.job, round=self._round, step=self._about.step,
+            members=self._ranks.names, parts=[*parts, _entry(ABOUT_NAME, "rank0", written)],
+            created=time.time(), versions={**versions(), "format": FORMAT},
+        )  # fmt: skip
+        write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
+        self._files.settle(self._round)
+        return manifest
+
+
+def _entry(name: str, member: str, written: Written) -> ManifestPart:
+    return ManifestPart(name=name, member=member, sha256=written.sha256, nbytes=written.nbytes)
 
 
 def save_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module,
-    optimizer: Optimizer,
+    model: nn.Module | Spread,
+    optimizer: Optimizer | None,
     *,
     step: int,
     texts: Mapping[str, str] | None = None,
     numbers: Mapping[str, float] | None = None,
+    ties: Mapping[str, str] | None = None,
     job: str = "",
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Save a sharded model and its optimizer; every rank calls this.
+    """Save a model and its optimizer from where they are; every rank calls this.
+
+    No rank ever holds more than it has: what lies on several of them is written by one.
 
     Args:
         folder: The job's folder, the same for all ranks.
         round_: Rounds committed.
-        model: With parameters that may be DTensors.
-        optimizer: Over its parameters.
+        model: Wrapped or not, with parameters that may be DTensors; or a rank's part of a model.
+        optimizer: Over its parameters; None: only the model is saved.
         step: Where the schedule stands.
         texts: Kept along, e.g. from `describe`; those of the first rank count.
         numbers: Kept along, too.
+        ties: Second names of tensors, see `ties_of`; found by itself in a whole model.
         job: Name for the manifest; the folder's by default.
         keep: Which older checkpoints are kept.
         group: The ranks; all by default. Without a process group this process is the only one.
 
     Raises:
         StorageFull: there is no room; older checkpoints are untouched.
-        CheckpointError: a rank could not write.
+        CheckpointError: a rank could not write, or its optimizer is not over this model.
     """
-    ranks = _Ranks(group)
+    about = About(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
+    saving, trained = _begin(folder, round_, model, optimizer, about, job, keep, group, copy=False)
+    saving.write(trained.texts())
+    return saving.finish()
+
+
+def start_sharded(
+    folder: Path,
+    round_: int,
+    model: nn.Module | Spread,
+    optimizer: Optimizer | None,
+    *,
+    step: int,
+    texts: Mapping[str, str] | None = None,
+    numbers: Mapping[str, float] | None = None,
+    ties: Mapping[str, str] | None = None,
+    job: str = "",
+    keep: Keep | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> ShardedSave:
+    """Do as `save_sharded`, but copy and go on: files are written beside training.
+
+    Every rank calls this, and later `finish` of what it returns; without that call the checkpoint
+    does not exist. In between each rank's main memory holds a copy of its pieces.
+    """
+    about = About(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
+    saving, trained = _begin(folder, round_, model, optimizer, about, job, keep, group, copy=True)
+    saving.write_beside(trained.texts())
+    return saving
+
+
+def _begin(
+    folder: Path, round_: int, model: nn.Module | Spread, optimizer: Optimizer | None,
+    about: About, job: str, keep: Keep | None, group: dist.ProcessGroup | None, *, copy: bool,
+) -> tuple[ShardedSave, Trained]:  # fmt: skip
+    """Plan who writes what, and take it; collective."""
+    ranks = Ranks(group)
     files = Folder(folder, job=job, keep=keep, versions={**versions(), "format": FORMAT})
-    place = folder / checkpoint_folder(round_)
-    about = About(step, dict(texts or {}), dict(numbers or {}))
-    ranks.first(lambda: files.begin(round_))
-    state = _state(model, optimizer)
+    trained = Trained(model, optimizer)
+    about = msgspec.structs.replace(about, ties={**trained.ties, **about.ties})
+
+    def tensors() -> dict[str, Tensor]:
+        return {**trained.model_tensors(), **trained.optimizer_tensors()}
+
+    ranks.first(lambda: files.begin(round_) and None)
+    state = ranks.each(tensors)  # refuses on all ranks what one cannot name
+    writer = PieceWriter(copy=copy)
     try:
         with _alone_quietly():
-            save(state, checkpoint_id=place, process_group=group, no_dist=not ranks.many)
+            save(state, storage_writer=writer, process_group=group, no_dist=not ranks.many)
     except CheckpointException as error:
-        raise _told(error, place) from error
-    except OSError as error:
-        raise _told_os(error, place) from error
-    ranks.first(lambda: write_file(place / ABOUT_NAME, [msgspec.json.encode(about)]) and None)
-    parts = ranks.share(lambda: _hash(place, ranks))
-
-    def publish() -> Manifest:
-        manifest = Manifest(
-            job=files.job, round=round_, step=step, members=ranks.names,
-            parts=sorted((p for found in parts for p in found), key=lambda part: part.name),
-            created=time.time(), versions={**versions(), "format": FORMAT},
-        )  # fmt: skip
-        write_file(place / MANIFEST_NAME, [encode_manifest(manifest)])
-        files.settle(round_)
-        return manifest
-
-    return ranks.first(publish)
+        raise _failed(error, "written") from error
+    return ShardedSave(files, round_, about, ranks, writer), trained
 
 
 def load_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module,
-    optimizer: Optimizer,
+    model: nn.Module | Spread,
+    optimizer: Optimizer | None,
     *,
     group: dist.ProcessGroup | None = None,
 ) -> About:
-    """Put a sharded checkpoint back, onto any number of ranks; every rank calls this.
+    """Put a sharded checkpoint back, onto any number of ranks and any mesh; every rank calls this.
+
+    Args:
+        folder: The job's folder.
+        round_: Which checkpoint.
+        model: As for `save_sharded`; its tensors are filled in place.
+        optimizer: Over its parameters; None: only the model is loaded.
+        group: The ranks; all by default.
 
     Raises:
         CheckpointMissing: there is no complete checkpoint of that round.
         CheckpointCorrupt: a file is damaged; it is named, on every rank.
-        CheckpointError: it is of another model or optimizer.
+        CheckpointError: it is of another model or optimizer; names and shapes are told.
     """
-    ranks = _Ranks(group)
-    about = _checked(folder, round_, ranks)
-    state = _state(model, optimizer)
+    ranks = Ranks(group)
+    about, pieces = _opened(folder, round_, ranks)
+    trained = Trained(model, optimizer)
+    wanted = trained.model_tensors()
+    shapes = ranks.share(lambda: {name: tuple(t.shape) for name, t in wanted.items()})
+    refuse_another_model(pieces, {name: size for held in shapes for name, size in held.items()})
+    cuts = {name: (cut.size, cut.dtype) for name, cut in pieces.cuts.items()}
+
+    def room() -> dict[str, Tensor]:
+        refuse_another_optimizer(pieces, trained)
+        return trained.room_for(cuts)
+
+    states = ranks.each(room)
     try:
-        place = Folder(folder).place(round_)
-        with _alone_quietly():
-            load(state, checkpoint_id=place, process_group=group, no_dist=not ranks.many)
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-            options=_OPTIONS,
-        )  # fmt: skip
-    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            "the sharded checkpoint does not fit this model or optimizer",
-            given=" ".join(str(error).split())[:300],
-            remedy="build the model and the optimizer as they were when it was saved",
-        ) from error
+        with _alone_quietly(), torch.no_grad():
+            load(
+                {**wanted, **states}, storage_reader=PieceReader(pieces), process_group=group,
+                no_dist=not ranks.many,
+            )  # fmt: skip
+    except CheckpointException as error:
+        raise _failed(error, "loaded") from error
+    trained.take_up(states, pieces.texts)
     return about
 
 
@@ -174,8 +279,7 @@ def export_sharded(
 ) -> str:
     """Write the model of a sharded checkpoint as one safetensors file; return its SHA-256.
 
-    One process does this alone, without the machines that saved. At most `EXPORT_BYTES`, or one
-    tensor, are in memory at a time.
+    One process does this alone, without the machines that saved; one tensor is in memory at a time.
 
     Args:
         folder: The job's folder.
@@ -188,68 +292,35 @@ def export_sharded(
         CheckpointCorrupt: a file is damaged; it is named.
         StorageFull: the disk is full.
     """
-    about = _checked(folder, round_, _Ranks(None))
-    place = Folder(folder).place(round_)
-    metadata = FileSystemReader(place).read_metadata()
-    told = {**about.texts, "step": str(about.step), "round": str(round_), **(texts or {})}
-    return write_file(target, _blocks(place, metadata, told)).sha256
+    about, pieces = _opened(folder, round_, Ranks(None))
+    metadata = {**about.texts, "step": str(about.step), "round": str(round_), **(texts or {})}
+    return write_file(target, _blocks(pieces, about.ties, metadata)).sha256
 
 
-class _Ranks:
-    """The processes that save or load together; a failure on one is raised on all."""
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.many = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank(group) if self.many else 0
-        self.count = dist.get_world_size(group) if self.many else 1
-        self.names = [f"rank{rank}" for rank in range(self.count)]
-
-    def share(self, work: Callable[[], T]) -> list[T]:
-        """Do work on every rank; return what each found."""
-        value, error = None, None
-        try:
-            value = work()
-        except AtollError as raised:
-            error = raised.to_dict()
-        except OSError as raised:
-            error = _told_os(raised, Path(str(raised.filename or ""))).to_dict()
-        found: list[Any] = [(value, error)]
-        if self.many:
-            found = [None] * self.count
-            dist.all_gather_object(found, (value, error), group=self._group)
-        for _, trouble in found:
-            if trouble is not None:
-                raise from_dict(trouble)
-        return [each for each, _ in found]
-
-    def first(self, work: Callable[[], T]) -> T:
-        """Do work on the first rank only; every rank gets what it found."""
-        return self.share(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
+def _blocks(
+    pieces: Pieces, ties: Mapping[str, str], metadata: Mapping[str, str]
+) -> Iterator[Buffer]:
+    """Yield the bytes of one safetensors file, putting together one tensor after the other."""
+    names = {
+        name.removeprefix(MODEL_PREFIX): name
+        for name in pieces.cuts
+        if name.startswith(MODEL_PREFIX)
+    }
+    names |= {tie: names[name] for tie, name in ties.items() if name in names}
+    empty = {
+        name: torch.empty(pieces.cuts[full].size, dtype=pieces.cuts[full].dtype, device="meta")
+        for name, full in names.items()
+    }
+    layout = lay_out(empty, metadata)
+    yield layout.head
+    for spot in layout.places:
+        whole = pieces.cuts[names[spot.name]].whole()
+        if whole.numel():
+            yield whole.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return names -> tensors, of which each rank holds its piece."""
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=_OPTIONS)
-    return {"model": model_state, "optimizer": optimizer_state}
-
-
-def _hash(place: Path, ranks: _Ranks) -> list[ManifestPart]:
-    """Return this rank's share of the files, hashed."""
-    names = sorted(path.name for path in place.iterdir() if path.is_file())
-    parts = []
-    for name in names[ranks.rank :: ranks.count]:
-        held = hash_file(place / name)
-        parts.append(
-            ManifestPart(
-                name=name, member=f"rank{ranks.rank}", sha256=held.sha256, nbytes=held.nbytes
-            )
-        )
-    return parts
-
-
-def _checked(folder: Path, round_: int, ranks: _Ranks) -> About:
-    """Compare all files with the manifest, each rank its share; return what was given along."""
+def _opened(folder: Path, round_: int, ranks: Ranks) -> tuple[About, Pieces]:
+    """Compare all files with the manifest, each rank its share, and open them."""
     files = Folder(folder)
 
     def check() -> About:
@@ -264,31 +335,12 @@ def _checked(folder: Path, round_: int, ranks: _Ranks) -> About:
             check_part(files.place(round_) / part.name, part, round_=round_)
         return msgspec.json.decode((files.place(round_) / ABOUT_NAME).read_bytes(), type=About)
 
-    return ranks.share(check)[0]
+    def open_() -> Pieces:
+        place = files.place(round_)
+        names = [part.name for part in files.manifest(round_).parts]
+        return Pieces(place / name for name in names if name.endswith(PART_SUFFIX))
 
-
-def _blocks(place: Path, metadata: Metadata, texts: Mapping[str, str]) -> Iterator[Buffer]:
-    """Yield the bytes of one safetensors file, gathering a few tensors at a time."""
-    empty = {
-        name.removeprefix(_MODEL): torch.empty(
-            found.size, dtype=found.properties.dtype, device="meta"
-        )
-        for name, found in metadata.state_dict_metadata.items()
-        if name.startswith(_MODEL) and isinstance(found, TensorStorageMetadata)
-    }
-    layout = lay_out(empty, texts)
-    yield layout.head
-    batch: dict[str, Tensor] = {}
-    for index, spot in enumerate(layout.places):
-        batch[_MODEL + spot.name] = torch.empty(spot.shape, dtype=spot.dtype)
-        full = sum(t.nbytes for t in batch.values()) >= EXPORT_BYTES
-        if full or index == len(layout.places) - 1:
-            with _alone_quietly():
-                load(dict(batch), checkpoint_id=place, no_dist=True)
-            for tensor in batch.values():
-                if tensor.numel():
-                    yield tensor.reshape(-1).view(torch.uint8).numpy().data
-            batch.clear()
+    return ranks.share(check)[0], ranks.each(open_)
 
 
 @contextlib.contextmanager
@@ -299,21 +351,8 @@ def _alone_quietly() -> Iterator[None]:
         yield
 
 
-def _told(error: CheckpointException, place: Path) -> AtollError:
+def _failed(error: CheckpointException, what: str) -> AtollError:
     """Return what a failure of some ranks means."""
     causes = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
-    for cause in causes.values():
-        if isinstance(cause, OSError) and cause.errno in _FULL:
-            return _told_os(cause, place)
     given = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(causes.items()))[:400]
-    return CheckpointError("a sharded checkpoint could not be written", given=given)
-
-
-def _told_os(error: OSError, place: Path) -> AtollError:
-    if error.errno in _FULL:
-        return StorageFull(
-            "the disk is full, so a checkpoint was not written; older ones are still valid",
-            given=f"{place}: {error.strerror}",
-            remedy="make room there, or keep fewer with keep in [checkpoint]",
-        )
-    return CheckpointError("a sharded checkpoint could not be read or written", given=str(error))
+    return CheckpointError(f"a sharded checkpoint could not be {what}", given=given)

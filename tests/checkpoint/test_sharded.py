@@ -1,182 +1,26 @@
-"""Sharded models: saved by real ranks, loaded on as many as there are, exported as one file."""
+"""Sharded checkpoints of one process; those of several ranks are tests of the island."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from atoll.checkpoint import DirectoryStore
-from atoll.checkpoint.sharded import FORMAT, export_sharded, load_sharded, save_sharded
+from atoll.checkpoint.pieces import PIECES, Pieces
+from atoll.checkpoint.sharded import (
+    FORMAT,
+    export_sharded,
+    load_sharded,
+    save_sharded,
+    start_sharded,
+)
+from atoll.checkpoint.spread_state import ties_of
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from atoll.wire.keeping import Keep
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
-
-TIMEOUT_S = 90
-
-RANK = """
-import hashlib, json, os, sys, warnings
-from datetime import timedelta
-from pathlib import Path
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from atoll.checkpoint.sharded import load_sharded, save_sharded
-from atoll.errors import AtollError
-
-torch.set_num_threads(1)
-tasks = json.loads(sys.stdin.readline())
-children = []
-for task in tasks:  # one import of torch for all ranks
-    child = os.fork()
-    if child == 0:
-        break
-    children.append(child)
-else:
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-store = dist.FileStore(task["store"], task["ranks"])
-dist.init_process_group("gloo", store=store, rank=task["rank"], world_size=task["ranks"],
-                        timeout=timedelta(seconds=60))
-torch.manual_seed(task.get("seed", 1))
-model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5))
-mesh = init_device_mesh("cpu", (task["ranks"],))
-for layer in (model[0], model[2], model):
-    fully_shard(layer, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-folder, answer = Path(task["folder"]), {}
-
-def train(steps, start):
-    for step in range(start, start + steps):
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-def digest():
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    full = get_state_dict(model, optimizer, options=options)
-    text = hashlib.sha256()
-    def walk(value):
-        if isinstance(value, torch.Tensor):
-            text.update(value.contiguous().numpy().tobytes())
-        elif isinstance(value, dict):
-            for key in sorted(value):
-                walk(value[key])
-    walk(full[0]); walk(full[1])
-    return text.hexdigest()
-
-try:
-    if task["do"] == "save":
-        train(3, 0)
-        manifest = save_sharded(folder, 1, model, optimizer, step=3, texts={"model": "net"},
-                                numbers={"wall_s": 1.5})
-        answer["parts"] = [part.name for part in manifest.parts]
-    else:
-        about = load_sharded(folder, 1, model, optimizer)
-        answer["about"] = [about.step, about.texts, about.numbers]
-    answer["digest"] = digest()
-    train(2, 3)
-    answer["after"] = digest()
-except AtollError as error:
-    answer["error"] = error.to_dict()
-if task["rank"] == 0 or "error" in answer:
-    os.write(1, json.dumps(answer).encode() + b"\\n")
-dist.destroy_process_group()
-os._exit(0)
-"""
-
-
-def ranks(folder: Path, do: str, count: int, *, seed: int = 1) -> list[dict[str, Any]]:
-    """Run so many real processes; return what the first, and every failing one, said."""
-    store = folder / f"store-{do}-{count}-{seed}"
-    tasks = [
-        {
-            "store": str(store), "ranks": count, "rank": rank, "folder": str(folder / "job"),
-            "do": do, "seed": seed,
-        }
-        for rank in range(count)
-    ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RANK],
-        input=json.dumps(tasks) + "\n", capture_output=True, text=True, timeout=TIMEOUT_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Save with two ranks."""
-    folder = tmp_path_factory.mktemp("sharded")
-    (answer,) = ranks(folder, "save", 2)
-    return folder, answer
-
-
-def test_manifest_names_and_hashes_every_file(saved: tuple[Path, dict[str, Any]]) -> None:
-    folder, answer = saved
-    assert set(answer["parts"]) == {".metadata", "about.json", "__0_0.distcp", "__1_0.distcp"}
-    manifest = DirectoryStore(folder / "job").verify(1)
-    assert manifest.versions["format"] == FORMAT
-    assert (manifest.members, manifest.step) == (["rank0", "rank1"], 3)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_any_number_of_ranks_goes_on_from_it(
-    saved: tuple[Path, dict[str, Any]], count: int
-) -> None:
-    folder, answer = saved
-    (loaded,) = ranks(folder, "load", count, seed=7)
-    assert loaded["about"] == [3, {"model": "net"}, {"wall_s": 1.5}]
-    assert loaded["digest"] == answer["digest"]
-    if count == 2:
-        assert loaded["after"] == answer["after"]
-
-
-def test_export_is_one_file_that_plain_torch_loads(
-    saved: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = saved
-    export_sharded(folder / "job", 1, tmp_path / "whole.safetensors")
-    monkeypatch.setattr("atoll.checkpoint.sharded.EXPORT_BYTES", 1)
-    export_sharded(folder / "job", 1, tmp_path / "pieces.safetensors")
-    whole = (tmp_path / "whole.safetensors").read_bytes()
-    assert whole == (tmp_path / "pieces.safetensors").read_bytes()
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5))
-    model.load_state_dict(load_file(tmp_path / "whole.safetensors"))
-    torch.manual_seed(1)
-    same = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5))
-    optimizer = torch.optim.AdamW(same.parameters(), lr=0.01)
-    for step in range(3):
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        same(x).square().mean().backward()
-        optimizer.step()
-    for name, value in same.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_damage_is_named_on_every_rank(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    shutil.copytree(saved[0] / "job", tmp_path / "job")
-    path = tmp_path / "job" / checkpoint_folder(1) / "__1_0.distcp"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    answers = ranks(tmp_path, "load", 2)
-    assert [answer["error"]["kind"] for answer in answers] == ["CheckpointCorrupt"] * 2
-    assert all("__1_0.distcp" in answer["error"]["what"] for answer in answers)
-    with pytest.raises(CheckpointCorrupt, match="__1_0"):
-        export_sharded(tmp_path / "job", 1, tmp_path / "x.safetensors")
 
 
 def net(*, width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -189,14 +33,40 @@ def net(*, width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def test_one_process_needs_no_group(tmp_path: Path) -> None:
     model, optimizer = net()
+    optimizer.param_groups[0]["lr"] = 0.025
     save_sharded(tmp_path, 3, model, optimizer, step=30)
     other, its_optimizer = net()
     load_sharded(tmp_path, 3, other, its_optimizer)
     assert torch.equal(other.state_dict()["weight"], model.state_dict()["weight"])
+    assert its_optimizer.param_groups[0]["lr"] == 0.025
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        momentum = optimizer.state[mine]["momentum_buffer"]
+        assert torch.equal(its_optimizer.state[its]["momentum_buffer"], momentum)
     export_sharded(tmp_path, 3, tmp_path / "x.safetensors", texts={"note": "hello"})
     assert torch.equal(
         load_file(tmp_path / "x.safetensors")["weight"], model.state_dict()["weight"]
     )
+
+
+def test_model_alone_is_saved_and_wrappers_leave_no_trace(tmp_path: Path) -> None:
+    model, _ = net()
+    save_sharded(tmp_path, 1, nn.DataParallel(model), None, step=1)
+    other, its_optimizer = net()
+    before = {key: dict(state) for key, state in its_optimizer.state.items()}
+    load_sharded(tmp_path, 1, other, its_optimizer)
+    assert torch.equal(other.state_dict()["bias"], model.state_dict()["bias"])
+    assert its_optimizer.state.keys() == before.keys() or not its_optimizer.state
+
+
+def test_shared_weight_is_saved_once_and_exported_under_both_names(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 2), "head": nn.Linear(2, 5, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    assert ties_of(model) == {"head.weight": "embedding.weight"}
+    save_sharded(tmp_path, 1, model, None, step=1)
+    held = load_file(tmp_path / checkpoint_folder(1) / "rank-00000.safetensors")
+    assert set(held) == {"model/embedding.weight"}
+    export_sharded(tmp_path, 1, tmp_path / "x.safetensors")
+    model.load_state_dict(load_file(tmp_path / "x.safetensors"))
 
 
 def test_same_round_again_replaces_and_older_ones_go(tmp_path: Path) -> None:
@@ -210,15 +80,55 @@ def test_same_round_again_replaces_and_older_ones_go(tmp_path: Path) -> None:
     assert torch.equal(other.state_dict()["weight"], model.state_dict()["weight"])
 
 
-def test_what_is_missing_or_of_another_kind_or_model_is_told(tmp_path: Path) -> None:
+def test_one_that_nobody_finished_does_not_exist(tmp_path: Path) -> None:
+    model, optimizer = net()
+    saving = start_sharded(tmp_path, 1, model, optimizer, step=1)
+    with pytest.raises(CheckpointMissing, match="round 1"):
+        load_sharded(tmp_path, 1, model, optimizer)
+    saving.finish()
+    assert saving.written
+    load_sharded(tmp_path, 1, model, optimizer)
+
+
+def test_what_is_missing_or_of_another_kind_model_or_optimizer_is_told(tmp_path: Path) -> None:
     model, optimizer = net()
     with pytest.raises(CheckpointMissing, match="round 1"):
         load_sharded(tmp_path, 1, model, optimizer)
     save_sharded(tmp_path, 1, model, optimizer, step=1)
     wider, its_optimizer = net(width=5)
-    with pytest.raises(CheckpointError, match="does not fit this model"):
+    with pytest.raises(CheckpointError, match=r"of another model.*weight \(4, 3\) instead of \(5"):
         load_sharded(tmp_path, 1, wider, its_optimizer)
+    with pytest.raises(CheckpointError, match=r"it lacks 0\.bias, 0\.weight; only it has bias"):
+        load_sharded(tmp_path, 1, nn.Sequential(model), None)
+    with pytest.raises(CheckpointError, match="another optimizer; given: SGD; expected: AdamW"):
+        load_sharded(tmp_path, 1, model, torch.optim.AdamW(model.parameters()))
     manifest = tmp_path / checkpoint_folder(1) / MANIFEST_NAME
     manifest.write_bytes(manifest.read_bytes().replace(FORMAT.encode(), b"other"))
     with pytest.raises(CheckpointMissing, match="not a sharded one"):
         load_sharded(tmp_path, 1, model, optimizer)
+
+
+def test_optimizer_of_something_else_is_not_saved(tmp_path: Path) -> None:
+    (model, _), (_, optimizer) = net(), net()
+    with pytest.raises(CheckpointError, match="trains a tensor that is not in the model"):
+        save_sharded(tmp_path, 1, model, optimizer, step=1)
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        (None, "no part of a sharded"),
+        ('{"a": [[1], [2]]}', "outside of its tensor"),
+        ('{"a": [[0], [3]]}', "2 of"),
+        ('{"a": [[-1], [2]]}', "outside of its tensor"),
+        ('{"b": [[0], [2]]}', "no part of a sharded"),
+        ('{"a": [[0, 0], [2]]}', "no part of a sharded"),
+    ],
+)
+def test_files_with_impossible_pieces_are_refused(
+    tmp_path: Path, places: str | None, why: str
+) -> None:
+    path = tmp_path / "rank-00000.safetensors"
+    save_file({"a": torch.zeros(2)}, path, metadata={PIECES: places} if places else None)
+    with pytest.raises(CheckpointCorrupt, match=why):
+        Pieces([path])

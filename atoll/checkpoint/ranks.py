@@ -1,0 +1,71 @@
+"""Processes that save or load one checkpoint together."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from atoll.errors import AtollError, CheckpointError, StorageFull, from_dict
+
+T = TypeVar("T")
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Ranks:
+    """The processes of a group; a failure on one is raised on all."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """Take a group; None: all processes, or this one where there is no process group."""
+        self.group = group
+        self.many = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank(group) if self.many else 0
+        self.count = dist.get_world_size(group) if self.many else 1
+        self.names = [f"rank{rank}" for rank in range(self.count)]
+
+    def share(self, work: Callable[[], T]) -> list[T]:
+        """Do work on every rank; return what each found.
+
+        Raises:
+            AtollError: it failed on some rank.
+        """
+        value, error = None, None
+        try:
+            value = work()
+        except AtollError as raised:
+            error = raised.to_dict()
+        except OSError as raised:
+            error = told(raised, Path(str(raised.filename or ""))).to_dict()
+        found: list[Any] = [(value, error)]
+        if self.many:
+            found = [None] * self.count
+            dist.all_gather_object(found, (value, error), group=self.group)
+        for _, trouble in found:
+            if trouble is not None:
+                raise from_dict(trouble)
+        return [each for each, _ in found]
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Do work on every rank; return what this rank's own found, if none failed."""
+        found: list[T] = []
+        self.share(lambda: found.append(work()))
+        return found[0]
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Do work on the first rank only; every rank gets what it found."""
+        return self.share(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
+
+
+def told(error: OSError, place: Path) -> AtollError:
+    """Return what a failure of the file system means."""
+    if error.errno in _FULL:
+        return StorageFull(
+            "the disk is full, so a checkpoint was not written; older ones are still valid",
+            given=f"{place}: {error.strerror}",
+            remedy="make room there, or keep fewer with keep in [checkpoint]",
+        )
+    return CheckpointError("a sharded checkpoint could not be read or written", given=str(error))
