@@ -95,6 +95,18 @@ class Crew:
             self._tell(END, (), {})
         self.ended = True
 
+    def gather(self, row: Tensor) -> Tensor:
+        """Return every rank's row, (n,) -> (ranks, n); all ranks call it at one point, no command.
+
+        Args:
+            row: As long, and of the same type, on every rank; in main memory.
+        """
+        rows = [torch.empty_like(row) for _ in range(self.ranks)]
+        if self._group is None:
+            return row[None]
+        dist.all_gather(rows, row.contiguous(), group=self._group)
+        return torch.stack(rows)
+
     # ------------------------------------------------------------------------- commands
 
     def _tell(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
