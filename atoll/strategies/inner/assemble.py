@@ -1,0 +1,90 @@
+"""What every part of a model goes through before it can be trained on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.recompute import apply_recompute
+from atoll.strategies.inner.replicate import replicate, without_sync
+from atoll.strategies.inner.shard import set_sync, shard
+from atoll.strategies.inner.units import pieces
+
+
+def assemble(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    *,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    recipe: Recipe,
+    device: torch.device,
+    unused: bool = False,
+) -> nn.Module:
+    """Return a part of a model ready to train; collective.
+
+    In this order: cut along the tensor axis, recomputation, compilation, data parallelism.
+
+    Args:
+        module: The part: all of the model, or a stage of a pipeline. Changed in place.
+        units: Its pieces.
+        model: The whole model, whose names and tensor-parallel plan count.
+        mesh: All four axes.
+        recipe: What to do.
+        device: What this rank computes on.
+        unused: Whether there may be parameters that the forward pass leaves out.
+    """
+    if mesh["tensor"].size() > 1:
+        from atoll.strategies.inner.tensor import apply_tensor
+
+        apply_tensor(module, model, mesh["tensor"], recipe)
+    own = [unit for piece in pieces(module, units) for unit in piece]
+    apply_recompute(own, recipe.recompute)
+    if recipe.compile:
+        apply_compile(own)
+    return apply_data(module, units, mesh=mesh, recipe=recipe, device=device, unused=unused)
+
+
+def apply_compile(units: Sequence[nn.Module], *, backend: str = "inductor") -> None:
+    """Let the forward pass of each unit go through `torch.compile`; names stay as they are."""
+    for unit in units:
+        unit.forward = torch.compile(unit.forward, backend=backend)
+
+
+def apply_data(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    recipe: Recipe,
+    device: torch.device,
+    unused: bool = False,
+) -> nn.Module:
+    """Return a module whose backward pass reduces gradients over the data ranks; collective."""
+    replicas, shards = mesh["replicate"].size(), mesh["shard"].size()
+    if shards > 1 or (replicas > 1 and mesh["tensor"].size() > 1):
+        # Parameters cut along the tensor axis are no plain tensors, which buckets are made of.
+        axes: Any = ("replicate", "shard") if replicas > 1 else "shard"
+        shard(module, units, mesh=mesh[axes], reshard=recipe.reshard, offload=recipe.offload)
+        return module
+    module.to(device)
+    if replicas == 1:
+        return module
+    return replicate(module, mesh.get_group("replicate"), unused=unused)
+
+
+def synced(module: nn.Module, *, last: bool, recipe: Recipe) -> AbstractContextManager[Any]:
+    """Return the context of one of several backward passes: only the last one ends the sum."""
+    if isinstance(module, DistributedDataParallel):
+        return without_sync(module, last=last)
+    if isinstance(module, FSDPModule):
+        set_sync(cast(FSDPModule, module), last=last, reshard=recipe.reshard)
+    return nullcontext()

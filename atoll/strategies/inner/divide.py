@@ -1,0 +1,42 @@
+"""From a whole model to what one rank of an island trains of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from atoll.strategies.inner.parts import Parts
+from atoll.strategies.inner.precision import check_precision
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.whole import WholeParts
+
+
+def divide(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    mesh: DeviceMesh,
+    device: torch.device,
+    sample: tuple[Tensor, Tensor] | None = None,
+) -> Parts:
+    """Return this rank's part of a model, ready to train; every rank of the mesh calls it.
+
+    Args:
+        model: The whole model, equal on all ranks; it is taken over and changed.
+        recipe: What to do with it.
+        mesh: All four axes of `atoll.config.mesh.AXES`.
+        device: What this rank computes on.
+        sample: A few rows of (inputs, targets), on the first rank, by which a pipeline measures
+            its units to find balanced cuts; without, it goes by their size.
+
+    Raises:
+        ConfigError: the device cannot compute in the precision, or the model cannot be divided
+            like that.
+    """
+    check_precision(recipe.precision, device)
+    if mesh["pipeline"].size() > 1:
+        from atoll.strategies.inner.pipeline import PipelineParts
+
+        return PipelineParts(model, recipe, mesh=mesh, device=device, sample=sample)
+    return WholeParts(model, recipe, mesh=mesh, device=device)

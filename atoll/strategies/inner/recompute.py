@@ -1,0 +1,69 @@
+"""Activations that are computed again in the backward pass instead of being kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from atoll.errors import ConfigError
+
+EVERY = "every:"
+WORDS = ("none", "full", "matmul", "every:N")
+"""Nothing; whole units; all of a unit but its matrix products; every N-th unit as a whole."""
+
+
+def apply_recompute(units: Sequence[nn.Module], word: str) -> None:
+    """Let units forget their activations, and compute them again when gradients are due.
+
+    Random numbers (dropout) come out as they did the first time. It is done in place: modules,
+    names and parameters stay as they are. A unit that is a single layer has to keep its input
+    anyway and is left alone.
+
+    Raises:
+        ConfigError: there is no such word.
+    """
+    every = _every(word)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if word == "matmul":
+        options["context_fn"] = _keeping_products
+    forgetful = torch.utils.checkpoint.checkpoint
+    compound = [unit for unit in units if any(True for _ in unit.children())]
+    for unit in compound[::every] if every else ():
+        unit.forward = functools.partial(forgetful, unit.forward, **options)
+
+
+def _every(word: str) -> int:
+    """Return of how many units one is computed again; 0: none.
+
+    Raises:
+        ConfigError: there is no such word.
+    """
+    fixed = {"none": 0, "full": 1, "matmul": 1}
+    if word in fixed:
+        return fixed[word]
+    number = word.removeprefix(EVERY)
+    if word.startswith(EVERY) and number.isdecimal() and int(number) > 0:
+        return int(number)
+    raise ConfigError(
+        "unknown way to recompute", given=repr(word), expected="one of " + ", ".join(WORDS),
+        remedy='recompute = "full" in [train] saves most',
+    )  # fmt: skip
+
+
+def _keeping_products() -> Any:
+    """Return the contexts of a pass that keeps what is dear to compute: matrix products."""
+    ops = torch.ops.aten
+    products = [
+        ops.mm.default,
+        ops.bmm.default,
+        ops.addmm.default,
+        ops.baddbmm.default,
+        ops.convolution.default,
+    ]
+    contexts: Any = torch.utils.checkpoint.create_selective_checkpoint_contexts
+    return contexts(products)

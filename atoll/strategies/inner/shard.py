@@ -1,0 +1,81 @@
+"""Parameters, gradients and optimizer state cut over ranks; gathered unit by unit when needed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+from atoll.strategies.inner.units import pieces
+
+SMALL = 0.01
+"""Units below this part of the largest one travel with what is left of the model."""
+
+log = logging.getLogger(__name__)
+
+
+def shard(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    reshard: bool,
+    offload: bool,
+) -> None:
+    """Cut the parameters of a module over a mesh, in place; names stay as they are. Collective.
+
+    Args:
+        module: In main memory or on its device; it ends up on the mesh's device.
+        units: What is gathered together. What several of them share, and what none has, is
+            gathered for the time of the whole forward pass.
+        mesh: One axis to cut over; or two, with copies along the first.
+        reshard: Whether units give gathered parameters back after their forward pass.
+        offload: Whether shards stay in main memory. On processors they always do.
+    """
+    if offload and mesh.device_type == "cpu":
+        log.info("offload changes nothing here: without accelerators shards are in main memory")
+    keep: OffloadPolicy = OffloadPolicy()
+    if offload and mesh.device_type != "cpu":
+        keep = CPUOffloadPolicy()
+    own = _large(_unshared(pieces(module, units)))
+    for piece in own:
+        together: Any = piece if len(piece) > 1 else piece[0]
+        fully_shard(together, mesh=mesh, reshard_after_forward=reshard, offload_policy=keep)
+    # The rest is needed first and last: to give it back in between would gather it twice.
+    rest = reshard and not own
+    fully_shard(module, mesh=mesh, reshard_after_forward=rest, offload_policy=keep)
+
+
+def _unshared(units: list[list[nn.Module]]) -> list[list[nn.Module]]:
+    """Return the units none of whose parameters is in another one as well."""
+    held = [{id(p) for part in unit for p in part.parameters()} for unit in units]
+    count = Counter(parameter for parameters in held for parameter in parameters)
+    return [
+        unit
+        for unit, parameters in zip(units, held, strict=True)
+        if all(count[parameter] == 1 for parameter in parameters)
+    ]
+
+
+def _large(units: list[list[nn.Module]]) -> list[list[nn.Module]]:
+    """Return the units that are worth messages of their own: a lone norm is not."""
+    sizes = [sum(p.numel() for part in unit for p in part.parameters()) for unit in units]
+    least = max(sizes, default=0) * SMALL
+    return [unit for unit, size in zip(units, sizes, strict=True) if size > least]
+
+
+def set_sync(module: FSDPModule, *, last: bool, reshard: bool) -> None:
+    """Say what one of several backward passes does with its gradients.
+
+    All but the last one either keep them whole and send nothing, or, to save memory, cut them at
+    once and leave only the copies along the first axis for the last.
+    """
+    if reshard:
+        module.set_requires_all_reduce(last)
+    else:
+        module.set_requires_gradient_sync(last)

@@ -1,0 +1,149 @@
+"""A rank that runs the whole forward pass: without, or with a whole or a sharded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.errors import ConfigError
+from atoll.strategies.inner.assemble import assemble, synced
+from atoll.strategies.inner.norm import complete
+from atoll.strategies.inner.precision import computing, widened
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.replicate import agreed, replicate
+from atoll.strategies.inner.rows import Rows, sum_over_data
+from atoll.strategies.inner.units import units_of
+
+Criterion = Callable[[Any, Tensor], Tensor]
+
+
+class WholeParts:
+    """All layers of a model on this rank; parameters whole, or cut along `shard` and `tensor`.
+
+    See :class:`Parts`.
+    """
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, *, mesh: DeviceMesh, device: torch.device
+    ) -> None:
+        """Take a model over, equal on all ranks; collective.
+
+        Raises:
+            ConfigError: the model has no criterion, or a word of the recipe is unknown.
+        """
+        self.mesh = mesh
+        self._model, self._recipe, self._device = model, recipe, device
+        self._criterion: Criterion = criterion_of(model)
+        self._rows = Rows.of(mesh, accumulate=recipe.accumulate)
+        self._module = assemble(
+            model, units_of(model), model=model, mesh=mesh, recipe=recipe, device=device,
+            unused=True,
+        )  # fmt: skip
+        self._backwards, self._all_used = 0, False
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._buffers = saved_buffers(model)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the trained parameters by name; see :meth:`Parts.parameters`."""
+        return self._parameters
+
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
+        return self._buffers
+
+    def train(self, mode: bool) -> None:
+        """Switch dropout and the like on or off."""
+        self._module.train(mode)
+
+    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Compute gradients of a batch; see :meth:`Parts.backward`."""
+        parts = self._rows.deal(inputs, targets)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._settle()
+        before = [buffer.clone() for buffer in self._buffers.values()]
+        share, total = 1.0 / len(parts), torch.zeros((), device=self._device)
+        for number, part in enumerate(parts, 1):
+            with synced(self._module, last=number == len(parts), recipe=self._recipe):
+                loss = self._loss(*part)
+                (loss * (scale * share)).backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach() * share
+        self._look()
+        complete(self._parameters.values())
+        self._average_buffers(before)
+        return sum_over_data(total / self._rows.ranks, self.mesh)
+
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a whole batch; see :meth:`Parts.loss`."""
+        total = torch.zeros((), device=self._device)
+        for share, part in self._rows.fill(inputs, targets):
+            total = total + self._loss(*part) * share
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # else what is gathered now would outlive a change of the shards
+        return sum_over_data(total, self.mesh)
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        precision, device = self._recipe.precision, self._device
+        with computing(precision, device):
+            outputs = self._module(inputs.to(device))
+        return self._criterion(widened(outputs, precision), targets.to(device))
+
+    def _look(self) -> None:
+        """See after the first backward pass whether it has left parameters out."""
+        if self._backwards == 0 and isinstance(self._module, DistributedDataParallel):
+            good = all(p.grad is not None for p in self._parameters.values())
+            self._all_used = agreed(good, self.mesh.get_group("replicate"), self._device)
+        self._backwards += 1
+
+    def _settle(self) -> None:
+        """Stop looking for unused parameters if the first backward pass has left none out."""
+        if self._backwards == 1 and self._all_used:
+            self._module = replicate(self._model, self.mesh.get_group("replicate"))
+
+    def _average_buffers(self, before: list[Tensor]) -> None:
+        """Give all data ranks the mean of what the forward pass has made of buffers.
+
+        Means of changes: what does not change stays as it is to the last bit.
+        """
+        if not before or self._rows.ranks == 1 or not self._module.training:
+            return
+        buffers = list(self._buffers.values())
+        changes = torch.cat([(a - b).flatten() for a, b in zip(buffers, before, strict=True)])
+        sum_over_data(changes, self.mesh).div_(self._rows.ranks)
+        cut = torch.split(changes, [buffer.numel() for buffer in buffers])
+        for buffer, old, change in zip(buffers, before, cut, strict=True):
+            buffer.copy_(old + change.view_as(old))
+
+
+def criterion_of(model: nn.Module) -> Criterion:
+    """Return the function of outputs and targets that a model is trained by.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    criterion: Any = getattr(model, "criterion", None)
+    if not callable(criterion):
+        raise ConfigError(
+            "the model does not say what its loss is", given=type(model).__name__,
+            expected="a method criterion(outputs, targets) that returns the mean loss",
+        )  # fmt: skip
+    found: Criterion = criterion
+    return found
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the floating-point buffers of a model that checkpoints keep, by name."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point()
+    }
