@@ -1,0 +1,79 @@
+"""An optimizer that steps elsewhere: settings here, its state spread over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from atoll.island.crew import Crew
+from atoll.strategies.inner.worker import GIVE, TAKE, Worker
+
+
+class FarOptimizer(Optimizer):
+    """`Task.optimizer` of an island's first rank.
+
+    Its groups are where schedules set rates. Its state comes and goes as that of an optimizer of
+    the whole model, by commands: from the thread that trains only. So a checkpoint does not say
+    over which ranks the model was spread.
+    """
+
+    def __init__(
+        self, whole: Optimizer, *, names: Mapping[str, Tensor], crew: Crew, worker: Worker
+    ) -> None:
+        """Stand for an optimizer of the picture, which never steps itself.
+
+        Args:
+            whole: That optimizer.
+            names: Its parameters by name.
+            crew: Who has the state.
+            worker: This rank's part of them.
+        """
+        self._whole, self._crew, self._worker = whole, crew, worker
+        self._named = names
+        self._ready = False
+        super().__init__(whole.param_groups, whole.defaults)
+        self._ready = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the whole model's optimizer."""
+        return self._whole.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._ready:
+            self._whole.param_groups = groups
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each group."""
+        return [float(group["lr"]) for group in self.param_groups]
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing: the ranks step."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: there are no gradients here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as that of an optimizer of the whole model; it is gathered for this."""
+        found: dict[str, dict[str, Tensor]] = self._crew.call(TAKE)
+        self._whole.state.clear()
+        for name, own in found.items():
+            self._whole.state[self._named[name]] = own
+        state = self._whole.state_dict()
+        self._whole.state.clear()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what `state_dict`, or an optimizer of the whole model, returned."""
+        self._whole.load_state_dict(state_dict)
+        kept = self._whole.state
+        state = {name: dict(kept[p]) for name, p in self._named.items() if p in kept}
+        self._whole.state.clear()
+        settings = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        self._worker.offered = (state, settings)
+        self._crew.call(GIVE)

@@ -1,0 +1,129 @@
+"""The state of an optimizer whose parameters are spread over ranks, as whole tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from atoll.strategies.inner.transport import Circles, Transport, as_part, local_of
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+State = Mapping[str, Mapping[str, Tensor]]
+"""Parameter -> key of the optimizer -> whole tensor."""
+
+_BETWEEN = "\n"
+
+
+class Moments:
+    """One rank's optimizer; every method is collective."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parts: Mapping[str, Tensor],
+        *,
+        steps_on: Mapping[str, Tensor] | None = None,
+        device: torch.device,
+        circles: Circles,
+    ) -> None:
+        """Look at an optimizer.
+
+        Args:
+            optimizer: What steps here.
+            parts: The parameters that are here, by their name in the whole model.
+            steps_on: Under which tensors the optimizer knows them, if not these themselves.
+            device: What tensors travel on.
+            circles: Groups that are there already.
+        """
+        self._optimizer, self._parts = optimizer, parts
+        self._keys = steps_on if steps_on is not None else parts
+        self._device, self._circles = device, circles
+
+    def gather(self) -> dict[str, dict[str, Tensor]]:
+        """Return the whole state, in main memory, on the first rank; others get nothing."""
+        parts: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            for key, value in self._optimizer.state.get(self._keys[name], {}).items():
+                if isinstance(value, Tensor):
+                    parts[name + _BETWEEN + key] = _as_the(value, of=part)
+        found: dict[str, dict[str, Tensor]] = {}
+        transport = Transport(parts, device=self._device, circles=self._circles)
+        for both, whole in transport.gather():
+            name, _, key = both.partition(_BETWEEN)
+            found.setdefault(name, {})[key] = whole.to("cpu", copy=True)
+        return found
+
+    def deal(
+        self, state: State | None = None, groups: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Take up what `gather` returned.
+
+        Args:
+            state: On the first rank; None on the others.
+            groups: On the first rank: the settings of the parameter groups, without parameters.
+        """
+        told: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
+        if dist.get_world_size() > 1:
+            dist.broadcast_object_list(told, src=0)
+        kinds, settings = told
+        blank: dict[str, Tensor] = {}
+        for both, (shape, dtype) in kinds.items():
+            part = self._parts.get(both.partition(_BETWEEN)[0])
+            if part is not None:
+                blank[both] = _blank(shape, dtype, of=part)
+        wholes = None
+        if state is not None:
+            wholes = {
+                name + _BETWEEN + key: v for name, own in state.items() for key, v in own.items()
+            }
+        Transport(blank, device=self._device, circles=self._circles).deal(wholes)
+        self._load(blank, settings)
+
+    def _load(self, parts: Mapping[str, Tensor], settings: Iterable[Mapping[str, Any]]) -> None:
+        """Give the optimizer its state in the form that it knows."""
+        packed = self._optimizer.state_dict()["param_groups"]
+        for group, own in zip(packed, settings, strict=False):
+            group.update(own)
+        places = {
+            id(tensor): place
+            for place, tensor in enumerate(
+                t for group in self._optimizer.param_groups for t in group["params"]
+            )
+        }
+        state: dict[int, dict[str, Tensor]] = {}
+        for both, part in parts.items():
+            name, _, key = both.partition(_BETWEEN)
+            tensor = self._keys[name]
+            value = part if isinstance(tensor, DTensor) else local_of(part)
+            state.setdefault(places[id(tensor)], {})[key] = value
+        self._optimizer.load_state_dict({"state": state, "param_groups": packed})
+
+
+def _as_the(value: Tensor, *, of: Tensor) -> Tensor:
+    """Return an optimizer's tensor as a part that lies as its parameter, if it has its shape."""
+    if isinstance(value, DTensor) or not isinstance(of, DTensor):
+        return value
+    return as_part(value, like=of) if value.dim() and value.shape == local_of(of).shape else value
+
+
+def _blank(shape: Sequence[int], dtype: torch.dtype, *, of: Tensor) -> Tensor:
+    """Return memory for this rank's part of a tensor of an optimizer."""
+    if isinstance(of, DTensor) and tuple(shape) == tuple(of.shape):
+        return as_part(torch.empty_like(local_of(of), dtype=dtype), like=of)
+    return torch.empty(tuple(shape), dtype=dtype, device=of.device)
+
+
+def _kinds(state: State | None) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {
+        name + _BETWEEN + key: (tuple(value.shape), value.dtype)
+        for name, own in (state or {}).items()
+        for key, value in own.items()
+    }

@@ -1,0 +1,187 @@
+"""What every rank of an island does at the leader's commands: a step, a look, giving, taking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from atoll.island.crew import Crew
+from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.moments import Moments, State
+from atoll.strategies.inner.norm import GradientNorm
+from atoll.strategies.inner.own_part import OwnPart, clip_factor
+from atoll.strategies.inner.parts import Parts
+from atoll.strategies.inner.picture import PULL, PUSH
+from atoll.strategies.inner.precision import Scaler
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.transport import Circles, Transport
+
+BUILD, STEP, LOSS = "build", "step", "loss"
+TAKE, GIVE = "take the optimizer", "give the optimizer"
+"""Verbs, with those of :mod:`atoll.strategies.inner.picture`."""
+
+SMALLEST_SCALE = 2.0**-14
+"""A loss that is scaled down below this, and still overflows, is wrong by itself."""
+
+MakeModel = Callable[[], nn.Module]
+"""Returns the whole model, the same on every rank."""
+MakeOptimizer = Callable[[nn.Module], Optimizer]
+"""Returns the optimizer of a whole model."""
+Divide = Callable[..., Parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What a step came to: the same on every rank."""
+
+    loss: float
+    norm: float
+    """Of the whole gradient, before it was clipped."""
+    taken: bool
+    """Whether parameters were updated."""
+    overflowed: bool
+    """Not, because half precision was too small for the gradients; the next step tries less."""
+
+
+class Worker:
+    """One rank's part of the training; the first rank has one like all others."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        recipe: Recipe,
+        make_model: MakeModel,
+        make_optimizer: MakeOptimizer,
+        divided: Divide = divide,
+    ) -> None:
+        """Set what is done at every verb; nothing is built before the first command.
+
+        Args:
+            crew: Who commands.
+            mesh: All four axes.
+            device: What this rank computes on.
+            recipe: How the model lies over the ranks, and how a step is computed.
+            make_model: Makes the whole model.
+            make_optimizer: Makes the optimizer of a whole model.
+            divided: Makes this rank's parts of it.
+        """
+        self._mesh, self._device, self._recipe = mesh, device, recipe
+        self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
+        self._circles = Circles()
+        self.picture: Mapping[str, Tensor] | None = None
+        """On the first rank: the whole model's parameters and buffers by name."""
+        self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
+        """On the first rank: a state of the optimizer that all are about to take up."""
+        verbs: dict[str, Callable[..., Any]] = {
+            BUILD: self.build, STEP: self.step, LOSS: self.loss, PULL: self.pull, PUSH: self.push,
+            TAKE: self.take, GIVE: self.give,
+        }  # fmt: skip
+        for verb, handler in verbs.items():
+            crew.on(verb, handler)
+
+    # ---------------------------------------------------------------------------- building
+
+    def build(self, *sample: Tensor) -> None:
+        """Make this rank's parts and its optimizer anew; collective, like all that follows.
+
+        Args:
+            sample: Some inputs and their targets, by which a pipeline is balanced.
+
+        Raises:
+            ConfigError: the model cannot be divided like that, or its optimizer cannot.
+        """
+        model = self._make_model()
+        optimizer = self._make_optimizer(model)
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+        state = {names[p]: dict(own) for p, own in optimizer.state.items()}
+        for group in optimizer.param_groups:  # else they would be kept whole
+            group["params"] = []
+        optimizer.state.clear()
+        del names
+        given = {"sample": (sample[0], sample[1])} if sample else {}
+        self._parts = self._divide(
+            model, self._recipe, mesh=self._mesh, device=self._device, **given
+        )
+        del model
+        parameters, buffers = self._parts.parameters(), self._parts.buffers()
+        self._own = OwnPart(optimizer, parameters, groups=groups, state=state)
+        self._norm, self._scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
+        self._moments = Moments(
+            optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
+            circles=self._circles,
+        )  # fmt: skip
+        self._transport = Transport(
+            {**parameters, **buffers}, device=self._device, circles=self._circles
+        )
+        self._parts.train(True)
+
+    # ---------------------------------------------------------------------------- training
+
+    def step(self, inputs: Tensor, targets: Tensor, *, lr: Sequence[float]) -> Stepped:
+        """Compute gradients of a batch, clip them by the norm of all, and update.
+
+        Every rank comes to the same decision, as all look at sums over all ranks.
+
+        Args:
+            inputs: The whole batch.
+            targets: What belongs to it.
+            lr: The rate of each group of the optimizer.
+
+        Raises:
+            ConfigError: the rows cannot be dealt out evenly.
+        """
+        scaler, own = self._scaler, self._own
+        loss = float(self._parts.backward(inputs, targets, scale=scaler.scale))
+        length = self._norm.measure()
+        norm = length.value / scaler.scale
+        finite = length.finite and math.isfinite(norm) and math.isfinite(loss)
+        factor = clip_factor(norm, self._recipe.clip) / scaler.scale
+        usable = scaler.update(finite=finite)
+        if not (finite and usable):
+            own.forget()
+            overflowed = not usable and scaler.scale >= SMALLEST_SCALE
+            return Stepped(loss, norm, taken=False, overflowed=overflowed)
+        own.set_rates(lr)
+        own.step(factor=factor)
+        return Stepped(loss, norm, taken=True, overflowed=False)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch without dropout and gradients."""
+        self._parts.train(False)
+        try:
+            return self._parts.loss(inputs, targets).detach().cpu()
+        finally:
+            self._parts.train(True)
+
+    # ------------------------------------------------------------------- giving and taking
+
+    def pull(self) -> None:
+        """Bring the ranks' parts into the picture, where there is one."""
+        for name, whole in self._transport.gather():
+            if self.picture is not None:
+                self.picture[name].detach().copy_(whole)
+
+    def push(self) -> None:
+        """Put the first rank's picture into the ranks' parts."""
+        self._transport.deal(self.picture)
+
+    def take(self) -> dict[str, dict[str, Tensor]]:
+        """Return the whole state of the optimizer on the first rank, and nothing on the others."""
+        return self._moments.gather()
+
+    def give(self) -> None:
+        """Take up the state of the optimizer that the first rank was `offered`."""
+        state, groups = self.offered if self.offered is not None else (None, None)
+        self._moments.deal(state, groups)
+        self.offered = None
