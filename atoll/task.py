@@ -155,13 +155,17 @@ class Task:
         """Count every step as one from here: rounds do not come after a number of steps."""
         self.period = Period(self.step)
 
-    def advance(self) -> None:
-        """An optimizer step was done: move the schedule on."""
+    def advance(self, *, taken: bool = True) -> None:
+        """An optimizer step was done: move the schedule on.
+
+        A step that was not `taken`, as gradients had overflowed, counts for rounds alone: the
+        learning rate stays.
+        """
         if self.step != self.period.step:  # it was set: training goes on from a saved state
             self.free_period()
         self.period.done += 1
         before, self.step = self.step, self.period.step
-        if self.scheduler is not None:
+        if self.scheduler is not None and taken:
             for _ in range(self.step - before):
                 self.scheduler.step()
 

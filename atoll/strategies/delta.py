@@ -65,6 +65,8 @@ class Flat:
                 expected=f"{self.num_elements}",
                 remedy="start every member with the same model",
             )
+        if self._task is not None:
+            self._task.pull()  # these tensors may be a part: the others are pushed as they are
         if self.tensors:
             torch._foreach_copy_(self.tensors, self.views(vector))
         if self._task is not None:
