@@ -1,6 +1,33 @@
 """Models that come with Atoll; any other PyTorch model works as well."""
 
+from atoll.models.classifier import Classifier
+from atoll.models.contract import Trainable
 from atoll.models.gpt import GPT, GPTConfig
-from atoll.models.table import MODELS, ModelRow, build_model
+from atoll.models.gpt2 import GPT2, GPT2Config
+from atoll.models.language import LanguageModel
+from atoll.models.llama import Llama, LlamaConfig
+from atoll.models.resnet import ResNet, ResNetConfig
+from atoll.models.table import IMAGES, MODELS, TEXT, ModelRow, build_model, model_row
+from atoll.models.vit import ViT, ViTConfig
 
-__all__ = ["GPT", "MODELS", "GPTConfig", "ModelRow", "build_model"]
+__all__ = [
+    "GPT",
+    "GPT2",
+    "IMAGES",
+    "MODELS",
+    "TEXT",
+    "Classifier",
+    "GPT2Config",
+    "GPTConfig",
+    "LanguageModel",
+    "Llama",
+    "LlamaConfig",
+    "ModelRow",
+    "ResNet",
+    "ResNetConfig",
+    "Trainable",
+    "ViT",
+    "ViTConfig",
+    "build_model",
+    "model_row",
+]

@@ -2,24 +2,22 @@
 
 Pre-norm decoder with rotary positions (Su et al., "RoFormer", https://arxiv.org/abs/2104.09864),
 multi-head causal attention and a four-fold MLP; the output layer shares its weights with the
-embedding unless told otherwise. Shapes used below:
-
-    batch   sequences                 length  tokens of a sequence, at most ``context``
-    width   features of a token       vocab   distinct tokens (256 for bytes)
+embedding unless told otherwise.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.errors import ConfigError
+from atoll.models.language import LanguageModel
+from atoll.models.rotation import rotation_tables, turned
+from atoll.models.sizes import check_chance, check_heads, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,29 +46,15 @@ class GPTConfig:
             ConfigError: a size is not positive, ``width`` is no multiple of ``heads``, or
                 ``dropout`` is outside 0 <= x < 1.
         """
-        for name in ("vocab_size", "layers", "width", "heads", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"the model's {name} is too small",
-                    given=getattr(self, name),
-                    expected="1 or more",
-                )
-        pairs = 2 * self.heads  # positions turn pairs of features
-        if self.width % pairs:
-            raise ConfigError(
-                "the model's width cannot be shared by its heads",
-                given=f"width={self.width}, heads={self.heads}",
-                expected=f"width to be a multiple of {pairs}, twice the heads",
-                remedy=f"try width={math.ceil(self.width / pairs) * pairs}",
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(
-                "the model's dropout is no chance", given=self.dropout, expected="0 <= dropout < 1"
-            )
+        check_positive(self, "vocab_size", "layers", "width", "heads", "context")
+        check_heads(width=self.width, heads=self.heads, pairs=True)
+        check_chance(self.dropout)
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """A decoder-only language model; see :class:`GPTConfig` for its sizes."""
+
+    config: GPTConfig
 
     def __init__(self, config: GPTConfig) -> None:
         """Build the model with fresh weights from torch's current random state."""
@@ -78,7 +62,10 @@ class GPT(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        tables = _rotation(config.context, config.width // config.heads)
+        # The slowest pair turns once in about ten contexts, so that no two distances look alike.
+        tables = rotation_tables(
+            config.context, config.width // config.heads, base=2.0 * config.context
+        )
         self.blocks = nn.ModuleList(_Block(config, *tables) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
@@ -86,86 +73,20 @@ class GPT(nn.Module):
             self.head.weight = self.embedding.weight
         self._initialise()
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
-
-        Raises:
-            ConfigError: the sequences are longer than the model's context.
-        """
-        length = ids.shape[1]
-        if length > self.config.context:
-            raise ConfigError(
-                "sequences longer than the model's context",
-                given=f"{length} tokens",
-                expected=f"at most {self.config.context}",
-                remedy=f"cut them, or build the model with context={length}",
-            )
-        x = self.dropout(self.embedding(ids))
-        for block in self.blocks:
-            x = block(x)
-        return cast(Tensor, self.head(self.norm(x)))
-
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats per token, a scalar; both ``(batch, length)``."""
-        return self.criterion(self(ids), targets)
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of logits ``(batch, length, vocab)``, in nats per token."""
-        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
     def units(self) -> list[nn.Module]:
-        """Return embedding, blocks and output layer: one after the other they are the model."""
-        front = nn.Sequential(OrderedDict(embedding=self.embedding, dropout=self.dropout))
-        tail = nn.Sequential(OrderedDict(norm=self.norm, head=self.head))
-        return [front, *self.blocks, tail]
+        """Return embedding, blocks, norm and output layer: one after the other they are it."""
+        return [self.embedding, self.dropout, *self.blocks, self.norm, self.head]
 
-    @torch.no_grad()
-    def generate(
-        self,
-        prompt_ids: Tensor,
-        *,
-        tokens: int,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Return the prompt followed by sampled tokens, int64 ``(batch, length + tokens)``.
-
-        Args:
-            prompt_ids: ``(batch, length)``, at least one token; only the last ``context`` are seen.
-            tokens: How many tokens to add.
-            temperature: 0 takes the likeliest token; below 1 sharpens, above 1 flattens.
-            top_k: Sample among this many likeliest tokens only.
-            generator: Source of randomness on the model's device.
-
-        Raises:
-            ConfigError: the prompt is empty, or a number is negative.
-        """
-        if prompt_ids.dim() != 2 or prompt_ids.shape[1] < 1:
-            raise ConfigError(
-                "nothing to continue",
-                given=f"a prompt of shape {tuple(prompt_ids.shape)}",
-                expected="(batch, length) with length of 1 or more",
-            )
-        if temperature < 0 or tokens < 0 or (top_k is not None and top_k < 1):
-            raise ConfigError(
-                "cannot generate with these settings",
-                given=f"tokens={tokens}, temperature={temperature}, top_k={top_k}",
-                expected="tokens and temperature of 0 or more, top_k of 1 or more",
-            )
-        was_training = self.training
-        self.eval()
-        ids = prompt_ids
-        for _ in range(tokens):
-            logits = self(ids[:, -self.config.context :])[:, -1]
-            ids = torch.cat((ids, _sample(logits, temperature, top_k, generator)), dim=1)
-        self.train(was_training)
-        return ids
-
-    @property
-    def num_parameters(self) -> int:
-        """Trained numbers, a shared one counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+    def tensor_plan(self) -> Mapping[str, str]:
+        """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
+        return {
+            "embedding": "vocabulary",
+            "blocks.*.queries_keys_values": "column",
+            "blocks.*.merge": "row",
+            "blocks.*.up": "column",
+            "blocks.*.down": "row",
+            "head": "vocabulary",
+        }
 
     @property
     def flops_per_token(self) -> float:
@@ -235,46 +156,10 @@ class _Block(nn.Module):
         mixed = mixed.view(*mixed.shape[:2], -1, 3, cosines.shape[-1])
         queries, keys, values = mixed.unbind(3)
         attended = functional.scaled_dot_product_attention(
-            _turned(queries, cosines, sines).transpose(1, 2),
-            _turned(keys, cosines, sines).transpose(1, 2),
+            turned(queries, cosines, sines).transpose(1, 2),
+            turned(keys, cosines, sines).transpose(1, 2),
             values.transpose(1, 2),
             dropout_p=self.rate if self.training else 0.0,
             is_causal=True,
         )
         return cast(Tensor, self.merge(attended.transpose(1, 2).flatten(2)))
-
-
-def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return queries or keys ``(batch, length, heads, features)`` turned by their positions."""
-    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
-
-
-def _rotation(context: int, features: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines and signed sines that turn pair ``(i, i + features/2)`` with position.
-
-    The slowest pair turns once in about ten contexts, so that no two distances look alike.
-
-    Returns:
-        Two tensors ``(context, 1, features)``.
-    """
-    base = 2.0 * context
-    half = features // 2
-    rates = base ** (-torch.arange(half, dtype=torch.float32) / half)
-    angles = torch.arange(context, dtype=torch.float32)[:, None] * rates
-    cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)
-    sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)
-    return cosines[:, None], sines[:, None]
-
-
-def _sample(
-    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
-) -> Tensor:
-    """Return one token id per row of ``(batch, vocab)`` logits, ``(batch, 1)``."""
-    if temperature == 0.0:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        kept, _ = logits.topk(top_k)
-        logits = logits.masked_fill(logits < kept[:, -1:], -math.inf)
-    chances = logits.softmax(dim=-1)
-    return torch.multinomial(chances, 1, generator=generator)

@@ -11,6 +11,13 @@ from torch import nn
 
 from atoll.errors import ConfigError, unknown
 from atoll.models.gpt import GPT, GPTConfig
+from atoll.models.gpt2 import GPT2, GPT2Config
+from atoll.models.llama import Llama, LlamaConfig
+from atoll.models.resnet import ResNet, ResNetConfig
+from atoll.models.vit import ViT, ViTConfig
+
+TEXT, IMAGES = "text", "images"
+"""What a model takes: tokens and the ones after them, or images and their classes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,15 +26,42 @@ class ModelRow:
 
     Attributes:
         config: The frozen dataclass of its options.
-        build: Makes the model from one of these.
+        build: Makes the model, a `Trainable`, from one of these.
+        data: What it takes: `text` or `images`.
     """
 
-    config: type[GPTConfig]
+    config: type[Any]
     build: Callable[[Any], nn.Module]
+    data: str
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Every option and its default."""
+        config = self.config()
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-MODELS: Mapping[str, ModelRow] = MappingProxyType({"gpt": ModelRow(GPTConfig, GPT)})
+MODELS: Mapping[str, ModelRow] = MappingProxyType(
+    {
+        "gpt": ModelRow(GPTConfig, GPT, TEXT),
+        "gpt2": ModelRow(GPT2Config, GPT2, TEXT),
+        "llama": ModelRow(LlamaConfig, Llama, TEXT),
+        "resnet": ModelRow(ResNetConfig, ResNet, IMAGES),
+        "vit": ModelRow(ViTConfig, ViT, IMAGES),
+    }
+)
 """Name in a job file -> how it is built."""
+
+
+def model_row(name: str) -> ModelRow:
+    """Return a model's row of the table.
+
+    Raises:
+        ConfigError: there is none; the nearest known name is given.
+    """
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return MODELS[name]
 
 
 def build_model(name: str, **options: object) -> nn.Module:
@@ -37,15 +71,13 @@ def build_model(name: str, **options: object) -> nn.Module:
         ConfigError: no such model, no such option, or a value of the wrong kind; the nearest known
             name is given.
     """
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    row = MODELS[name]
-    fields = {field.name: field for field in dataclasses.fields(row.config)}
+    row = model_row(name)
+    defaults = row.options
     for option, value in options.items():
-        if option not in fields:
-            raise unknown(f"option of model {name!r}", option, fields)
-        _check_kind(name, option, value, fields[option].default)
-    return row.build(row.config(**options))  # type: ignore[arg-type]
+        if option not in defaults:
+            raise unknown(f"option of model {name!r}", option, defaults)
+        _check_kind(name, option, value, defaults[option])
+    return row.build(row.config(**options))
 
 
 def _check_kind(name: str, option: str, value: object, default: object) -> None:

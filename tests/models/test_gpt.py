@@ -170,8 +170,8 @@ class TestTable:
         assert model.config == GPTConfig(layers=1, width=8, heads=2, dropout=0)
 
     def test_unknown_model_names_the_nearest(self) -> None:
-        with pytest.raises(ConfigError, match=r"unknown model.*'gpt2'.*did you mean 'gpt'"):
-            build_model("gpt2")
+        with pytest.raises(ConfigError, match=r"unknown model.*'gptt'.*did you mean 'gpt'"):
+            build_model("gptt")
 
     def test_unknown_option_names_the_nearest(self) -> None:
         with pytest.raises(ConfigError, match=r"'layer'.*did you mean 'layers'"):

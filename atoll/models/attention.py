@@ -1,0 +1,80 @@
+"""Attention with a matrix each for queries, keys and values.
+
+Vaswani et al., "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2; keys
+and values shared by groups of heads as in Ainslie et al., "GQA", https://arxiv.org/abs/2305.13245.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from atoll.models.rotation import turned
+
+
+class Attention(nn.Module):
+    """Every token gathers from all, or from those before it and itself.
+
+    How many heads there are only the products know: a rank of tensor parallelism has some of them.
+    """
+
+    cosines: Tensor | None
+    sines: Tensor | None
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        kv_heads: int = 0,
+        causal: bool,
+        bias: bool,
+        dropout: float = 0.0,
+        rotation: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Make the four matrices.
+
+        Args:
+            width: Features of a token; a multiple of `heads`.
+            heads: Attention heads.
+            kv_heads: Heads of keys and values, a divisor of `heads`; 0: as many.
+            causal: Whether a token sees only those before it and itself.
+            bias: Whether the products add a vector.
+            dropout: Chance that an attention weight is zeroed while training.
+            rotation: Tables that turn queries and keys; None: positions come from elsewhere.
+        """
+        super().__init__()
+        self.features = width // heads
+        self.grouped = kv_heads not in (0, heads)
+        self.causal, self.rate = causal, dropout
+        kv_width = (kv_heads or heads) * self.features
+        self.queries = nn.Linear(width, width, bias=bias)
+        self.keys = nn.Linear(width, kv_width, bias=bias)
+        self.values = nn.Linear(width, kv_width, bias=bias)
+        self.merge = nn.Linear(width, width, bias=bias)
+        cosines, sines = rotation if rotation is not None else (None, None)
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.register_buffer("sines", sines, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what every token gathered, ``(batch, length, width)`` as `x`."""
+        queries, keys, values = (
+            part.view(*part.shape[:2], -1, self.features)
+            for part in (self.queries(x), self.keys(x), self.values(x))
+        )
+        if self.cosines is not None and self.sines is not None:
+            # After the products: with a sequence cut over ranks, x is a piece of it.
+            length = queries.shape[1]
+            cosines, sines = self.cosines[:length], self.sines[:length]
+            queries, keys = turned(queries, cosines, sines), turned(keys, cosines, sines)
+        attended = functional.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            dropout_p=self.rate if self.training else 0.0,
+            is_causal=self.causal,
+            enable_gqa=self.grouped,
+        )
+        return cast(Tensor, self.merge(attended.transpose(1, 2).flatten(2)))

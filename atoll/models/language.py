@@ -1,0 +1,150 @@
+"""What language models have in common: the loss, and how they write.
+
+Shapes used by all of them:
+
+    batch   sequences                 length  tokens of a sequence, at most ``context``
+    width   features of a token       vocab   distinct tokens (256 for bytes)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from atoll.errors import ConfigError
+
+
+class HasContext(Protocol):
+    """The options of a language model."""
+
+    @property
+    def context(self) -> int:
+        """Longest sequence, in tokens."""
+        ...
+
+
+class LanguageModel(nn.Module):
+    """A model that tells, for every token of a sequence, the chances of the next one."""
+
+    config: HasContext
+
+    @abstractmethod
+    def units(self) -> Sequence[nn.Module]:
+        """Return the modules that are, one after the other, the forward pass."""
+
+    @abstractmethod
+    def tensor_plan(self) -> Mapping[str, str]:
+        """Return how ranks may share its matrices; see `Trainable`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
+
+        Raises:
+            ConfigError: the sequences are longer than the model's context.
+        """
+        self.check_length(ids.shape[1])
+        x = ids
+        for unit in self.units():
+            x = unit(x)
+        return x
+
+    def check_length(self, length: int) -> None:
+        """Refuse sequences longer than the model's context.
+
+        Raises:
+            ConfigError: they are; both lengths are named.
+        """
+        if length > self.config.context:
+            raise ConfigError(
+                "sequences longer than the model's context",
+                given=f"{length} tokens",
+                expected=f"at most {self.config.context}",
+                remedy=f"cut them, or build the model with context={length}",
+            )
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of logits ``(batch, length, vocab)``, in nats per token."""
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats per token, a scalar; both ``(batch, length)``."""
+        return self.criterion(self(ids), targets)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt_ids: Tensor,
+        *,
+        tokens: int,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the prompt followed by sampled tokens, int64 ``(batch, length + tokens)``.
+
+        Args:
+            prompt_ids: ``(batch, length)``, at least one token; only the last ``context`` are seen.
+            tokens: How many tokens to add.
+            temperature: 0 takes the likeliest token; below 1 sharpens, above 1 flattens.
+            top_k: Sample among this many likeliest tokens only.
+            generator: Source of randomness on the model's device.
+
+        Raises:
+            ConfigError: the prompt is empty, or a number is negative.
+        """
+        check_writing(prompt_ids, tokens=tokens, temperature=temperature, top_k=top_k)
+        was_training = self.training
+        self.eval()
+        ids = prompt_ids
+        for _ in range(tokens):
+            logits = self(ids[:, -self.config.context :])[:, -1]
+            ids = torch.cat((ids, sampled(logits, temperature, top_k, generator)), dim=1)
+        self.train(was_training)
+        return ids
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers, a shared one counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def check_writing(
+    prompt_ids: Tensor, *, tokens: int, temperature: float, top_k: int | None
+) -> None:
+    """Refuse what nothing can be written from.
+
+    Raises:
+        ConfigError: the prompt is empty, or a number is negative.
+    """
+    if prompt_ids.dim() != 2 or prompt_ids.shape[1] < 1:
+        raise ConfigError(
+            "nothing to continue",
+            given=f"a prompt of shape {tuple(prompt_ids.shape)}",
+            expected="(batch, length) with length of 1 or more",
+        )
+    if temperature < 0 or tokens < 0 or (top_k is not None and top_k < 1):
+        raise ConfigError(
+            "cannot generate with these settings",
+            given=f"tokens={tokens}, temperature={temperature}, top_k={top_k}",
+            expected="tokens and temperature of 0 or more, top_k of 1 or more",
+        )
+
+
+def sampled(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """Return one token id per row of ``(batch, vocab)`` logits, ``(batch, 1)``."""
+    if temperature == 0.0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        kept, _ = logits.topk(top_k)
+        logits = logits.masked_fill(logits < kept[:, -1:], -math.inf)
+    chances = logits.softmax(dim=-1)
+    return torch.multinomial(chances, 1, generator=generator)
