@@ -56,6 +56,8 @@ class Crew:
         self._group = dist.new_group(backend="gloo", timeout=patience) if ranks > 1 else None
         self._handlers: dict[str, Handler] = {}
         self.ended = False
+        self.broken = False
+        """A command failed in the middle: nobody knows what the others are doing."""
 
     @property
     def leads(self) -> bool:
@@ -76,9 +78,12 @@ class Crew:
         """
         if self.ended:
             raise WireError("the crew was sent home already", given=verb)
+        self.broken = True
         if self._group is not None:
             self._tell(verb, tensors, values)
-        return self._handlers[verb](*tensors, **values)
+        found = self._handlers[verb](*tensors, **values)
+        self.broken = False
+        return found
 
     def serve(self) -> None:
         """Do what the first rank commands until it sends everybody home."""
@@ -90,8 +95,8 @@ class Crew:
             self._handlers[verb](*tensors, **values)
 
     def end(self) -> None:
-        """Send the others home; further calls do nothing."""
-        if self._group is not None and not self.ended:
+        """Send the others home, if they listen; further calls do nothing."""
+        if self._group is not None and not self.ended and not self.broken:
             self._tell(END, (), {})
         self.ended = True
 

@@ -5,6 +5,9 @@ member's own optimizer, which a newcomer borrows rather than to start its moment
 members carry different models on purpose, both are one donor's own, and a newcomer becomes its
 copy. Both are taken between two optimizer steps, in the middle of a period if need be: the common
 state does not change from one round to the next.
+
+Others read the state from threads of their own, in which the ranks of an island cannot be asked for
+theirs: an island gives no optimizer, and of a model of its own what the last round made of it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor
 from atoll.checkpoint.nested import flatten, nest
 from atoll.checkpoint.part import Part
 from atoll.errors import CheckpointError
+from atoll.island.touch import lost_touch
 from atoll.strategies.strategy import Outer
 from atoll.task import Task
 
@@ -57,7 +61,8 @@ class CommittedState:
             "outer": self._outer.shared_state(),
             "model": _trained(task) if found.tensors is None else {},
         }
-        inner = {"optimizer": task.optimizer.state_dict(), "model": _counts(task)}
+        optimizer = task.optimizer.state_dict() if task.elsewhere is None else None
+        inner = {"optimizer": optimizer, "model": _counts(task)}
         return _part(SHARED_PART, shared), _part(INNER_PART, inner)
 
 
@@ -70,7 +75,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
         task: Model, optimizer, step, round and past change.
         outer: Its strategy, set up already.
         shared: What all members have in common.
-        inner: A member's optimizer; None: the own one stays as it is.
+        inner: A member's optimizer; None, or without one: the own one stays as it is.
 
     Raises:
         CheckpointError: the parts do not fit this model, optimizer or strategy.
@@ -78,16 +83,21 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
     tree = _tree(shared)
     with task.gate.moving():
         try:
+            task.pull()
             _load_model(task, tree["model"])
             if inner is not None:
                 own = _tree(inner)
                 _load_model(task, own["model"])
-                task.optimizer.load_state_dict(own["optimizer"])
+                if own["optimizer"] is not None:
+                    task.optimizer.load_state_dict(own["optimizer"])
+            task.push()
             task.step, task.round = int(tree["step"]), int(tree["round"])
             outer.load_state_dict(tree["outer"])
             outer.rejoin(task)
             base, task.past = str(tree["base"]), str(tree["chain"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+            if lost_touch(error):  # another rank is gone: the state is not to blame
+                raise
             raise CheckpointError(
                 "the state of the other members does not fit here",
                 given=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",

@@ -47,6 +47,7 @@ class Saving:
         """Get memory for later saves ahead; the optimizer has its state by now."""
         if self.saver is None:
             return
+        task.pull()
         own, common = collect(
             task, outer=outer.state_dict(), codec={}, cursor={}, counters={}, about={},
             own_model=not outer.one_model, base="", leases=task.leases, agreed=agreed(task, outer),
@@ -63,6 +64,7 @@ class Saving:
         """
         if self.store is None and self.saver is None:
             return False
+        task.pull()
         base = outer.committed(task).base if outer.one_model else ""
         # The parts of one checkpoint have one step, also where members are at steps of their own.
         step = task.step if outer.one_state else outer.committed(task).step

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.checkpoint import BackgroundSaver, Store, adopt, resume, save_weights
 from atoll.clock import Clock, RealClock
@@ -18,7 +18,7 @@ from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.past import note
-from atoll.strategies.strategy import Outer, SyncResult
+from atoll.strategies.strategy import Inner, Outer, SyncResult
 from atoll.task import Task
 from atoll.train.build import Built, build
 from atoll.train.committed import CommittedState
@@ -31,6 +31,9 @@ from atoll.train.metrics import Recorder, Totals
 from atoll.train.saving import Moment, Saving
 from atoll.train.stream import MemberStream
 from atoll.wire.messages import Event, Lease, Point
+
+if TYPE_CHECKING:
+    from atoll.train.crewed import Island
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ def train_job(
     lease: Lease | None = None,
     saver: BackgroundSaver | None = None,
     clock: Clock | None = None,
+    island: Island | None = None,
 ) -> dict[str, Any]:
     """Train one member's share of a job and return its part of the summary.
 
@@ -73,6 +77,7 @@ def train_job(
         lease: What to train on until the first round; None: the own slot.
         saver: Writes checkpoints in the background; None: `store` takes them in the loop.
         clock: Source of time.
+        island: The ranks that train, of which this process is the first; None: it trains alone.
 
     Raises:
         ConfigError: the job names something that does not exist.
@@ -86,7 +91,7 @@ def train_job(
     with memory_errors(member=group.me):
         trainer = Trainer(
             spec, group=group, directory=directory, clock=clock, store=store, lifeline=lifeline,
-            saver=saver,
+            saver=saver, island=island,
         )  # fmt: skip
         trainer.prepare(slot=slot, num_slots=num_slots or spec.job.nodes, round_=resume_round)
         if lease is not None and not late:
@@ -117,10 +122,11 @@ class Trainer:
         store: Store | None,
         lifeline: Lifeline | None = None,
         saver: BackgroundSaver | None = None,
+        island: Island | None = None,
     ) -> None:
         """Remember where things are; nothing is built yet."""
         self.spec, self.group, self.directory = spec, group, directory
-        self.lifeline = lifeline
+        self.lifeline, self.island = lifeline, island
         self.clock, self.store = clock, store
         self.totals = Totals()
         self.began = clock.monotonic()
@@ -139,6 +145,8 @@ class Trainer:
         built = build(self.spec, member=self.group.me, slot=slot, num_slots=num_slots)
         self.built, self.task, self.outer = built, built.task, built.outer
         self.group.policy = built.policy
+        if self.island is not None:
+            self.island.settle(built)
         self.slot, self.num_slots, self.resumed = slot, num_slots, round_ >= 0
         if round_ >= 0:
             cursor = self._restore(round_)
@@ -151,12 +159,15 @@ class Trainer:
         )  # fmt: skip
         self.task.stretch = self.stream
         self.rhythm = built.rhythm(self.spec, peers=num_slots)
+        if self.island is not None:
+            self.island.seed(slot=slot, step=self.task.step)
 
     def _restore(self, round_: int) -> Cursor | None:
         """Put a checkpoint back; return the place in the data."""
         if self.store is None:
             raise RuntimeError("resuming needs a store")
         restored = resume(self.store, round_, self.task, strategy=self.built.strategy)
+        self.task.push()
         self.outer.setup(self.task, group=self.group, codec=self.built.codec)
         warning = adopt(self.outer, restored, strategy=self.built.strategy)
         if warning:
@@ -225,12 +236,18 @@ class Trainer:
             return self._ended(LEFT)
         loop = Loop(
             task=self.task, stream=self.stream,
-            inner=Local(language_model_loss, clip=self.spec.train.clip),
+            inner=self._inner(),
             outer=self.outer, group=self.group, steps=self.spec.train.steps,
             recorder=self.recorder, totals=self.totals, clock=self.clock,
             after_round=self._after_round, should_stop=should_stop, recover=self._recover,
         )  # fmt: skip
         return self._ended(loop.run())
+
+    def _inner(self) -> Inner:
+        """Return how a step is computed."""
+        if self.island is not None:
+            return self.island.inner()
+        return Local(language_model_loss, clip=self.spec.train.clip)
 
     def _begin(self) -> None:
         """Make sure that all start alike, and evaluate before the first step."""
@@ -278,6 +295,7 @@ class Trainer:
 
     def _hand_over(self, *, finished: bool) -> dict[str, Any]:
         """Write the weights down, and look at what they can do if they are `finished`."""
+        self.task.pull()
         path = self.directory / "model.safetensors"
         save_weights(path, self.built.model.state_dict(), about=self._about())
         if self._publish is not None:
@@ -316,6 +334,7 @@ class Trainer:
                 self.built.model, self.built.held_out,
                 limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
                 shares=len(members),
+                loss_of=None if self.island is None else self.island.loss,
             )  # fmt: skip
         seconds = self.clock.monotonic() - began
         self.totals.evaluation_s += seconds

@@ -23,12 +23,15 @@ from atoll.strategies.inner.precision import Scaler
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.transport import Circles, Transport
 
-BUILD, STEP, LOSS = "build", "step", "loss"
+BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
 TAKE, GIVE = "take the optimizer", "give the optimizer"
 """Verbs, with those of :mod:`atoll.strategies.inner.picture`."""
 
 SMALLEST_SCALE = 2.0**-14
 """A loss that is scaled down below this, and still overflows, is wrong by itself."""
+
+SEEDS_APART = 1_000_003
+"""From the seed of one rank to that of the next."""
 
 MakeModel = Callable[[], nn.Module]
 """Returns the whole model, the same on every rank."""
@@ -84,7 +87,7 @@ class Worker:
         """On the first rank: a state of the optimizer that all are about to take up."""
         verbs: dict[str, Callable[..., Any]] = {
             BUILD: self.build, STEP: self.step, LOSS: self.loss, PULL: self.pull, PUSH: self.push,
-            TAKE: self.take, GIVE: self.give,
+            TAKE: self.take, GIVE: self.give, SEED: self.seed,
         }  # fmt: skip
         for verb, handler in verbs.items():
             crew.on(verb, handler)
@@ -125,6 +128,16 @@ class Worker:
             {**parameters, **buffers}, device=self._device, circles=self._circles
         )
         self._parts.train(True)
+
+    def seed(self, *, seed: int) -> None:
+        """Seed torch: what dropout draws differs from rows to rows and from stage to stage.
+
+        Ranks that differ along the tensor axis only draw the same.
+        """
+        place = 0
+        for axis in ("replicate", "shard", "pipeline"):
+            place = place * self._mesh[axis].size() + self._mesh.get_local_rank(axis)
+        torch.manual_seed(seed + SEEDS_APART * place)
 
     # ---------------------------------------------------------------------------- training
 

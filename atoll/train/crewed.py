@@ -1,0 +1,137 @@
+"""The built-in trainer over an island: what its ranks are, and what the first one trains with."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from atoll.config import JobSpec
+from atoll.config.place import RankPlace
+from atoll.island.crew import Crew
+from atoll.island.world import build_mesh, device_of, world
+from atoll.strategies.inner.far_optimizer import FarOptimizer
+from atoll.strategies.inner.picture import Picture
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.rows import Rows
+from atoll.strategies.inner.spread import Spread
+from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
+from atoll.strategies.strategy import Inner
+from atoll.train.build import Built, load_data, whole_model
+from atoll.train.optimizers import build_optimizer
+
+STEPS_APART = 7_919
+"""From the seed of a start at one step to that of a start at the next."""
+
+
+class Island:
+    """One rank's place in an island that runs the built-in trainer; the same on each of them."""
+
+    def __init__(
+        self, spec: JobSpec, crew: Crew, *, mesh: DeviceMesh, device: torch.device
+    ) -> None:
+        """Take a place; nothing is built before the first rank says so.
+
+        Args:
+            spec: The job.
+            crew: All ranks.
+            mesh: All four axes.
+            device: What this rank computes on.
+        """
+        self.crew, self._spec, self._mesh = crew, spec, mesh
+        self._whole: Any = None
+        """On the first rank: the picture."""
+        self._worker = Worker(
+            crew, mesh=mesh, device=device, recipe=Recipe.of(spec), make_model=self._made,
+            make_optimizer=lambda model: build_optimizer(model, spec.train),
+        )  # fmt: skip
+
+    def _made(self) -> Any:
+        """Return a whole model to divide."""
+        if self._whole is not None:
+            return copy.deepcopy(self._whole)
+        if self._spec.job.threads:
+            torch.set_num_threads(self._spec.job.threads)
+        return whole_model(self._spec, load_data(self._spec))
+
+    # -------------------------------------------------------------------- on the first rank
+
+    def settle(self, built: Built) -> None:
+        """Let all ranks build their parts; from now on what was built is their picture.
+
+        Raises:
+            ConfigError: the model, its optimizer or its batches cannot be divided like that.
+        """
+        task, model, recipe = built.task, built.model, Recipe.of(self._spec)
+        Rows.of(self._mesh, accumulate=recipe.accumulate).check(self._spec.train.batch)
+        self._whole = model
+        named = dict(model.named_parameters())
+        self._worker.picture = {**named, **dict(model.named_buffers())}
+        self.crew.call(BUILD, self._sample(built))
+        self._picture = Picture(self.crew)
+        task.elsewhere = self._picture
+        task.optimizer = FarOptimizer(
+            task.optimizer, names=named, crew=self.crew, worker=self._worker
+        )
+        task.push()
+
+    def _sample(self, built: Built) -> list[Tensor]:
+        """Return a batch by which a pipeline finds out how long its units take."""
+        if self._mesh["pipeline"].size() == 1:
+            return []
+        return list(next(iter(built.held_out(batch=self._spec.train.batch))))
+
+    def seed(self, *, slot: int, step: int) -> None:
+        """Seed the ranks for what dropout draws: another number for every member and start.
+
+        Args:
+            slot: The member's slot of the data.
+            step: Where its training stands.
+        """
+        own = self._spec.job.seed * 1_000 + slot + 1  # at step 0 as without an island
+        self.crew.call(SEED, seed=own + STEPS_APART * step)
+
+    def inner(self) -> Inner:
+        """Return how a step is computed."""
+        return Spread(self.crew, self._picture)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch, computed by all ranks."""
+        found: Tensor = self.crew.call(LOSS, [inputs, targets])
+        return found
+
+
+@contextlib.contextmanager
+def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
+    """Be a rank of an island inside; collective.
+
+    Raises:
+        ConfigError: the mesh has another number of ranks, or there is no device for this one.
+    """
+    device = device_of(place, wanted=spec.island.device)
+    with world(place, device=device, timeout_s=spec.island.timeout_s):
+        mesh = build_mesh(spec.mesh, device=device)
+        crew = Crew(rank=place.rank, ranks=place.ranks)
+        yield Island(spec, crew, mesh=mesh, device=device)
+
+
+@contextlib.contextmanager
+def leading(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
+    """Be the first rank of an island inside; afterwards the others go home.
+
+    Raises:
+        ConfigError: the mesh has another number of ranks, or there is no device for this one.
+    """
+    with entered(spec, place=place) as island:
+        try:
+            yield island
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what was raised first is what counts
+                island.crew.end()
+            raise
+        island.crew.end()
