@@ -144,5 +144,5 @@ def shrunk(shape: MeshShape, ranks: int) -> MeshShape:
     data = min(shape.data, ranks // rest)
     if data < 1:
         return shape
-    shards = max(size for size in range(1, min(shape.shard, data) + 1) if shape.shard % size == 0)
-    return dataclasses.replace(shape, replicate=max(1, data // shards), shard=shards)
+    shards = min(shape.shard, data)  # never more copies than before: they may not fit
+    return dataclasses.replace(shape, replicate=min(shape.replicate, data // shards), shard=shards)

@@ -82,16 +82,18 @@ def kept_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
 
 
 def rank_environment(
-    place: RankPlace, *, loopback: str, environment: Mapping[str, str] = os.environ, **more: str
+    place: RankPlace,
+    *,
+    defaults: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
+    **more: str,
 ) -> dict[str, str]:
     """Return the whole environment of a rank: this process's own, and its place.
 
     Args:
         place: Which rank.
-        loopback: Interface over which ranks of one machine speak unless the environment names one;
-            empty: torch chooses.
+        defaults: Variables that it gets unless the environment has them.
         environment: What is added to.
         more: Further variables.
     """
-    own = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
-    return {**own, **environment, **place.variables(), KEPT: "1", **more}
+    return {**defaults, **environment, **place.variables(), KEPT: "1", **more}

@@ -24,12 +24,14 @@ def device_of(place: RankPlace, *, wanted: str) -> torch.device:
 
     Args:
         place: Which rank.
-        wanted: `cpu`, `cuda`, or `auto`: an accelerator if there is one with the rank's number.
+        wanted: `cpu`, `cuda`, or `auto`: an accelerator if this machine has one for every rank.
 
     Raises:
         ConfigError: there is no accelerator for this rank.
     """
     count = torch.cuda.device_count() if wanted != "cpu" else 0
+    if wanted == "auto" and count < (place.local_ranks or place.ranks):
+        count = 0  # all ranks of an island compute on the same kind of device
     if wanted == "cuda" and place.local_rank >= count:
         raise ConfigError(
             "there is no accelerator for this rank",

@@ -103,6 +103,21 @@ def reap(*, own: Collection[int]) -> None:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
+def group_mates() -> list[psutil.Process]:
+    """Return the others in the process group that this process leads; none if it leads none.
+
+    Among them are those whose parent has died, which no tree shows.
+    """
+    if not hasattr(os, "getpgid") or os.getpgrp() != os.getpid():
+        return []
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if process.pid != os.getpid() and os.getpgid(process.pid) == os.getpid():
+                found.append(process)
+    return found
+
+
 def kill_group(pid: int) -> None:
     """Kill what is left of the process group that `pid` led."""
     if hasattr(os, "killpg"):

@@ -1,7 +1,8 @@
 """`python -m atoll.node.worker`: one training process of a job, started by a node agent.
 
 It runs the built-in trainer, a role of reinforcement learning, or the user's script, which enters
-its job by `atoll.join()` itself.
+its job by `atoll.join()` itself. Where a member is an island of several ranks, it becomes their
+keeper, and each of them is this program again, with a place.
 Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
 asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
 """
@@ -25,15 +26,18 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from atoll import config
-from atoll.config import JobSpec, WorkerEnvironment
-from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
+from atoll.config import JobSpec, RankPlace, WorkerEnvironment
+from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
+from atoll.island.touch import lost_touch, rank_lost
 from atoll.node.exits import ERROR_FILE
 from atoll.node.parent import watch_parent
+from atoll.node.rank_ends import error_file
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished, Metrics, Point
 
 if TYPE_CHECKING:
     from atoll.net.outbox import SyncOutbox
+    from atoll.train.crewed import Island
     from atoll.train.enroll import Enrolled
 
 log = logging.getLogger(__name__)
@@ -78,7 +82,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     watch_parent()
-    directory = Path.cwd()
+    directory, place = Path.cwd(), None
     try:
         environment = config.worker_environment()
         if environment is None:
@@ -88,25 +92,72 @@ def main() -> int:
                 remedy="use `atoll run`",
             )
         directory = environment.directory
+        place = config.kept_place()
         spec = config.load_spec(environment.spec)
+        if place is None and spec.mesh.ranks > 1:
+            from atoll.node.island import keep
+
+            return keep(environment, spec)
         if spec.kind == "rl":
             return run_roles(environment, spec)
         if spec.job.script:
-            return run_script(environment, spec)
-        return run_trainer(environment, spec)
+            return run_script(environment, spec, place=place)
+        if place is not None and not place.leads:
+            return run_follower(spec, place)
+        return run_trainer(environment, spec, place=place)
     except AtollError as error:
-        _record(directory, error)
+        _record(directory, error, place=place)
         if not isinstance(error, ScriptError):  # its traceback has been printed
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return EXIT_FAILED
     except BaseException as error:  # the edge of the process: nobody above could decide
         traceback.print_exc()
-        _record(directory, describe(error, where="the worker"))
+        _record(directory, describe(error, where="the worker"), place=place)
         return EXIT_FAILED
 
 
-def run_trainer(environment: WorkerEnvironment, spec: JobSpec) -> int:
-    """Run the built-in trainer as a member of the job; return the exit status."""
+def run_follower(spec: JobSpec, place: RankPlace) -> int:
+    """Serve the first rank of an island until it sends all home; return the exit status.
+
+    Raises:
+        RankLost: another rank is gone.
+        AtollError: what went wrong here.
+    """
+    from atoll.train.follower import follow
+
+    try:
+        follow(spec, place=place)
+    except AtollError:
+        raise
+    except BaseException as error:
+        raise _told(error, place=place) from error
+    return 0
+
+
+def _told(error: BaseException, *, place: RankPlace | None) -> AtollError:
+    """Return the error that an exception stands for; its traceback is printed if it says more."""
+    if place is not None and lost_touch(error):
+        return rank_lost(error, rank=place.rank, ranks=place.ranks)
+    if isinstance(error, AtollError):
+        return error
+    traceback.print_exception(error)
+    return describe(error, where="the trainer")
+
+
+def run_trainer(
+    environment: WorkerEnvironment, spec: JobSpec, *, place: RankPlace | None = None
+) -> int:
+    """Run the built-in trainer as a member of the job; return the exit status.
+
+    Args:
+        environment: What the node agent told this process.
+        spec: The job.
+        place: That of the first rank of an island; None: the member is one process.
+
+    Raises:
+        AtollError: what went wrong. The hub has been told, except of the loss of another rank:
+            the keeper of the island knows better why, and the member will be launched again.
+    """
     leave = Leave()
     leave.listen()
     from atoll.train.enroll import enroll
@@ -114,14 +165,14 @@ def run_trainer(environment: WorkerEnvironment, spec: JobSpec) -> int:
     enrolled = enroll(environment, route=spec.job.route, should_stop=leave)
     leave.then(lambda: enrolled.leave("this process was asked to leave"))
     try:
-        result = _train(enrolled, environment, spec, leave)
+        result = _train(enrolled, environment, spec, leave, place=place)
     except BaseException as error:
         if enrolled.replaced:
             sys.stderr.write(f"this process has lost its place: {error}\n")
             return EXIT_REPLACED
-        told = error if isinstance(error, AtollError) else describe(error, where="the trainer")
-        if told is not error:
-            traceback.print_exc()
+        told = _told(error, place=place)
+        if isinstance(told, RankLost):
+            raise told from error
         with contextlib.suppress(AtollError):  # the node tells it too, from the file
             enrolled.close(Finished(ok=False, error=told.to_dict()))
         raise told from error
@@ -136,9 +187,29 @@ def run_trainer(environment: WorkerEnvironment, spec: JobSpec) -> int:
 
 
 def _train(
-    enrolled: Enrolled, environment: WorkerEnvironment, spec: JobSpec, leave: Leave
+    enrolled: Enrolled,
+    environment: WorkerEnvironment,
+    spec: JobSpec,
+    leave: Leave,
+    *,
+    place: RankPlace | None,
 ) -> dict[str, Any]:
     """Return the result of the trainer, every measurement on its way to the hub."""
+    if place is None:
+        return _train_with(None, enrolled, environment, spec, leave)
+    from atoll.train.crewed import leading
+
+    with leading(spec, place=place) as island:
+        return _train_with(island, enrolled, environment, spec, leave)
+
+
+def _train_with(
+    island: Island | None,
+    enrolled: Enrolled,
+    environment: WorkerEnvironment,
+    spec: JobSpec,
+    leave: Leave,
+) -> dict[str, Any]:
     from atoll.train.trainer import train_job
 
     connection = enrolled.connection
@@ -165,6 +236,7 @@ def _train(
             num_slots=registered.num_slots,
             publish=connection.publish,
             should_stop=lambda: leave.asked or enrolled.replaced,
+            **({} if island is None else {"island": island}),  # type: ignore[arg-type]
         )
         saver.close(timeout_s=LEAVE_SAVE_S if leave.asked else SAVE_TIMEOUT_S)
         return result
@@ -174,11 +246,19 @@ def _train(
         metrics.close(timeout_s=FLUSH_TIMEOUT_S)
 
 
-def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
+def run_script(
+    environment: WorkerEnvironment, spec: JobSpec, *, place: RankPlace | None = None
+) -> int:
     """Run the user's script as `__main__`; return the exit status.
+
+    Args:
+        environment: What the node agent told this process.
+        spec: The job.
+        place: Which rank of an island this is; None: the member is one process.
 
     Raises:
         ScriptError: it raised, or left with an exit status that is not 0.
+        RankLost: another rank of its island is gone.
     """
     script = script_path(environment.directory, spec, folder=Path.cwd())
     sys.argv = [str(script), *spec.job.args]
@@ -196,14 +276,16 @@ def run_script(environment: WorkerEnvironment, spec: JobSpec) -> int:
                 remedy="see what it printed: atoll logs",
             ) from leaving
     except BaseException as error:
+        if place is not None and lost_touch(error):
+            raise rank_lost(error, rank=place.rank, ranks=place.ranks) from error
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
             trace = trace.tb_next  # leave out our own frames and runpy's
         traceback.print_exception(error.with_traceback(trace or error.__traceback__))
         if isinstance(error, AtollError):
             raise
-        place = f"{environment.member} on {platform.node()}"
-        raise describe(error, where=script.name, place=place, trace=trace) from error
+        where = f"{environment.member} on {platform.node()}"
+        raise describe(error, where=script.name, place=where, trace=trace) from error
     finally:
         _end_quietly()
     return 0
@@ -289,10 +371,11 @@ def _end_quietly() -> None:
     atexit._run_exitfuncs()
 
 
-def _record(directory: Path, error: AtollError) -> None:
-    """Leave the error where the node finds it, in case the hub could not be told."""
+def _record(directory: Path, error: AtollError, *, place: RankPlace | None) -> None:
+    """Leave the error where the node, or the keeper of this rank, finds it."""
+    name = ERROR_FILE if place is None else error_file(place.rank)
     with contextlib.suppress(OSError):
-        (directory / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
+        (directory / name).write_text(json.dumps(error.to_dict()), encoding="utf-8")
 
 
 if __name__ == "__main__":

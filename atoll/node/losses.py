@@ -1,0 +1,92 @@
+"""How often an island has lost a rank of late, and with how many ranks it starts again.
+
+By `on_loss = "wait"` an island always starts with all its ranks. By `shrink` the rule is this: one
+rank that dies may be chance, so the next start still has all ranks. If that one loses a rank, too,
+before it has worked for a while, every start has one rank less than the one before, down to the
+least that holds one whole model. Want of memory is no chance: it takes a rank away at once. A start
+that ends in any other way, or works for `STEADY_S`, ends the row, and the next has all ranks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.config import JobSpec, MeshShape, shrunk
+
+LOSSES_FILE = "losses.json"
+"""In the folder of the member, which outlives its processes."""
+
+STEADY_S = 60.0
+"""A start that has worked so long shows that its ranks are well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Starts in a row that ended because a rank died by itself."""
+
+    row: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> Losses:
+        """Return what is written in the folder of a member; none if nothing readable is."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return cls(max(0, int(json.loads((folder / LOSSES_FILE).read_text("utf-8"))["row"])))
+        return cls()
+
+    def write(self, folder: Path) -> None:
+        """Remember it for the next start; a disk that is full forgets it."""
+        with contextlib.suppress(OSError):
+            text = json.dumps({"row": self.row})
+            (folder / LOSSES_FILE).write_text(text, encoding="utf-8")
+
+    def after(self, *, died: bool, lacked_memory: bool, worked_s: float) -> Losses:
+        """Return this after one more start.
+
+        Args:
+            died: A rank died by itself.
+            lacked_memory: Because there was too little memory.
+            worked_s: How long the start has lasted.
+        """
+        if not died:
+            return Losses()
+        row = 1 if worked_s >= STEADY_S else self.row + 1
+        return Losses(max(2, row) if lacked_memory else row)
+
+    def shape(self, spec: JobSpec) -> MeshShape:
+        """Return the mesh of the next start."""
+        whole = spec.mesh
+        if spec.island.on_loss != "shrink":
+            return whole
+        least = whole.pipeline * whole.tensor
+        for ranks in range(max(least, whole.ranks - max(0, self.row - 1)), least, -1):
+            found = shrunk(whole, ranks)
+            if _deals_evenly(found, spec):
+                return found
+        return shrunk(whole, least)
+
+
+def with_shape(spec: JobSpec, shape: MeshShape) -> JobSpec:
+    """Return a job whose islands have another mesh."""
+    if shape == spec.mesh:
+        return spec
+    sizes: Mapping[str, Any] = dataclasses.asdict(shape)
+    mesh = {axis: size for axis, size in sizes.items() if size > 1}
+    island = dataclasses.replace(spec.island, ranks=shape.ranks, mesh=mesh)
+    strategy = spec.strategy
+    if shape.ranks == 1 and strategy.inner == "hybrid":  # which means more than one rank
+        strategy = dataclasses.replace(strategy, inner="fsdp")
+    return dataclasses.replace(spec, island=island, strategy=strategy)
+
+
+def _deals_evenly(shape: MeshShape, spec: JobSpec) -> bool:
+    """Return whether the rows of a batch can be dealt to the ranks; scripts deal by themselves."""
+    if spec.kind != "trainer":
+        return True
+    parts = shape.data * spec.train.accumulate * max(1, spec.island.microbatches)
+    return spec.train.batch % parts == 0
