@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,49 +21,32 @@ KEY = "atoll"
 """Name of our part in a state dict."""
 
 
-class OuterOptimizer(Optimizer):
-    """Wraps an optimizer: `step` combines gradients, steps, then combines parameters if due.
+class Others(Protocol):
+    """The other ranks of this member, for the first one: they do what it does."""
 
-    Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers,
-    gradient scalers and code that looks into them work as before. A closure is called once, unless
-    the wrapped optimizer is one that calls it several times.
+    def arrive(self, *, overflowed: bool) -> bool:
+        """Come to a step with all ranks; return whether gradients overflowed on any."""
+        ...
 
-    With a gradient scaler a step whose gradients overflowed is one without progress: rounds go on
-    as if it had been taken. Where members agree on gradients, all skip it, or none.
-    """
+    def midway(self, *, skipped: bool) -> None:
+        """Let them do their own optimizers' step, unless it is skipped, and come back."""
+        ...
+
+    def go_on(self) -> None:
+        """Let them go on with the script."""
+        ...
+
+
+class Wrapping(Optimizer):
+    """Has the groups and the state of the optimizer that it wraps."""
 
     _step_supports_amp_scaling = True
     """Tells `GradScaler` to call `step` also when gradients have overflowed: a member that skipped
     a round by itself would be out of step with the others."""
 
-    def __init__(
-        self,
-        inner: Optimizer,
-        *,
-        task: Task,
-        outer: Outer,
-        after_step: Callable[[SyncResult | None], None],
-        recover: Callable[[LeftBehind], None] | None = None,
-    ) -> None:
-        """Wrap `inner`, whose task and strategy are set up already.
-
-        `recover` takes the committed state over when the group went on without this member.
-
-        Raises:
-            ConfigError: `inner` evaluates the model several times per step, and `outer` agrees on
-                the gradients of each.
-        """
-        self.inner, self.task, self.outer = inner, task, outer
-        self._after_step, self._recover = after_step, recover
-        self._local = getattr(type(outer), "gradients", None) is OuterDefaults.gradients
-        self._searches = needs_closure(inner)
-        if self._searches and not self._local:
-            raise ConfigError(
-                "this optimizer evaluates the model several times per step",
-                given=f"{type(inner).__name__} with {type(outer).__name__}",
-                expected="an optimizer that takes the gradients as they are, such as AdamW",
-                remedy="or a method that combines parameters, such as diloco or local-sgd",
-            )
+    def __init__(self, inner: Optimizer) -> None:
+        """Wrap `inner`."""
+        self.inner = inner
         self._ready = False
         super().__init__(inner.param_groups, inner.defaults)
         self._ready = True
@@ -89,6 +72,86 @@ class OuterOptimizer(Optimizer):
             self.inner.state = state
 
     @property
+    def overflow_found(self) -> bool:
+        """Whether a gradient scaler has found this rank's gradients to overflow.
+
+        The scaler says so in an attribute, for the time of one step.
+        """
+        found: Tensor | None = getattr(self, "found_inf", None)
+        return found is not None and float(found) > 0
+
+    def unscale(self, *, overflowed: bool) -> None:
+        """Do what a gradient scaler leaves to this optimizer; zero gradients that overflowed."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is None and not overflowed:  # the loop has called `scaler.unscale_`, or has none
+            return
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if overflowed:
+            for gradient in gradients:
+                gradient.zero_()
+        elif scale is not None:
+            inverse = scale.double().reciprocal().float()
+            for gradient in gradients:
+                gradient.mul_(inverse.to(gradient.device))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: what members agree on was fixed when the optimizer was wrapped.
+
+        Raises:
+            ConfigError: always, once the optimizer is wrapped.
+        """
+        if self._ready:
+            raise ConfigError(
+                "parameters cannot be added to a wrapped optimizer",
+                remedy="add them before run.wrap(...)",
+            )
+
+
+class OuterOptimizer(Wrapping):
+    """Wraps an optimizer: `step` combines gradients, steps, then combines parameters if due.
+
+    Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers,
+    gradient scalers and code that looks into them work as before. A closure is called once, unless
+    the wrapped optimizer is one that calls it several times.
+
+    With a gradient scaler a step whose gradients overflowed is one without progress: rounds go on
+    as if it had been taken. Where members agree on gradients, all skip it, or none.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        task: Task,
+        outer: Outer,
+        after_step: Callable[[SyncResult | None], None],
+        recover: Callable[[LeftBehind], None] | None = None,
+        others: Others | None = None,
+    ) -> None:
+        """Wrap `inner`, whose task and strategy are set up already.
+
+        `recover` takes the committed state over when the group went on without this member.
+        `others` are the other ranks of this member, if it has any.
+
+        Raises:
+            ConfigError: `inner` evaluates the model several times per step, and `outer` agrees on
+                the gradients of each.
+        """
+        self.task, self.outer = task, outer
+        self._after_step, self._recover, self._others = after_step, recover, others
+        self._local = not two_moments(outer)
+        self._searches = needs_closure(inner)
+        if self._searches and not (self._local and others is None):
+            raise ConfigError(
+                "this optimizer evaluates the model several times per step",
+                given=f"{type(inner).__name__} with {type(outer).__name__}",
+                expected="an optimizer that takes the gradients as they are, such as AdamW",
+                remedy="or a method that combines parameters, such as diloco or local-sgd",
+            )
+        super().__init__(inner)
+
+    @property
     def skipped(self) -> bool:
         """Whether the last step was not taken because gradients had overflowed.
 
@@ -107,11 +170,17 @@ class OuterOptimizer(Optimizer):
         if closure is not None and not self._searches:
             with torch.enable_grad():
                 loss = closure()
+        overflowed = self.overflow_found
+        if self._others is not None:
+            overflowed = self._others.arrive(overflowed=overflowed)
         sync: SyncResult | None = None
         try:
             with self.task.gate.moving():
-                self.task.overflowed, self.task.skipped = self._unscale(), False
+                self.task.overflowed, self.task.skipped = overflowed, False
+                self.unscale(overflowed=overflowed)
                 self.outer.gradients(self.task)
+                if self._others is not None and not self._local:
+                    self._others.midway(skipped=self.skipped)
                 if self._searches:
                     loss = self.inner.step(closure)
                 elif not self.skipped:
@@ -126,28 +195,9 @@ class OuterOptimizer(Optimizer):
             # Asked to leave: the loop sees it in `run.stopping` and ends when it likes.
             sync = None
         self._after_step(sync)
+        if self._others is not None:
+            self._others.go_on()
         return loss
-
-    def _unscale(self) -> bool:
-        """Do what a gradient scaler leaves to this optimizer; return whether there is an overflow.
-
-        The scaler says so in two attributes, for the time of one step.
-        """
-        found: Tensor | None = getattr(self, "found_inf", None)
-        scale: Tensor | None = getattr(self, "grad_scale", None)
-        if found is None:
-            return False
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if float(found) > 0:
-            for gradient in gradients:
-                gradient.zero_()
-            return True
-        if scale is not None:  # None: the loop has called `scaler.unscale_` itself
-            inverse = scale.double().reciprocal().float()
-            for gradient in gradients:
-                gradient.mul_(inverse.to(gradient.device))
-        return False
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -160,18 +210,6 @@ class OuterOptimizer(Optimizer):
         finally:
             with gate.moving():
                 agreed.__exit__(None, None, None)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: what members agree on was fixed when the optimizer was wrapped.
-
-        Raises:
-            ConfigError: always, once the optimizer is wrapped.
-        """
-        if self._ready:
-            raise ConfigError(
-                "parameters cannot be added to a wrapped optimizer",
-                remedy="add them before run.wrap(...)",
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, and the strategy's under `atoll`."""
@@ -190,6 +228,11 @@ class OuterOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self.outer).__name__} around {self.inner!r}"
+
+
+def two_moments(outer: Outer) -> bool:
+    """Return whether a strategy does something between the gradients and the optimizer's step."""
+    return getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
 
 
 def needs_closure(kind: type[Optimizer] | Optimizer) -> bool:
