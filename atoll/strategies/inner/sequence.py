@@ -1,0 +1,98 @@
+"""Pieces of a sequence on tensor ranks, and random numbers inside a split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from atoll.errors import ConfigError
+
+SEQUENCE = 1
+"""The dimension of positions in activations (rows, length, features)."""
+
+SPREAD = 0x9E3779B97F4A7C15
+"""Far apart seeds from neighbouring numbers: 2^64 divided by the golden ratio."""
+
+
+def piece_of(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return this rank's piece of a sequence that all ranks have whole.
+
+    Gradients of the pieces are put together in the backward pass.
+
+    Raises:
+        ConfigError: the length cannot be divided.
+    """
+    length, ranks = x.shape[SEQUENCE], mesh.size()
+    if length % ranks:
+        raise ConfigError(
+            "the sequence cannot be shared evenly by the tensor ranks",
+            given=f"{length} positions, {ranks} tensor ranks",
+            expected=f"a multiple of {ranks}",
+            remedy=f"sequences of {max(1, round(length / ranks)) * ranks}, or sequence = false in"
+            " [island]",
+        )
+    spread = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    return spread.redistribute(placements=[Shard(SEQUENCE)]).to_local()
+
+
+def whole_of(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the whole sequence from the ranks' pieces, for what all ranks compute alike."""
+    return joined(x, mesh).to_local()
+
+
+def joined(x: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return the whole sequence from the ranks' pieces, for what each rank computes a part of.
+
+    Its gradients are summed and dealt out as pieces in the backward pass.
+    """
+    pieces = DTensor.from_local(x, mesh, [Shard(SEQUENCE)], run_check=False)
+    return pieces.redistribute(placements=[Replicate()])
+
+
+class Apart:
+    """Random numbers that differ from rank to rank, while outside they stay equal.
+
+    Each stretch begins with a seed that comes from torch's own stream, which all ranks of a split
+    share; so whoever repeats a forward pass with the stream set back gets the same numbers again.
+    """
+
+    def __init__(self, rank: int) -> None:
+        """Be the stream of one of the tensor ranks."""
+        self._rank = rank
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+
+    def enter(self, device: torch.device) -> None:
+        """Begin a stretch; what an unfinished one has left is forgotten."""
+        drawn = int(torch.randint(2**62, ()).item())
+        seed = (drawn + SPREAD * (self._rank + 1)) % 2**63
+        self._before = [(source, source.get_state()) for source in _generators(device)]
+        for source, _ in self._before:
+            source.manual_seed(seed)
+
+    def leave(self) -> None:
+        """End a stretch: go on with the shared stream where it was."""
+        for source, state in self._before:
+            source.set_state(state)
+        self._before = []
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        found.append(torch.cuda.default_generators[device.index or 0])
+    return found
+
+
+def drops(model: nn.Module) -> bool:
+    """Return whether a model may draw random numbers while it trains, to the best of its words."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        said: dict[str, Any] = vars(module)
+        if any("drop" in name and isinstance(v, float) and v > 0 for name, v in said.items()):
+            return True
+    return False

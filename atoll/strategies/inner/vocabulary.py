@@ -1,0 +1,135 @@
+"""Cross-entropy over logits of which every rank has some of the tokens, never gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from atoll.errors import ConfigError
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+def split_criterion(criterion: Criterion, *, group: Any, tokens: int) -> Criterion:
+    """Return a criterion for slices of logits that equals the given one for whole logits.
+
+    The given one is called as it is; only the cross-entropy inside it is computed by all ranks.
+
+    Args:
+        criterion: Mean loss of logits and targets, made of `functional.cross_entropy`.
+        group: The process group of the slices, in their order.
+        tokens: How many there are in all.
+
+    Returns:
+        A function of (slice of logits, targets). It raises ConfigError if the criterion computes
+        no cross-entropy over the slice.
+    """
+
+    def computed(outputs: Tensor, targets: Tensor) -> Tensor:
+        with _Instead(group, tokens) as instead:
+            loss = criterion(outputs, targets)
+        if not instead.computed:
+            raise ConfigError(
+                "the loss of this model cannot be split by tokens",
+                given="a criterion that does not call torch.nn.functional.cross_entropy",
+                remedy="vocabulary = false in [island]",
+            )
+        return loss
+
+    return computed
+
+
+class _Instead(TorchFunctionMode):
+    """While it is entered, cross-entropies are taken over the slices of all ranks."""
+
+    def __init__(self, group: Any, tokens: int) -> None:
+        super().__init__()
+        self._group, self._tokens = group, tokens
+        self.computed = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not functional.cross_entropy:
+            return func(*args, **(kwargs or {}))
+        self.computed += 1
+        return split_cross_entropy(*args, **(kwargs or {}), group=self._group, tokens=self._tokens)
+
+
+def split_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    group: Any,
+    tokens: int,
+) -> Tensor:
+    """Return `functional.cross_entropy` of logits whose second dimension is split over a group.
+
+    Two sums go round per call: the largest logit of each row, then three numbers of it.
+
+    Raises:
+        ConfigError: classes have weights, targets are chances, or the slice has another size.
+    """
+    logits = input.movedim(1, -1) if input.dim() > 1 else input
+    share, rest = divmod(tokens, dist.get_world_size(group))
+    if weight is not None or target.is_floating_point() or rest or logits.shape[-1] != share:
+        raise ConfigError(
+            "the loss of this model cannot be split by tokens",
+            given=f"logits {tuple(input.shape)}, {tokens} tokens, "
+            f"{'weights' if weight is not None else f'targets of {target.dtype}'}",
+            expected=f"slices of {share} logits, whole numbers as targets, no weights",
+            remedy="vocabulary = false in [island]",
+        )
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # as autocast would
+    counted = target != ignore_index
+    apply: Any = _CrossEntropy.apply
+    losses: Tensor = apply(wide, target.where(counted, 0), group, label_smoothing)
+    losses = losses * counted
+    if reduction == "none":
+        return losses
+    return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Negative log likelihood per row; logits [..., tokens of this rank], targets [...]."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Any, smoothing: float) -> Tensor:
+        share, ranks = logits.shape[-1], dist.get_world_size(group)
+        highest = logits.amax(-1)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+        shifted = logits - highest[..., None]
+        place = targets - dist.get_rank(group) * share
+        here = (place >= 0) & (place < share)
+        place = place.clamp(0, share - 1)[..., None]
+        right = shifted.gather(-1, place).squeeze(-1) * here
+        chances = shifted.exp()
+        sums = torch.stack((chances.sum(-1), right, shifted.mean(-1) / ranks))
+        dist.all_reduce(sums, group=group)
+        total, right, mean = sums.unbind()
+        chances /= total[..., None]
+        ctx.save_for_backward(chances, place, here)
+        ctx.smoothing, ctx.tokens = smoothing, share * ranks
+        return total.log() - (1.0 - smoothing) * right - smoothing * mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (given,) = gradients
+        chances, place, here = ctx.saved_tensors
+        slope = chances - ctx.smoothing / ctx.tokens if ctx.smoothing else chances.clone()
+        right = here[..., None].to(slope.dtype) * (ctx.smoothing - 1.0)
+        slope.scatter_add_(-1, place, right)
+        return slope.mul_(given[..., None]), None, None, None
