@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.strategies.inner.compiling import apply_compile
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.recompute import apply_recompute
 from atoll.strategies.inner.replicate import replicate, without_sync
@@ -51,12 +52,6 @@ def assemble(
     if recipe.compile:
         apply_compile(own)
     return apply_data(module, units, mesh=mesh, recipe=recipe, device=device, unused=unused)
-
-
-def apply_compile(units: Sequence[nn.Module], *, backend: str = "inductor") -> None:
-    """Let the forward pass of each unit go through `torch.compile`; names stay as they are."""
-    for unit in units:
-        unit.forward = torch.compile(unit.forward, backend=backend)
 
 
 def apply_data(

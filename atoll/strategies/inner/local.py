@@ -6,9 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from atoll.errors import LossNotFinite
+from atoll.errors import ConfigError, LossNotFinite
+from atoll.strategies.inner.compiling import apply_compile
+from atoll.strategies.inner.precision import Scaler, apply_precision, check_precision
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.recompute import apply_recompute
+from atoll.strategies.inner.rows import Rows
+from atoll.strategies.inner.units import pieces, units_of
 from atoll.strategies.past import note
 from atoll.strategies.strategy import Outer, StepResult
 from atoll.task import Task
@@ -24,26 +31,84 @@ class Local:
     counts is that of the mean.
     """
 
-    def __init__(self, loss_of: LossOf, *, clip: float = 0.0) -> None:
-        """Compute losses with `loss_of`; `clip` is the largest gradient norm, 0 for any."""
-        self._loss_of, self._clip = loss_of, clip
+    def __init__(self, loss_of: LossOf, *, clip: float = 0.0, recipe: Recipe | None = None) -> None:
+        """Set how a step is computed.
+
+        Args:
+            loss_of: What computes losses.
+            clip: The largest gradient norm, 0 for any.
+            recipe: Precision, accumulation, recomputation and compilation; none: nothing of it.
+        """
+        self._loss_of, self._clip, self._recipe = loss_of, clip, recipe or Recipe()
+        self._scaler = Scaler(self._recipe.precision)
+        self._rows = Rows(accumulate=self._recipe.accumulate)
+        self._prepared: nn.Module | None = None
+
+    def prepare(self, model: nn.Module) -> None:
+        """Change a model in place to what the recipe says; the first step does it otherwise.
+
+        Raises:
+            ConfigError: a word is unknown, or the device cannot compute in the precision.
+        """
+        if self._prepared is model:
+            return
+        recipe, device = self._recipe, next(model.parameters(), torch.empty(0)).device
+        check_precision(recipe.precision, device)
+        units = [unit for piece in pieces(model, units_of(model)) for unit in piece]
+        apply_precision(model, recipe.precision, device)
+        apply_recompute(units, recipe.recompute)
+        if recipe.compile:
+            apply_compile(units)
+        self._prepared = model
 
     def step(self, task: Task, batch: Any, outer: Outer) -> StepResult:
-        """Do one step; see :meth:`Inner.step`."""
+        """Do one step; see :meth:`Inner.step`.
+
+        A step whose gradients overflowed in half precision is one without progress: rounds go on
+        as if it had been taken, the learning rate does not.
+        """
+        self.prepare(task.model)
         task.optimizer.zero_grad(set_to_none=True)
-        loss, tokens = self._loss_of(task.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        value = loss.item()
-        self._refuse_unless_finite(task, value, 0.0)
+        value, tokens = self._backward(task.model, batch)
+        if self._scaler.active:
+            task.overflowed, task.skipped = self._overflowed(task, value), False
+        else:
+            self._refuse_unless_finite(task, value, 0.0)
         task.tokens += tokens
-        task.losses.add(value)
+        task.losses.add(None if task.overflowed else value)
         with task.gate.moving():
             outer.gradients(task)
             length = self._update(task, value)
             return StepResult(value, length, tokens, note(task, outer.sync(task)))
 
+    def _backward(self, model: nn.Module, batch: Any) -> tuple[float, int]:
+        """Compute the gradients of a batch in its parts; return the mean loss and the tokens."""
+        parts = [batch] if self._rows.parts == 1 else self._rows.deal(*_tensors(batch))
+        share, value, tokens = 1.0 / len(parts), 0.0, 0
+        for part in parts:
+            loss, counted = self._loss_of(model, part)
+            factor = self._scaler.scale * share
+            (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+            value, tokens = value + loss.item() * share, tokens + counted
+        return value, tokens
+
+    def _overflowed(self, task: Task, loss: float) -> bool:
+        """Take the scale out of the gradients; zero them if they are not finite, and say so."""
+        gradients = [p.grad for p in task.parameters() if p.grad is not None]
+        self._scaler.unscale(gradients)
+        if math.isfinite(loss) and math.isfinite(nn.utils.get_total_norm(gradients).item()):
+            return False
+        for gradient in gradients:
+            gradient.zero_()
+        return True
+
     def _update(self, task: Task, loss: float) -> float:
         """Clip and step; return the norm of the gradient before."""
+        if not self._scaler.update(finite=not (task.overflowed or task.skipped)):
+            if self._scaler.exhausted:
+                self._refuse_unless_finite(task, loss, math.inf)
+            task.advance(taken=False)
+            return math.inf
         gradients = [p.grad for p in task.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         length = norm.item()
@@ -73,3 +138,13 @@ def language_model_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple
     inputs, targets = batch
     loss: Tensor = model.loss(inputs, targets)  # type: ignore[operator]
     return loss, targets.numel()
+
+
+def _tensors(batch: Any) -> tuple[Tensor, ...]:
+    """Return a batch as tensors, one row of each per sample."""
+    if isinstance(batch, tuple | list) and all(isinstance(part, Tensor) for part in batch):
+        return tuple(batch)
+    raise ConfigError(
+        "a batch of this kind cannot be accumulated in parts", given=type(batch).__name__,
+        expected="a tuple of tensors with one row per sample", remedy="accumulate = 1 in [train]",
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The length of the gradient of a whole model, whose parts are on many ranks."""
+"""The length of a whole model's gradient, whose parts are on many ranks: what it is clipped by."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from atoll.strategies.inner.parts import Parts
+from atoll.strategies.inner.transport import local_of
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
@@ -30,7 +31,7 @@ class Length:
 
 
 class GradientNorm:
-    """Measures and clips gradients by their true length over all ranks.
+    """Measures gradients over all ranks.
 
     A rank adds the squares of what it holds, and of what several ranks hold alike one of them does:
     the first along each axis of the mesh over which the parameter is not cut. A parameter that
@@ -63,25 +64,6 @@ class GradientNorm:
         total, bad = told.tolist()
         return Length(math.sqrt(total) if total >= 0 else math.nan, bad == 0)
 
-    def clip(self, length: Length, limit: float) -> None:
-        """Scale the gradients down in place if they are longer than the limit; 0: any length."""
-        if limit:
-            gradients = (p.grad for p in self._parameters.values() if p.grad is not None)
-            clip(gradients, length.value, limit)
-
-
-def clip(gradients: Iterable[Tensor], length: float, limit: float) -> None:
-    """Scale gradients of a known length down in place so that they are not longer than `limit`."""
-    factor = limit / (length + 1e-6)
-    local = [local_of(gradient) for gradient in gradients]
-    if factor < 1.0 and local:
-        torch._foreach_mul_(local, factor)
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """Return what of a tensor is on this rank: the memory itself, no copy."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
 
 def complete(parameters: Iterable[nn.Parameter]) -> None:
     """Let gradients lie as their parameters do: add up what is still partial; collective."""
@@ -107,7 +89,7 @@ def _counts(parameter: nn.Parameter, mesh: DeviceMesh, *, stage: int) -> bool:
     if isinstance(parameter, DTensor):
         axes = parameter.device_mesh.mesh_dim_names or ()
         placed = zip(axes, parameter.placements, strict=True)
-        cut = {axis for axis, placement in placed if placement.is_shard()}
+        cut = {axis for axis, placement in placed if not placement.is_replicate()}
     if mesh.get_local_rank("pipeline") != stage:
         return False
     whole = {"replicate", "shard", "tensor"} - cut

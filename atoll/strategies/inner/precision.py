@@ -5,13 +5,14 @@ Parameters, their gradients and the optimizer's state stay as they are, fp32 as 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.errors import ConfigError, unknown
 
@@ -23,6 +24,8 @@ DTYPES: Mapping[str, torch.dtype | None] = MappingProxyType(
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GOOD_STEPS = 2.0, 0.5, 2000
 """The scale doubles after so many good steps in a row, and is halved by an overflow."""
+SMALLEST_SCALE = 2.0**-14
+"""A loss that is scaled down below this, and still overflows, is wrong by itself."""
 
 
 def dtype_of(word: str) -> torch.dtype | None:
@@ -47,6 +50,22 @@ def widened(outputs: Any, word: str) -> Any:
     if dtype_of(word) is None or not isinstance(outputs, Tensor):
         return outputs
     return outputs.float() if outputs.is_floating_point() else outputs
+
+
+def apply_precision(model: nn.Module, word: str, device: torch.device) -> None:
+    """Let a model compute in a precision and give its outputs in fp32; done in place.
+
+    Raises:
+        ConfigError: there is no such word.
+    """
+    if dtype_of(word) is not None:
+        model.forward = functools.partial(_forward, model.forward, word, device)
+
+
+def _forward(forward: Any, word: str, device: torch.device, *inputs: Any, **named: Any) -> Any:
+    with computing(word, device):
+        outputs = forward(*inputs, **named)
+    return widened(outputs, word)
 
 
 def check_precision(word: str, device: torch.device) -> None:
@@ -89,6 +108,11 @@ class Scaler:
         self.scale = FIRST_SCALE if self.active else 1.0
         self.good_steps = 0
         """In a row, since the scale was last changed."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether smaller scales are no remedy any more."""
+        return self.scale < SMALLEST_SCALE
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
         """Take the scale out of gradients, in place; exact, as scales are powers of two."""

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atoll.errors import ConfigError
 from atoll.strategies.inner.assemble import assemble, synced
 from atoll.strategies.inner.norm import complete
-from atoll.strategies.inner.precision import computing, widened
+from atoll.strategies.inner.precision import apply_precision
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.replicate import agreed, replicate
 from atoll.strategies.inner.rows import Rows, sum_over_data
@@ -39,12 +39,14 @@ class WholeParts:
         """
         self.mesh = mesh
         self._model, self._recipe, self._device = model, recipe, device
-        self._criterion: Criterion = criterion_of(model)
+        criterion_of(model)  # raises before anything is changed
         self._rows = Rows.of(mesh, accumulate=recipe.accumulate)
+        apply_precision(model, recipe.precision, device)
         self._module = assemble(
             model, units_of(model), model=model, mesh=mesh, recipe=recipe, device=device,
             unused=True,
         )  # fmt: skip
+        self._criterion = criterion_of(model)  # one for its part, where outputs are cut
         self._backwards, self._all_used = 0, False
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._buffers = saved_buffers(model)
@@ -91,10 +93,8 @@ class WholeParts:
         return sum_over_data(total, self.mesh)
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        precision, device = self._recipe.precision, self._device
-        with computing(precision, device):
-            outputs = self._module(inputs.to(device))
-        return self._criterion(widened(outputs, precision), targets.to(device))
+        outputs = self._module(inputs.to(self._device))
+        return self._criterion(outputs, targets.to(self._device))
 
     def _look(self) -> None:
         """See after the first backward pass whether it has left parameters out."""
