@@ -236,7 +236,7 @@ def _train_with(
             num_slots=registered.num_slots,
             publish=connection.publish,
             should_stop=lambda: leave.asked or enrolled.replaced,
-            **({} if island is None else {"island": island}),  # type: ignore[arg-type]
+            island=island,
         )
         saver.close(timeout_s=LEAVE_SAVE_S if leave.asked else SAVE_TIMEOUT_S)
         return result
