@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from atoll.errors import ConfigError
 from atoll.island.crew import Crew
 from atoll.strategies.inner.worker import GIVE, TAKE, Worker
 
@@ -47,10 +48,17 @@ class FarOptimizer(Optimizer):
         if self._ready:
             self._whole.param_groups = groups
 
-    @property
-    def rates(self) -> list[float]:
-        """The learning rate of each group."""
-        return [float(group["lr"]) for group in self.param_groups]
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: what is trained was dealt out to the ranks.
+
+        Raises:
+            ConfigError: always, once the optimizer is there.
+        """
+        if self._ready:
+            raise ConfigError(
+                "parameters cannot be added to what an island trains",
+                remedy="add them to the model",
+            )
 
     def step(self, closure: Any = None) -> Any:
         """Do nothing: the ranks step."""

@@ -78,7 +78,7 @@ class Worker:
             make_optimizer: Makes the optimizer of a whole model.
             divided: Makes this rank's parts of it.
         """
-        self._mesh, self._device, self._recipe = mesh, device, recipe
+        self.mesh, self._device, self._recipe = mesh, device, recipe
         self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
         self._circles = Circles()
         self.picture: Mapping[str, Tensor] | None = None
@@ -114,7 +114,7 @@ class Worker:
         del names
         given = {"sample": (sample[0], sample[1])} if sample else {}
         self._parts = self._divide(
-            model, self._recipe, mesh=self._mesh, device=self._device, **given
+            model, self._recipe, mesh=self.mesh, device=self._device, **given
         )
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
@@ -136,10 +136,15 @@ class Worker:
         """
         place = 0
         for axis in ("replicate", "shard", "pipeline"):
-            place = place * self._mesh[axis].size() + self._mesh.get_local_rank(axis)
+            place = place * self.mesh[axis].size() + self.mesh.get_local_rank(axis)
         torch.manual_seed(seed + SEEDS_APART * place)
 
     # ---------------------------------------------------------------------------- training
+
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied by against underflow; 1 but for fp16."""
+        return self._scaler.scale
 
     def step(self, inputs: Tensor, targets: Tensor, *, lr: Sequence[float]) -> Stepped:
         """Compute gradients of a batch, clip them by the norm of all, and update.

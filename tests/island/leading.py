@@ -1,0 +1,134 @@
+"""One member that is a whole world of ranks, in few lines: for tests of what a leader does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from atoll.config import MeshShape, TrainTable
+from atoll.group.alone import Alone
+from atoll.island.crew import Crew
+from atoll.island.world import build_mesh
+from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.far_optimizer import FarOptimizer
+from atoll.strategies.inner.local import Local, language_model_loss
+from atoll.strategies.inner.picture import Picture
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.spread import Spread
+from atoll.strategies.inner.worker import BUILD, Divide, Worker
+from atoll.strategies.outer.alone import Alone as AloneOptions
+from atoll.strategies.strategy import Inner, Outer
+from atoll.task import Task
+from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+from tests.island.reference import CPU, MODELS, batch_for
+
+STEPS, ROWS = 4, 8
+
+
+@dataclass
+class Member:
+    """What trains: a leader with its ranks, or a process by itself."""
+
+    task: Task
+    inner: Inner
+    outer: Outer
+    crew: Crew | None = None
+
+    def train(self, steps: int = STEPS, *, first: int = 1) -> list[tuple[float, float]]:
+        """Do steps; return loss and norm of each."""
+        found = []
+        for seed in range(first, first + steps):
+            batch = batch_for(self.task.model, rows=ROWS, seed=seed)
+            done = self.inner.step(self.task, batch, self.outer)
+            found.append((float(done.loss or 0.0), float(done.grad_norm or 0.0)))
+        return found
+
+    def parameters(self) -> dict[str, Tensor]:
+        self.task.pull()
+        return {n: p.detach().clone() for n, p in self.task.model.named_parameters()}
+
+
+def table(**words: Any) -> TrainTable:
+    return TrainTable(**{"steps": 20, "lr": 0.01, "warmup": 3, "clip": 0.5, "batch": ROWS} | words)
+
+
+def task_of(model: nn.Module, train: TrainTable) -> Task:
+    optimizer = build_optimizer(model, train)
+    return Task(model, optimizer, StepSchedule(optimizer, learning_rate(train)), last=train.steps)
+
+
+def by_itself(name: str, train: TrainTable) -> Member:
+    """Return a member of one process, which trains the usual way."""
+    task = task_of(MODELS[name](), train)
+    return Member(task, Local(language_model_loss, clip=train.clip), outer_of(task))
+
+
+def outer_of(task: Task) -> Outer:
+    outer = AloneOptions(every=1000).build()
+    outer.setup(task, group=Alone(), codec=None)  # type: ignore[arg-type]
+    return outer
+
+
+def worker_of(
+    crew: Crew, model: Callable[[], nn.Module], train: TrainTable, axes: Mapping[str, int],
+    divided: Divide = divide, **words: Any,
+) -> Worker:  # fmt: skip
+    recipe = Recipe(shape=MeshShape(**axes), clip=train.clip, **words)
+    return Worker(
+        crew, mesh=build_mesh(recipe.shape, device=CPU), device=CPU, recipe=recipe,
+        make_model=model, make_optimizer=lambda made: build_optimizer(made, train),
+        divided=divided,
+    )  # fmt: skip
+
+
+def led(
+    use: Callable[[Member], Any], name: str, train: TrainTable, axes: Mapping[str, int],
+    keep: list[Worker] | None = None, **words: Any,
+) -> Any:  # fmt: skip
+    """Return what `use` returns on the first of all ranks, which it leads; None on the others.
+
+    The rank's worker is put into `keep`.
+    """
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    worker = worker_of(crew, MODELS[name], train, axes, **words)
+    if keep is not None:
+        keep.append(worker)
+    if not crew.leads:
+        crew.serve()
+        return None
+    task = task_of(MODELS[name](), train)
+    member = Member(task, lead(task, crew, worker), outer_of(task), crew)
+    try:
+        return use(member)
+    finally:
+        crew.end()
+
+
+def lead(task: Task, crew: Crew, worker: Worker) -> Spread:
+    """Make a task's model the picture of what the ranks train."""
+    named = dict(task.model.named_parameters())
+    worker.picture = {**named, **dict(task.model.named_buffers())}
+    rows = batch_for(task.model, rows=ROWS) if axis_size(worker, "pipeline") > 1 else ()
+    crew.call(BUILD, rows)
+    picture = Picture(crew)
+    task.elsewhere = picture
+    task.optimizer = FarOptimizer(task.optimizer, names=named, crew=crew, worker=worker)
+    task.push()
+    return Spread(crew, picture)
+
+
+def axis_size(worker: Worker, axis: str) -> int:
+    return int(worker.mesh[axis].size())
+
+
+def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], within: float) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=within, atol=within, msg=lambda text, n=name: f"{n}: {text}"
+        )
