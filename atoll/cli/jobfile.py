@@ -49,6 +49,12 @@ class Overrides:
     outer: str | None = None
     codec: str | None = None
     every: int | None = None
+    inner: str | None = None
+    ranks: int | None = None
+    """Processes of each member."""
+    mesh: str | None = None
+    """How many of them each axis has, e.g. `replicate=2,tensor=2`."""
+    precision: str | None = None
     on: Sequence[str] = ()
     """Nodes that may run it."""
     priority: int | None = None
@@ -190,6 +196,7 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
         "outer": ("strategy", overrides.outer),
         "codec": ("strategy", overrides.codec),
         "every": ("strategy", overrides.every),
+        "precision": ("train", overrides.precision),
         "on": ("job", list(overrides.on) or None),
         "priority": ("job", overrides.priority),
     }
@@ -200,12 +207,55 @@ def build(tables: dict[str, Any], overrides: Overrides) -> Submission:
     for key, (table, value) in changes.items():
         if value is not None:
             tables.setdefault(table, {})[key] = value
+    _lay_island(tables, overrides)
     for setting in overrides.settings:
         table, key, value = _parse_setting(setting)
         tables.setdefault(table, {})[key] = value
     if overrides.arguments:
         tables.setdefault("job", {})["args"] = list(overrides.arguments)
     return Submission(config.read_spec(tables), {})
+
+
+def _lay_island(tables: dict[str, Any], overrides: Overrides) -> None:
+    """Put in how each member lies over its processes.
+
+    What the file says of ranks and mesh belongs to its inner strategy: another one brings its own.
+    """
+    island = dict(tables.get("island", {}))
+    strategy = tables.get("strategy", {})
+    if overrides.inner is not None:
+        strategy = {**strategy, "inner": overrides.inner}
+        if overrides.inner != "hybrid":
+            island.pop("mesh", None)
+        if overrides.inner == "local":
+            island.pop("ranks", None)
+    if overrides.mesh is not None:
+        island["mesh"] = _parse_mesh(overrides.mesh)
+        island.pop("ranks", None)
+        script = "script" in tables.get("job", {})
+        if strategy.get("inner", "") in ("", "local") and not script:
+            strategy = {**strategy, "inner": "hybrid"}
+    if overrides.ranks is not None:
+        island["ranks"] = overrides.ranks
+    for name, table in (("island", island), ("strategy", strategy)):
+        if table or name in tables:
+            tables[name] = table
+
+
+def _parse_mesh(text: str) -> dict[str, int]:
+    """Return the axes of ``replicate=2,tensor=2``; whether there are such is seen later."""
+    found: dict[str, int] = {}
+    for part in text.replace(" ", "").split(","):
+        axis, equals, size = part.partition("=")
+        if not (axis and equals and size.isdecimal()) or axis in found:
+            raise ConfigError(
+                "this mesh cannot be read",
+                given=repr(text),
+                expected="AXIS=RANKS, each axis once, with commas between them",
+                remedy="--mesh replicate=2,tensor=2",
+            )
+        found[axis] = int(size)
+    return found
 
 
 def parse_text(text: str, overrides: Overrides, *, name: str) -> Submission:

@@ -33,6 +33,19 @@ def run(
     every: Annotated[
         int | None, typer.Option(min=1, help="Inner steps between two agreements.")
     ] = None,
+    inner: Annotated[
+        str | None,
+        typer.Option(help="How a member computes: local, ddp, fsdp, tensor, pipeline, hybrid."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes of each member, e.g. one per accelerator.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(help="Ranks per axis of a member, e.g. replicate=2,tensor=2.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="What the model computes in: fp32, bf16 or fp16.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.lr=1e-3.")
     ] = None,
@@ -62,6 +75,10 @@ def run(
         outer=outer,
         codec=codec,
         every=every,
+        inner=inner,
+        ranks=ranks,
+        mesh=mesh,
+        precision=precision,
         on=on or (),
         priority=priority,
         settings=set_ or (),

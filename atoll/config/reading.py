@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.config.island_checks import check_island
 from atoll.config.reading_rl import with_members, with_own_agreement
 from atoll.config.tables import JobSpec, LaunchTable
 from atoll.errors import ConfigError, unknown
@@ -163,7 +164,7 @@ def _check_ranges(spec: JobSpec) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{name} is too small", given=value, expected="more than 0")
-    _ = spec.mesh  # raises where its numbers do not go together
+    check_island(spec)
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
         raise ConfigError(
             "min_nodes in [job] is out of range",

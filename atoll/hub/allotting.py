@@ -112,7 +112,7 @@ def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = Fals
             wanted = min(ask.most, total)
             nodes = spread(free, wanted, beside=living, avoid=ask.avoid, places=here)
             for name in nodes:
-                here[name] = here[name].with_one_more(ask.want.needs)
+                here[name] = here[name].with_one_more(ask.want.needs, gpus=ask.want.gpus)
                 living[name] += 1
             granted[ask.key] = nodes
         elif ask.essential:

@@ -39,6 +39,8 @@ class Want:
     """Its members dial each other, and nothing else will do."""
     on: tuple[str, ...] = ()
     """Nodes that may run it; none: any."""
+    gpus: int = 1
+    """Accelerators for it, if it wants any: an island has one for every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +54,13 @@ class Taken:
     disk_bytes: float = 0.0
     bandwidth_bps: float = 0.0
 
-    def plus(self, needs: NeedsTable, *, count: int = 1) -> Taken:
-        """Return this with so many more processes."""
+    def plus(self, needs: NeedsTable, *, count: int = 1, gpus: int = 1) -> Taken:
+        """Return this with so many more processes, with so many accelerators each if any."""
         return Taken(
             processes=self.processes + count,
             cores=self.cores + count * needs.cores,
             memory_bytes=self.memory_bytes + count * needs.memory_gb * GB,
-            gpus=self.gpus + count * wants_gpu(needs),
+            gpus=self.gpus + count * gpus * wants_gpu(needs),
             disk_bytes=self.disk_bytes + count * needs.disk_gb * GB,
             bandwidth_bps=self.bandwidth_bps + count * needs.bandwidth_mbps * MBPS,
         )
@@ -81,9 +83,9 @@ class Place:
         """How many more processes it takes, whatever they need."""
         return max(0, self.info.slots - self.taken.processes)
 
-    def with_one_more(self, needs: NeedsTable) -> Place:
-        """Return this place with one more process."""
-        return replace(self, taken=self.taken.plus(needs))
+    def with_one_more(self, needs: NeedsTable, *, gpus: int = 1) -> Place:
+        """Return this place with one more process, with so many accelerators if any."""
+        return replace(self, taken=self.taken.plus(needs, gpus=gpus))
 
     def emptied(self) -> Place:
         """Return this place as it is when nothing runs there."""
@@ -100,6 +102,7 @@ def want_of(spec: JobSpec) -> Want:
         mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),
         direct=spec.job.route == "direct" and spec.job.nodes > 1,
         on=tuple(spec.job.on),
+        gpus=1 if spec.island.device == "cpu" else spec.mesh.ranks,
     )
 
 
@@ -119,7 +122,7 @@ def misfit(want: Want, place: Place) -> str:
         _is_not_there(want, place)
         or _is_not_allowed(want, place)
         or _is_full(want.needs, place)
-        or _lacks_gpu(want.needs, place)
+        or _lacks_gpu(want, place)
         or _is_far(want.needs, place)
     )
     return f"{place.node}: {why}" if why else ""
@@ -129,7 +132,7 @@ def room(want: Want, place: Place, *, most: int) -> int:
     """Return how many processes fit on a node together, at most so many."""
     count = 0
     while count < most and not misfit(want, place):
-        place, count = place.with_one_more(want.needs), count + 1
+        place, count = place.with_one_more(want.needs, gpus=want.gpus), count + 1
     return count
 
 
@@ -187,10 +190,10 @@ def _is_full(needs: NeedsTable, place: Place) -> str:
     return ""
 
 
-def _lacks_gpu(needs: NeedsTable, place: Place) -> str:
+def _lacks_gpu(want: Want, place: Place) -> str:
+    needs, info = want.needs, place.info
     if not wants_gpu(needs):
         return ""
-    info = place.info
     wanted = needs.gpu if needs.gpu not in ("", "any") else "accelerator"
     if not info.gpu:
         return f"{wanted} wanted, it has no accelerator"
@@ -201,8 +204,10 @@ def _lacks_gpu(needs: NeedsTable, place: Place) -> str:
             f"{needs.gpu_memory_gb:g} GB accelerator memory wanted, it has "
             f"{_gb(info.gpu_memory_bytes)}"
         )
-    there = max(1, info.gpus)
-    return "all its accelerators are in use" if place.taken.gpus >= there else ""
+    free = max(1, info.gpus) - place.taken.gpus
+    if want.gpus > 1 and free < want.gpus:
+        return f"{want.gpus} accelerators wanted, one per rank, {max(0, free)} free"
+    return "all its accelerators are in use" if free < 1 else ""
 
 
 def _is_far(needs: NeedsTable, place: Place) -> str:

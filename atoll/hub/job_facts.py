@@ -22,6 +22,7 @@ def job_facts(job: Job) -> dict[str, Any]:
     return {
         "kind": job.kind,
         "seats": job.seats,
+        "island": job.island,
         "priority": job.priority,
         "retries": job.retries,
         "retried": sum(member.retried for member in members),
@@ -45,6 +46,11 @@ def steps_of(spec: JobSpec) -> int:
 def seats_told(spec: JobSpec) -> list[dict[str, Any]]:
     """Return what each slot of a job does, where that is not the same."""
     return [dataclasses.asdict(seat) for seat in seats(spec.rl)] if spec.kind == "rl" else []
+
+
+def island_told(spec: JobSpec) -> str:
+    """Return how each member lies over its processes; empty where it is one process."""
+    return str(spec.mesh) if spec.mesh.ranks > 1 else ""
 
 
 def policy_steps(job: Job, steps: Mapping[int, int]) -> int:

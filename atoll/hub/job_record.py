@@ -64,6 +64,8 @@ class Job(msgspec.Struct, kw_only=True):
     """How often each process may fail by itself and is started again."""
     seats: list[dict[str, Any]] = []
     """By slot what each member does, where that differs: critic, or actor of which policy."""
+    island: str = ""
+    """How each member lies over its processes, e.g. `replicate=2 tensor=2`; empty: it is one."""
     batch: str = ""
     """Label of the jobs that were submitted together."""
     key: str = ""

@@ -23,7 +23,7 @@ from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
-from atoll.hub.job_facts import seats_told, steps_of
+from atoll.hub.job_facts import island_told, seats_told, steps_of
 from atoll.hub.job_files import check_files, check_labels, code_of
 from atoll.hub.job_record import ENDED as ENDED
 from atoll.hub.job_record import LIVE_STATES as LIVE_STATES
@@ -131,6 +131,7 @@ class Jobs:
             nodes_wanted=spec.job.nodes,
             min_nodes=spec.job.min_nodes,
             seats=seats_told(spec),
+            island=island_told(spec),
             steps=steps_of(spec),
             seed=spec.job.seed,
         )
@@ -285,7 +286,7 @@ class Jobs:
         job, record.spec = record.job, dump_spec(spec)
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
         record.priority, record.retries = spec.job.priority, spec.job.retries
-        record.seats = seats_told(spec)
+        record.seats, record.island = seats_told(spec), island_told(spec)
         encoded, written = _record(record), record.spec
 
         def write(connection: sqlite3.Connection) -> None:

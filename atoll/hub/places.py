@@ -44,7 +44,8 @@ class Places:
             for member in job.members.values() if job.state == "running" else ():
                 if member.state in LIVE_STATES or (job.job, member.member) in pausing:
                     before = taken.get(member.node, Taken())
-                    taken[member.node] = before.plus(self.want(job).needs)
+                    want = self.want(job)
+                    taken[member.node] = before.plus(want.needs, gpus=want.gpus)
         places = []
         for node in self._membership.nodes.values():
             session = self._sessions.get(node.node)

@@ -18,7 +18,7 @@ from atoll.cli.jobfile import (
     sort_words,
 )
 from atoll.cli.scale import read_bounds
-from atoll.config import dump_spec, parse_spec
+from atoll.config import MeshShape, dump_spec, parse_spec
 from atoll.errors import ConfigError, PlanError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +41,56 @@ def test_job_file_is_read_and_options_win_over_it(tmp_path: Path) -> None:
     assert spec.train.lr == 1e-3
     assert spec.train.betas == [0.8, 0.9]
     assert spec.data.corpus == "files:*.txt"
+
+
+ISLANDS = '[strategy]\ninner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor = 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "inner", "mesh"),
+    [
+        ("", {"inner": "fsdp", "ranks": 4}, "fsdp", MeshShape(shard=4)),
+        ("", {"mesh": "replicate=2,tensor=2"}, "hybrid", MeshShape(replicate=2, tensor=2)),
+        ("", {"mesh": "pipeline = 3", "inner": "pipeline"}, "pipeline", MeshShape(pipeline=3)),
+        (ISLANDS, {"inner": "tensor", "ranks": 2}, "tensor", MeshShape(tensor=2)),
+        (ISLANDS, {"inner": "hybrid"}, "hybrid", MeshShape(replicate=2, tensor=2)),
+        (ISLANDS, {"mesh": "shard=2"}, "hybrid", MeshShape(shard=2)),
+        (ISLANDS, {"inner": "local"}, "local", MeshShape()),
+    ],
+)
+def test_options_say_how_a_member_lies_over_its_processes(
+    text: str, options: dict[str, Any], inner: str, mesh: MeshShape
+) -> None:
+    spec = parse_text(text, Overrides(precision="bf16", **options), name="x").spec
+    assert (spec.strategy.inner, spec.mesh, spec.train.precision) == (inner, mesh, "bf16")
+    assert parse_spec(dump_spec(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mesh": "replicate=2;tensor=2"}, "replicate=2,tensor=2"),
+        ({"mesh": "tensor=2,tensor=2"}, "each axis once"),
+        ({"mesh": "tensr=2"}, "tensor"),
+        ({"mesh": "replicate=2,tensor=2", "ranks": 6}, "set ranks ="),
+        ({"ranks": 2}, "one of ddp, fsdp"),
+        ({"settings": ["island.machines=2"], "inner": "fsdp", "ranks": 2}, "torchrun"),
+    ],
+)
+def test_islands_that_cannot_be_are_refused_with_what_can(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_text("", Overrides(**options), name="x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[job]\ncommand = ["true"]\n', '[rl]\n[[rl.policies]]\nname = "cart"\nenv = "CartPole-v1"\n'],
+)
+def test_programs_that_are_one_process_are_no_islands(text: str) -> None:
+    with pytest.raises(ConfigError, match="in one process per member"):
+        parse_text(text, Overrides(inner="ddp", ranks=2), name="x")
 
 
 def test_script_travels_with_its_name_and_arguments(tmp_path: Path) -> None:

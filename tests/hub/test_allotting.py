@@ -267,6 +267,8 @@ INFO = NodeInfo(
          "accelerator wanted, it has no accelerator"),
         (Want(needs=NeedsTable(gpu="any")), {"taken": Taken(gpus=1)},
          "all its accelerators are in use"),
+        (Want(needs=NeedsTable(gpu="any"), gpus=4), {}, "4 accelerators wanted, one per rank, 1 free"),
+        (Want(gpus=4), {}, ""),
         (Want(needs=NeedsTable(gpu_memory_gb=200)), {},
          "200 GB accelerator memory wanted, it has 141 GB"),
         (Want(needs=NeedsTable(bandwidth_mbps=10)), {}, "its bandwidth is not measured yet"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.config import parse_spec
-from atoll.hub.job_facts import job_facts, policy_steps, seats_told, steps_of
+from atoll.hub.job_facts import island_told, job_facts, policy_steps, seats_told, steps_of
 from atoll.hub.job_record import Job
 
 SPEC = """
@@ -46,6 +46,14 @@ def test_a_job_of_policies_is_as_far_as_all_of_them_together() -> None:
     # More than wanted counts as all of it, and makes up for nobody else.
     assert policy_steps(one, {1: 9000, 2: 9000, 3: 0}) == 750
     assert policy_steps(one, {1: 500, 2: 500, 3: 3000}) == one.steps
+
+
+def test_members_of_several_ranks_tell_how_they_lie() -> None:
+    island = 'inner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor = 2}'
+    assert island_told(parse_spec(f"[strategy]\n{island}")) == "replicate=2 tensor=2"
+    assert island_told(parse_spec("")) == ""
+    one = Job(job="x-1", created=0.0, island="shard=2")
+    assert job_facts(one)["island"] == "shard=2"
 
 
 def test_other_jobs_have_the_steps_of_their_file() -> None:

@@ -118,7 +118,7 @@ export class JobView {
       ["Train loss", loss(job.loss), ""],
       ["Held-out loss", loss(job.held_out_loss), ""],
       ["Tokens/s", running ? count(job.tokens_per_s) : "–", ""],
-      ["Nodes", running ? `${live} of ${job.nodes_wanted}` : String(job.nodes_wanted), job.min_nodes ? `at least ${job.min_nodes}` : ""],
+      ["Nodes", running ? `${live} of ${job.nodes_wanted}` : String(job.nodes_wanted), [job.min_nodes ? `at least ${job.min_nodes}` : "", job.island ? `each: ${job.island}` : ""].filter(Boolean).join(", ")],
       ["Computing", percent(busy.length ? busy.reduce((a, b) => a + b, 0) / busy.length : null), "of the time"],
       ["Sent", bytes(job.sent_bytes), ""],
       ["Received", bytes(job.received_bytes), ""],

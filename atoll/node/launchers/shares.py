@@ -39,6 +39,7 @@ class Shares:
         The reducer is no member: `[needs]` do not speak of it.
         """
         needs = spec.needs if not is_reducer(member) else type(spec.needs)()
+        ranks = spec.mesh.ranks if not is_reducer(member) else 1
         cores = needs.cores or (offer.cores / self._slots if offer.cores else 0.0)
         if offer.cores and cores > offer.cores:
             cores = offer.cores
@@ -46,11 +47,11 @@ class Shares:
         caps = Caps(
             cpus=self._choose_cpus(cores, allowed=offer.cores),
             cores=cores,
-            threads=_threads(spec, cores),
+            threads=_threads(spec, cores / ranks),
             nice=min(LARGEST_NICE, max(0, spec.launch.nice, nice)),
             memory_bytes=memory,
             memory_from=source,
-            gpus=self._choose_gpus(),
+            gpus=self._choose_gpus(ranks),
         )
         self._cpu_users.update(caps.cpus)
         self._gpu_users.update(caps.gpus or ())
@@ -78,11 +79,12 @@ class Shares:
         count = min(len(cpus), math.ceil(cores))
         return tuple(sorted(sorted(cpus, key=lambda cpu: self._cpu_users[cpu])[:count]))
 
-    def _choose_gpus(self) -> tuple[int, ...] | None:
-        """Return one accelerator for each of several processes; a process alone sees all."""
+    def _choose_gpus(self, ranks: int) -> tuple[int, ...] | None:
+        """Return one accelerator for each rank of several processes; a process alone sees all."""
         if self._gpus == 0 or self._slots == 1:
             return None
-        return (min(range(self._gpus), key=lambda gpu: self._gpu_users[gpu]),)
+        by_users = sorted(range(self._gpus), key=lambda gpu: self._gpu_users[gpu])
+        return tuple(sorted(by_users[:ranks]))
 
 
 def usable_cpus() -> list[int]:
@@ -96,6 +98,10 @@ def _threads(spec: JobSpec, cores: float) -> int:
     """Return the threads of numeric libraries; programs that are not ours use all they may.
 
     `[job] threads` is one unless it is given, which is meant for Atoll's own workers.
+
+    Args:
+        spec: The job.
+        cores: Those of one process: the ranks of an island share the cores of their member.
     """
     ours = spec.kind in ("trainer", "rl", "script")
     wanted = spec.job.threads if ours or spec.job.threads > 1 else 0

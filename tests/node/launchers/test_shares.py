@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from atoll.config import JobSpec, JobTable, LaunchTable, NeedsTable
+from atoll.config import (
+    IslandTable,
+    JobSpec,
+    JobTable,
+    LaunchTable,
+    NeedsTable,
+    StrategyTable,
+)
 from atoll.node.launchers.launcher import Caps
 from atoll.node.launchers.shares import GB, Shares
 from atoll.wire.messages import Offer
@@ -115,6 +124,16 @@ def test_several_processes_get_an_accelerator_each_and_one_alone_gets_all() -> N
     shares.give_back(first)
     assert take(shares, spec()).gpus == (0,)
     assert take(Shares(slots=1, gpus=2, cpus=CPUS), spec()).gpus is None
+
+
+def test_ranks_of_an_island_share_its_cores_and_have_an_accelerator_each() -> None:
+    wanted = replace(
+        spec(threads=8, cores=4), strategy=StrategyTable(inner="fsdp"), island=IslandTable(ranks=2)
+    )
+    shares = Shares(slots=3, gpus=4, cpus=CPUS)
+    found = take(shares, wanted)
+    assert (found.threads, found.gpus, len(found.cpus)) == (2, (0, 1), 4)
+    assert take(shares, wanted).gpus == (2, 3)
 
 
 def test_needs_of_a_job_do_not_bind_its_reducer() -> None:
