@@ -1,8 +1,17 @@
-"""Text to batches: corpora, the held-out split, tokenizers, shards and resumable streams."""
+"""Text and images to batches: what is held out, tokenizers, shards and resumable streams."""
 
-from atoll.data.corpora import CORPORA, Corpus, Document, load_corpus
+from atoll.data.corpora import (
+    CORPORA,
+    IMAGE_CORPORA,
+    Corpus,
+    Document,
+    is_images,
+    load_corpus,
+)
 from atoll.data.cursor import Cursor
 from atoll.data.dataset import Dataset, HeldOut, HeldOutBatches, load_dataset
+from atoll.data.image_shards import ImageShards
+from atoll.data.images import ImageDataset, Images, load_images
 from atoll.data.shards import ORDERS, Shards
 from atoll.data.split import Split, split_text
 from atoll.data.stream import BatchStream, Deal
@@ -10,6 +19,7 @@ from atoll.data.tokens import Tokenizer, make_tokenizer, tokenizer_from_json
 
 __all__ = [
     "CORPORA",
+    "IMAGE_CORPORA",
     "ORDERS",
     "BatchStream",
     "Corpus",
@@ -19,11 +29,16 @@ __all__ = [
     "Document",
     "HeldOut",
     "HeldOutBatches",
+    "ImageDataset",
+    "ImageShards",
+    "Images",
     "Shards",
     "Split",
     "Tokenizer",
+    "is_images",
     "load_corpus",
     "load_dataset",
+    "load_images",
     "make_tokenizer",
     "split_text",
     "tokenizer_from_json",

@@ -18,7 +18,10 @@ from pathlib import Path
 from atoll.errors import DataError, unknown
 
 CORPORA = ("files:GLOB", "stdlib")
-"""How a corpus is named."""
+"""How a text is named."""
+
+IMAGE_CORPORA = ("fashion-mnist", "idx:FOLDER", "segments")
+"""How a set of images is named; see `atoll.data.images`."""
 
 _SKIPPED_FOLDERS = frozenset(
     # Packages installed later differ between machines.
@@ -93,7 +96,14 @@ def load_corpus(spec: str) -> Corpus:
     if kind == "files":
         return _checked(Corpus(spec, tuple(_matching(argument))), spec)
     # A person who writes `file:*.txt` meant `files:...`: compare names without the argument.
-    raise unknown("corpus", kind if argument else spec, ("files", "stdlib"))
+    known = [name.partition(":")[0] for name in (*CORPORA, *IMAGE_CORPORA)]
+    raise unknown("corpus", kind if argument else spec, known)
+
+
+def is_images(spec: str) -> bool:
+    """Return whether a spec names images, not a text."""
+    kinds = [name.partition(":")[0] for name in IMAGE_CORPORA]
+    return spec.partition(":")[0] in kinds
 
 
 def _standard_library() -> Iterator[Document]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,15 @@ class Dataset:
     train: Tensor
     held_out: HeldOut
     digest: str
+
+    @property
+    def model_options(self) -> Mapping[str, object]:
+        """What a model has to know of the text."""
+        return {"vocab_size": self.tokenizer.vocab_size}
+
+    def to_json(self) -> str:
+        """Return how text becomes a model's inputs, for whoever uses its weights."""
+        return self.tokenizer.to_json()
 
 
 def load_dataset(

@@ -24,18 +24,23 @@ def permutation(size: int, *, key: tuple[int, ...]) -> NDArray[np.int64]:
         size: How many.
         key: Any integers, e.g. seed, slot and pass; each different key is another order.
     """
+    return np.argsort(hashes(size, key=key), kind="stable").astype(np.int64, copy=False)
+
+
+def hashes(size: int, *, key: tuple[int, ...]) -> NDArray[np.uint64]:
+    """Return `size` unsigned 64-bit integers that look random and depend on `key` alone."""
     start = 0
     for part in key:
         start = _mix((start ^ _mix((part + _GAMMA) & _MASK)) + _GAMMA & _MASK)
-    hashes = np.arange(1, size + 1, dtype=np.uint64)
-    hashes *= np.uint64(_GAMMA)  # wraps modulo 2**64, as meant
-    hashes += np.uint64(start)
-    hashes ^= hashes >> np.uint64(30)
-    hashes *= np.uint64(_FIRST)
-    hashes ^= hashes >> np.uint64(27)
-    hashes *= np.uint64(_SECOND)
-    hashes ^= hashes >> np.uint64(31)
-    return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+    values = np.arange(1, size + 1, dtype=np.uint64)
+    values *= np.uint64(_GAMMA)  # wraps modulo 2**64, as meant
+    values += np.uint64(start)
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(_FIRST)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_SECOND)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _mix(value: int) -> int:

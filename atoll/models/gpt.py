@@ -81,11 +81,16 @@ class GPT(LanguageModel):
         """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
         return {
             "embedding": "vocabulary",
+            "dropout": "cut",
+            "blocks.*.norm_attention": "sequence",
+            "blocks.*.norm_mlp": "sequence",
+            "blocks.*.dropout": "sequence",
             "blocks.*.queries_keys_values": "column",
             "blocks.*.merge": "row",
             "blocks.*.up": "column",
             "blocks.*.down": "row",
             "head": "vocabulary",
+            "norm": "sequence",
         }
 
     @property

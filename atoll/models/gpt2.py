@@ -79,6 +79,10 @@ class GPT2(LanguageModel):
         """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
         return {
             "embedding.tokens": "vocabulary",
+            "embedding": "cut",
+            "blocks.*.norm_attention": "sequence",
+            "blocks.*.norm_mlp": "sequence",
+            "blocks.*.dropout": "sequence",
             "blocks.*.attention.queries": "column",
             "blocks.*.attention.keys": "column",
             "blocks.*.attention.values": "column",
@@ -86,6 +90,7 @@ class GPT2(LanguageModel):
             "blocks.*.up": "column",
             "blocks.*.down": "row",
             "head": "vocabulary",
+            "norm": "sequence",
         }
 
     def _initialise(self) -> None:

@@ -110,6 +110,10 @@ class Llama(LanguageModel):
         """Return how ranks may share its matrices: by heads, hidden features and vocabulary."""
         return {
             "embedding": "vocabulary",
+            "dropout": "cut",
+            "blocks.*.norm_attention": "sequence",
+            "blocks.*.norm_mlp": "sequence",
+            "blocks.*.dropout": "sequence",
             "blocks.*.attention.queries": "column",
             "blocks.*.attention.keys": "column",
             "blocks.*.attention.values": "column",
@@ -118,6 +122,7 @@ class Llama(LanguageModel):
             "blocks.*.up": "column",
             "blocks.*.down": "row",
             "head": "vocabulary",
+            "norm": "sequence",
         }
 
     def _initialise(self) -> None:

@@ -89,12 +89,17 @@ class ViT(Classifier):
     def tensor_plan(self) -> Mapping[str, str]:
         """Return how ranks may share its matrices: by heads and hidden features."""
         return {
+            "embedding": "cut",
+            "blocks.*.norm_attention": "sequence",
+            "blocks.*.norm_mlp": "sequence",
+            "blocks.*.dropout": "sequence",
             "blocks.*.attention.queries": "column",
             "blocks.*.attention.keys": "column",
             "blocks.*.attention.values": "column",
             "blocks.*.attention.merge": "row",
             "blocks.*.up": "column",
             "blocks.*.down": "row",
+            "norm": "join",
         }
 
     def _initialise(self) -> None:

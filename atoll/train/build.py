@@ -13,9 +13,20 @@ from atoll.checkpoint import describe
 from atoll.codec import make_codec
 from atoll.codec.codec import Codec
 from atoll.config import JobSpec
-from atoll.data import Dataset, Deal, HeldOutBatches, Shards, load_dataset
+from atoll.data import (
+    Dataset,
+    Deal,
+    HeldOutBatches,
+    ImageDataset,
+    ImageShards,
+    Shards,
+    is_images,
+    load_dataset,
+    load_images,
+)
+from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
-from atoll.models import build_model
+from atoll.models import IMAGES, MODELS, TEXT, build_model, model_row
 from atoll.strategies.fitting import check
 from atoll.strategies.strategy import Outer
 from atoll.strategies.table import build_outer, resolve
@@ -49,7 +60,7 @@ class Built:
 
     model: Any
     """A `Trainable`: the whole model."""
-    dataset: Dataset
+    dataset: Dataset | ImageDataset
     shards: Deal
     held_out: HeldOutBatches
     """What is evaluated on, as this model takes it."""
@@ -94,33 +105,52 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
         model, optimizer, schedule, member=member, last=spec.train.steps,
         paced=spec.train.pace == "measured",
     )  # fmt: skip
-    shards = Shards(
-        dataset.train, slots=num_slots, context=model.config.context, seed=seed,
-        order=spec.data.order,
-    )  # fmt: skip
-    held_out = partial(dataset.held_out.batches, context=model.config.context)
+    shards, held_out = _dealt(spec, dataset, model, slots=num_slots)
     # What only dropout uses differs from member to member; the weights above do not.
     torch.manual_seed(seed * 1_000 + slot + 1)
     return Built(
-        model, dataset, shards, held_out, _about(spec, dataset), task, schedule, outer, codec,
-        strategy=resolved.outer, policy=resolved.policy,
+        model, dataset, shards, held_out, _about(spec, dataset), task, schedule, outer,
+        codec, strategy=resolved.outer, policy=resolved.policy,
     )  # fmt: skip
 
 
-def load_data(spec: JobSpec) -> Dataset:
+def check_data(spec: JobSpec) -> None:
+    """Refuse a model that cannot be trained on the job's data.
+
+    Raises:
+        ConfigError: no such model, or it takes text and the data are images, or the other way
+            round; what fits is named.
+    """
+    name, corpus = spec.model.name, spec.data.corpus
+    given = IMAGES if is_images(corpus) else TEXT
+    if model_row(name).data == given:
+        return
+    fitting = [known for known, row in MODELS.items() if row.data == given]
+    raise ConfigError(
+        "this model cannot be trained on these data",
+        given=f"model {name!r} takes {model_row(name).data}, corpus {corpus!r} is {given}",
+        expected=f"for {given} one of the models {', '.join(fitting)}",
+        remedy="change name in [model] or corpus in [data]",
+    )
+
+
+def load_data(spec: JobSpec) -> Dataset | ImageDataset:
     """Return what a job trains and evaluates on; the same on every member with the same files.
 
     Raises:
-        ConfigError: no such data.
+        ConfigError: no such data, or no data for the job's model.
         DataError: it is missing or too small.
     """
+    check_data(spec)
     data = spec.data
+    if is_images(data.corpus):
+        return load_images(data.corpus)
     return load_dataset(
         data.corpus, tokenizer=data.tokenizer, held_out=data.held_out, seed=spec.job.seed
     )
 
 
-def whole_model(spec: JobSpec, dataset: Dataset) -> Any:
+def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset) -> Any:
     """Return a job's model with its first weights: the same in every process; seeds torch.
 
     Raises:
@@ -130,12 +160,26 @@ def whole_model(spec: JobSpec, dataset: Dataset) -> Any:
     return build_model(spec.model.name, **_options(spec, dataset))
 
 
-def _options(spec: JobSpec, dataset: Dataset) -> dict[str, Any]:
+def _options(spec: JobSpec, dataset: Dataset | ImageDataset) -> dict[str, Any]:
     """Return the options of the model, with what the data say of it."""
-    return {"vocab_size": dataset.tokenizer.vocab_size, **spec.model.options}
+    known = model_row(spec.model.name).options
+    from_data = {name: value for name, value in dataset.model_options.items() if name in known}
+    return {**from_data, **spec.model.options}
 
 
-def _about(spec: JobSpec, dataset: Dataset) -> dict[str, str]:
+def _dealt(
+    spec: JobSpec, dataset: Dataset | ImageDataset, model: Any, *, slots: int
+) -> tuple[Deal, HeldOutBatches]:
+    """Return the samples of every slot, and those that are held out, as the model takes them."""
+    seed, order = spec.job.seed, spec.data.order
+    if isinstance(dataset, ImageDataset):
+        return ImageShards(dataset.train, slots=slots, seed=seed, order=order), dataset.batches
+    context = model.config.context
+    shards = Shards(dataset.train, slots=slots, context=context, seed=seed, order=order)
+    return shards, partial(dataset.held_out.batches, context=context)
+
+
+def _about(spec: JobSpec, dataset: Dataset | ImageDataset) -> dict[str, str]:
     """Return the metadata of a file of weights."""
-    tokenizer = dataset.tokenizer.to_json()
-    return describe(spec.model.name, options=_options(spec, dataset), tokenizer=tokenizer)
+    options = _options(spec, dataset)
+    return describe(spec.model.name, options=options, tokenizer=dataset.to_json())

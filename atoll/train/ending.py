@@ -9,6 +9,7 @@ import torch
 
 from atoll import __version__
 from atoll.config import JobSpec
+from atoll.data import Dataset
 from atoll.strategies.strategy import Outer
 from atoll.train.build import Built
 from atoll.train.evaluate import Evaluation, evaluate
@@ -17,13 +18,17 @@ from atoll.train.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
 
 
 def last_look(built: Built, *, seed: int) -> dict[str, Any]:
-    """Evaluate on all held-out text and let the model write something."""
+    """Evaluate on all that is held out; a language model writes something, too."""
     found = evaluate(built.model, built.held_out)
-    text = write_text(
-        built.model, built.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=seed
-    )
-    bytes_per_token = built.dataset.held_out.bytes_per_token
-    return {"loss_final": found.loss, "bytes_per_token": bytes_per_token, "sample": text}
+    look: dict[str, Any] = {"loss_final": found.loss}
+    if found.accuracy is not None:
+        look["accuracy"] = found.accuracy
+    if isinstance(built.dataset, Dataset):
+        look["bytes_per_token"] = built.dataset.held_out.bytes_per_token
+        look["sample"] = write_text(
+            built.model, built.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=seed
+        )
+    return look
 
 
 def member_result(

@@ -10,7 +10,7 @@ import torch
 from atoll.checkpoint import load_weights
 from atoll.data import Tokenizer, tokenizer_from_json
 from atoll.errors import CheckpointError, ConfigError
-from atoll.models import GPT, build_model
+from atoll.models import TEXT, LanguageModel, build_model, model_row
 
 SAMPLE_PROMPT = "def "
 """How the sample of a run begins; the default corpus is Python source."""
@@ -19,15 +19,22 @@ SAMPLE_TOKENS = 240
 """A few lines."""
 
 
-def load_model(path: Path) -> tuple[GPT, Tokenizer]:
-    """Return model and tokenizer of `model.safetensors` or a checkpoint's shared part.
+def load_model(path: Path) -> tuple[LanguageModel, Tokenizer]:
+    """Return language model and tokenizer of `model.safetensors` or a checkpoint's shared part.
 
     Raises:
         CheckpointMissing: there is no such file.
         CheckpointCorrupt: it is damaged.
         CheckpointError: its weights do not fit the model it names.
+        ConfigError: the model writes no text.
     """
     weights = load_weights(path)
+    if model_row(weights.model).data != TEXT:
+        raise ConfigError(
+            "this model writes no text",
+            given=f"{path}: {weights.model}, which takes {model_row(weights.model).data}",
+            expected="a language model",
+        )
     model = build_model(weights.model, **weights.options)
     try:
         model.load_state_dict(weights.state)
@@ -38,11 +45,11 @@ def load_model(path: Path) -> tuple[GPT, Tokenizer]:
             remedy="use the version of Atoll that wrote it",
         ) from error
     model.eval()
-    return cast(GPT, model), tokenizer_from_json(weights.tokenizer)
+    return cast(LanguageModel, model), tokenizer_from_json(weights.tokenizer)
 
 
 def write_text(
-    model: GPT,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     prompt: str,
     *,

@@ -11,6 +11,7 @@ import torch
 
 from atoll.config import JobSpec
 from atoll.data import make_tokenizer
+from atoll.errors import ConfigError
 from atoll.models import GPT, build_model
 from atoll.rl.seeds import seed_for
 from atoll.rl.text.pretrain import pretrain
@@ -43,6 +44,12 @@ def begin(spec: JobSpec) -> Beginning:
     tasks = {policy.name: make_task(policy.env, policy.options) for policy in rl.policies}
     if rl.start:
         model, tokenizer = load_model(Path(rl.start).expanduser())
+        if not isinstance(model, GPT):
+            raise ConfigError(
+                "only the built-in GPT can learn by rewards",
+                given=f"start = {rl.start!r}, a {type(model).__name__}",
+                expected="weights of the model gpt",
+            )
         return Beginning(tasks, Wording(tokenizer), model, trained=True)
     tokenizer = make_tokenizer("bytes")
     with torch.random.fork_rng(devices=[]):  # the layers draw from torch's own state

@@ -1,0 +1,173 @@
+"""Images to classify: Fashion-MNIST, any idx files, or drawn ones.
+
+    fashion-mnist   60,000 and 10,000 pictures of clothes, 28 pixels a side, 10 classes (Xiao and
+                    others, https://arxiv.org/abs/1708.07747); Debian: dataset-fashion-mnist
+    idx:FOLDER      train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
+                    t10k-labels-idx1-ubyte, plain or .gz, of any square grey images
+    segments        drawn digits, see `atoll.data.segments`
+
+A set brings its own held-out part, so that accuracies can be compared with published ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.data.idx import read_idx
+from atoll.data.segments import draw
+from atoll.errors import DataError
+
+FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package puts the files."""
+
+_DRAWN, _DRAWN_HELD_OUT = 4096, 1024
+_FORMAT = "atoll-images-1"
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Square grey images and their classes, as they are given to a model.
+
+    Attributes:
+        pixels: uint8 ``(count, image, image)``.
+        labels: uint8 ``(count,)``.
+        mean: Of all pixels of the *training* images, as shares of 255.
+        std: Their standard deviation.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+    mean: float
+    std: float
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self.pixels.copy()), torch.from_numpy(self.labels.copy())
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return some images, fp32 ``(batch, 1, image, image)`` of mean 0 and deviation 1.
+
+        Args:
+            chosen: Which ones, int64 ``(batch,)``.
+
+        Returns:
+            The images, and their classes as int64 ``(batch,)``.
+        """
+        pixels, labels = self._tensors
+        shares = pixels[chosen].unsqueeze(1).float() / 255.0
+        return (shares - self.mean) / self.std, labels[chosen].long()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """Images to train and to evaluate on.
+
+    Attributes:
+        corpus: The spec it came from.
+        train: For :class:`~atoll.data.ImageShards`.
+        held_out: Never in `train`.
+        digest: Hash of all of it, hexadecimal; other data, another digest.
+    """
+
+    corpus: str
+    train: Images
+    held_out: Images
+    digest: str
+
+    @property
+    def classes(self) -> int:
+        """Distinct answers."""
+        return int(max(self.train.labels.max(), self.held_out.labels.max())) + 1
+
+    @property
+    def model_options(self) -> Mapping[str, object]:
+        """What a model has to know of the images."""
+        return {"channels": 1, "image": self.train.pixels.shape[1], "classes": self.classes}
+
+    def batches(
+        self, *, batch: int, limit_tokens: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield held-out images and their classes; see :class:`~atoll.data.HeldOutBatches`."""
+        count = len(self.held_out)
+        wanted = count if limit_tokens is None else min(count, max(1, limit_tokens))
+        chosen = torch.arange(wanted) * count // wanted
+        for start in range(0, wanted, batch):
+            yield self.held_out.batch(chosen[start : start + batch])
+
+    def to_json(self) -> str:
+        """Return how pixels become a model's inputs, for whoever uses its weights."""
+        about = {"format": _FORMAT, "corpus": self.corpus, **self.model_options}
+        return json.dumps({**about, "mean": self.train.mean, "std": self.train.std})
+
+
+def load_images(spec: str) -> ImageDataset:
+    """Return the images that `spec` names; the same on every member with the same files.
+
+    Args:
+        spec: `fashion-mnist`, `idx:FOLDER` or `segments`.
+
+    Raises:
+        DataError: files are missing, damaged, not square or do not belong together.
+    """
+    if spec == "segments":
+        return _dataset(spec, draw(_DRAWN, key=0), draw(_DRAWN_HELD_OUT, key=1))
+    kind, _, argument = spec.partition(":")
+    folder = Path(argument).expanduser() if kind == "idx" else FASHION_FOLDER
+    if not folder.is_dir():
+        raise DataError(
+            "there is no such folder of images",
+            given=str(folder),
+            expected="idx files in a folder on every machine that trains",
+            remedy="check the path"
+            if kind == "idx"
+            else "apt-get install dataset-fashion-mnist, or corpus = 'idx:FOLDER'",
+        )
+    return _dataset(spec, _pair(folder, "train"), _pair(folder, "t10k"))
+
+
+def _pair(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return images and labels of one part of a folder."""
+    pixels = read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
+    labels = read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
+    count, height, width = pixels.shape
+    if count != len(labels) or not count or height != width:
+        raise DataError(
+            "images and labels do not go together",
+            given=f"{folder}, {part}: {count} images of {height} x {width}, {len(labels)} labels",
+            expected="square images, and a label for each",
+        )
+    return pixels, labels
+
+
+def _dataset(
+    spec: str,
+    train: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+    held_out: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+) -> ImageDataset:
+    # From whole numbers: every machine finds the same, in whatever order it adds.
+    counts = sum(np.bincount(image.ravel(), minlength=256) for image in train[0])
+    values = np.arange(256)
+    mean = int((counts * values).sum()) / train[0].size
+    squares = int((counts * values * values).sum()) / train[0].size
+    std = max(1.0, (squares - mean * mean) ** 0.5)
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (*train, *held_out):
+        digest.update(repr(array.shape).encode())
+        digest.update(array.tobytes())
+    mean, std = mean / 255, std / 255
+    return ImageDataset(
+        spec, Images(*train, mean, std), Images(*held_out, mean, std), digest.hexdigest()
+    )
