@@ -72,6 +72,15 @@ class Wrapping(Optimizer):
             self.inner.state = state
 
     @property
+    def skipped(self) -> bool:
+        """Whether the last step was not taken because gradients had overflowed."""
+        raise NotImplementedError
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one optimizer step, and what belongs to it."""
+        raise NotImplementedError
+
+    @property
     def overflow_found(self) -> bool:
         """Whether a gradient scaler has found this rank's gradients to overflow.
 

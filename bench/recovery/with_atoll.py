@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import atoll
+from atoll.strategies.wrapped import OuterOptimizer
 from bench.recovery.training import (
     OUTER_LR,
     OUTER_MOMENTUM,
@@ -33,6 +34,7 @@ def main(words: list[str]) -> None:
         notes.add("built")
         outer = atoll.DiLoCo(every=int(every), outer_lr=OUTER_LR, outer_momentum=OUTER_MOMENTUM)
         wrapped = run.wrap(model, optimizer, outer=outer, codec="fp32")
+        assert isinstance(wrapped, OuterOptimizer)
         notes.add("recovered", round=wrapped.task.round, digest=digest(model))
         train(
             model,

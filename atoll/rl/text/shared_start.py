@@ -25,7 +25,10 @@ WAIT_S = 300.0
 class Desk(Protocol):
     """What is needed of a run."""
 
-    slot: int
+    @property
+    def slot(self) -> int:
+        """Own number."""
+        ...
 
     @property
     def member(self) -> str:

@@ -1,0 +1,235 @@
+"""A script's part in a job on the ranks that are not the first of their island."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.errors import ConfigError
+from atoll.queues import Queue, Topic
+from atoll.run.member import Run
+from atoll.run.place import Place
+from atoll.strategies.wrapped import Wrapping, two_moments
+from atoll.train.agreement import Agreement
+from atoll.train.rank_model import RankModel, saved_model
+from atoll.train.ranks import Ranks, Word
+
+
+class RankOptimizer(Wrapping):
+    """The wrapped optimizer on such a rank: it steps, then serves the first rank's strategy."""
+
+    def __init__(self, inner: Optimizer, *, ranks: Ranks, twice: bool) -> None:
+        """Wrap `inner`.
+
+        Args:
+            inner: This rank's own optimizer.
+            ranks: The island.
+            twice: The strategy does something before the optimizer's step, too.
+        """
+        self._ranks, self._twice = ranks, twice
+        self._skipped = False
+        super().__init__(inner)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was not taken because gradients had overflowed."""
+        return self._skipped
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one optimizer step, and what the first rank's strategy wants around it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._ranks.note.overflowed = self.overflow_found
+        self._skipped = self._ranks.arrive("step").overflowed
+        self.unscale(overflowed=self.skipped)
+        if self._twice:
+            word = self._ranks.go_on()
+            self._skipped = word.skipped
+            if not word.midway:
+                return loss  # this member had fallen behind, and has the others' state now
+        if not self.skipped:
+            self.inner.step()
+        self._ranks.go_on()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state; the strategy's is the first rank's."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "atoll"})
+
+    def __repr__(self) -> str:
+        return f"a rank's {self.inner!r}"
+
+
+class FollowerRun(Run):
+    """What `atoll.join` returns on the other ranks: the same calls, done together with the first.
+
+    Only that one has the session with the hub; this one knows what it was told.
+    """
+
+    def __init__(
+        self, *, ranks: Ranks, member: str, directory: Path, seed: int, job: str = "alone"
+    ) -> None:
+        """Follow the first rank."""
+        Place.__init__(self, ranks, job=job, directory=directory, seed=seed, slot=0, num_slots=1)
+        self._member = member
+        self._followed: RankOptimizer | None = None
+        self._model: RankModel | None = None
+
+    def _told(self) -> Word:
+        """Return what the first rank has let this one know.
+
+        Raises:
+            ConfigError: they have not met yet.
+        """
+        if self._ranks.word is None:
+            raise ConfigError(
+                "this rank of the island does not know its place in the job yet",
+                given=f"rank {self.rank} of {self.ranks}",
+                remedy="call run.mesh, run.shard or run.wrap on every rank before",
+            )
+        return self._ranks.word
+
+    @property
+    def member(self) -> str:
+        """Name of the member whose rank this is, e.g. `w0`."""
+        return self._member
+
+    @property
+    def slot(self) -> int:
+        """The member's number."""
+        return self._told().slot
+
+    @property
+    def num_slots(self) -> int:
+        """How many members the job was started with."""
+        return self._told().num_slots
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who took part in the last round."""
+        return tuple(self._told().members)
+
+    @property
+    def is_first(self) -> bool:
+        """False: what only one has to do, a first rank does."""
+        return False
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps the group has done."""
+        return self._ranks.word.step if self._ranks.word is not None else 0
+
+    # ---------------------------------------------------------------------------- training
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        outer: str | object = "diloco",
+        codec: str = "",
+        aggregate: str = "mean",
+        collective: str = "auto",
+        admission: str = "finite",
+    ) -> Wrapping:
+        """Return an optimizer that steps with the other ranks; see :meth:`Run.wrap`."""
+        agreement = Agreement.of(
+            outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
+        )
+        self._ranks.meet()
+        agreement.check(again=self._followed is not None, nodes=self.num_slots, spread=True)
+        self._ranks.arrive("wrap")
+        self._model = RankModel(model, optimizer, crew=self._ranks.crew, device=self.device)
+        self._ranks.go_on()
+        self._followed = RankOptimizer(
+            optimizer, ranks=self._ranks, twice=two_moments(agreement.options.build())
+        )
+        return self._followed
+
+    def track(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Do nothing: the first rank measures."""
+
+    def stepped(self, count: int = 1) -> None:
+        """Count steps of tracked training, together with the other ranks."""
+        self._meet_at("track")
+
+    def log(
+        self, *, loss: float | Tensor | None = None, tokens: int = 0, **values: float | Tensor
+    ) -> None:
+        """Record loss and tokens of this rank's rows; other values are the first rank's."""
+        self._ranks.note.add(loss=loss, tokens=tokens)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the parameters that count into the model, together with the other ranks."""
+        if self._followed is None:
+            yield
+            return
+        self._meet_at("evaluating")
+        yield
+        self._meet_at("evaluating")
+
+    def finish(self) -> None:
+        """Agree on the last steps, together with the other ranks."""
+        self._meet_at("finish")
+
+    def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
+        """Let the first rank write the agreed weights."""
+        saved_model(self._model, model)
+        self.finish()
+        self._meet_at("save")
+        return None
+
+    def _meet_at(self, place: str) -> None:
+        self._ranks.arrive(place)
+        self._ranks.go_on()
+
+    # ------------------------------------------------------------------- the first rank's own
+
+    def publish(self, path: Path, name: str) -> None:
+        """Do nothing: the first rank publishes."""
+
+    def tell(self, kind: str, text: str) -> None:
+        """Do nothing: the first rank tells."""
+
+    def queue(self, name: str, **options: Any) -> Queue:
+        """Refuse: only the first rank has a session with the hub."""
+        raise self._only_the_first("queue", name)
+
+    def topic(self, name: str, **options: Any) -> Topic:
+        """Refuse: only the first rank has a session with the hub."""
+        raise self._only_the_first("topic", name)
+
+    def _only_the_first(self, kind: str, name: str) -> ConfigError:
+        return ConfigError(
+            f"only the first rank of an island has queues and topics: {kind} {name!r}",
+            given=f"rank {self.rank} of {self.ranks}",
+            remedy="use it where run.rank == 0, and send the others what they need",
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None and self._ranks.met:
+                self.finish()
+                self._ranks.arrive("end")
+                self._ranks.part()
+        finally:
+            self._give_signals_back()

@@ -1,0 +1,359 @@
+"""A member's part in a job: of a process by itself, or of the first rank of an island."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Optimizer
+
+from atoll.checkpoint import save_weights
+from atoll.clock import Clock
+from atoll.codec import make_codec
+from atoll.errors import GroupLeft, LeftBehind
+from atoll.group.group import Group
+from atoll.island.touch import lost_touch
+from atoll.run.session import Session
+from atoll.strategies.inner.picture import Picture
+from atoll.strategies.past import note
+from atoll.strategies.strategy import SyncResult
+from atoll.strategies.wrapped import OuterOptimizer, Wrapping
+from atoll.task import Task
+from atoll.train.agreement import Agreement
+from atoll.train.enroll import Enrolled
+from atoll.train.goodbye import end_member
+from atoll.train.leading import Leading
+from atoll.train.member_result import member_result, trained
+from atoll.train.rank_model import RankModel, ScriptOptimizer, saved_model
+from atoll.train.ranks import Ranks, Word
+from atoll.train.wrapped_state import WrappedState
+from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
+
+FLUSH_TIMEOUT_S = 10.0
+
+
+class Run(Session):
+    """One process's part in a job; made by :func:`join`.
+
+    Where several processes are one member, each has one; calls that say so are for all of them.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        slot: int,
+        num_slots: int,
+        directory: Path,
+        seed: int,
+        enrolled: Enrolled | None = None,
+        asked: threading.Event | None = None,
+        checkpoint_every: int = 0,
+        clock: Clock | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Take part as a member of `group`; tests pass a group in memory."""
+        super().__init__(
+            group, ranks=ranks if ranks is not None else Ranks.alone(), directory=directory,
+            seed=seed, slot=slot, num_slots=num_slots, enrolled=enrolled, asked=asked, clock=clock,
+        )  # fmt: skip
+        self._ranks.tell = self._word
+        self._every = checkpoint_every
+        self._state: WrappedState | None = None
+        self._optimizer: OuterOptimizer | None = None
+        self._task: Task | None = None
+        self._leading = Leading(self._ranks, meter=self._meter, asked=self._leave_soon)
+        self._model: RankModel | None = None
+
+    # -------------------------------------------------------------------------- where we are
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps the group has done; a member that comes late starts there."""
+        return self._task.step if self._task is not None else 0
+
+    def _word(self) -> Word:
+        """Return what the other ranks may know."""
+        return Word(
+            member=self.member, members=list(self.members), slot=self.slot,
+            num_slots=self.num_slots, step=self.step, stopping=self._asked_to_stop,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------------- training
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        outer: str | object = "diloco",
+        codec: str = "",
+        aggregate: str = "mean",
+        collective: str = "auto",
+        admission: str = "finite",
+    ) -> Wrapping:
+        """Return an optimizer that keeps the members' models together; use it instead.
+
+        Every member's parameters become those of the first member. The arguments after the first
+        two MUST be the same on every member. In an island every rank calls it with its part of one
+        model, and only methods that agree on parameters are possible.
+
+        Args:
+            model: What is trained; it may be spread over the ranks by `fully_shard`, tensor
+                parallelism or DDP.
+            optimizer: Your own optimizer over its parameters.
+            outer: A preset (`diloco`, `local-sgd`, `ddp`, ...: `atoll methods` lists them) or
+                options such as `atoll.DiLoCo(every=500)`.
+            codec: What a tensor weighs on the wire, e.g. `int8`; the preset's, or fp32.
+            aggregate: The rule that makes one vector of the members': `mean`, or a robust one
+                such as `trimmed:1`.
+            collective: How a mean travels between members that can dial each other, e.g. `ring`.
+            admission: Which contributions are let in: `finite` ones, or those within `norms`.
+
+        Raises:
+            ConfigError: an unknown name, a number out of range, things that cannot work together,
+                or a second call.
+        """
+        agreement = Agreement.of(
+            outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
+        )
+        self._joint = self._joint or any(isinstance(p, DTensor) for p in model.parameters())
+        if self._joint:
+            self._ranks.meet()
+        agreement.check(again=self._optimizer is not None, nodes=self.num_slots, spread=self._joint)
+        with self._at("wrap"):
+            self._optimizer = self._wrapped(model, optimizer, agreement)
+        return self._optimizer
+
+    def _wrapped(
+        self, model: nn.Module, optimizer: Optimizer, agreement: Agreement
+    ) -> OuterOptimizer:
+        self.group.policy, strategy = agreement.policy, agreement.options.build()
+        task = self._task = self._task_of(model, optimizer)
+        self._meter.open(task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
+        strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
+        self._state = WrappedState(
+            task, strategy, group=self.group, strategy=agreement.name,
+            enrolled=self._enrolled, every=self._every,
+        )  # fmt: skip
+        self._state.begin()
+        self._meter.bytes()
+        self._meter.restart()
+        return OuterOptimizer(
+            optimizer, task=task, outer=strategy, after_step=self._after_step,
+            recover=self._recover, others=self._leading if self._joint else None,
+        )  # fmt: skip
+
+    def _task_of(self, model: nn.Module, optimizer: Optimizer) -> Task:
+        """Return what strategies see: the model itself, or a picture of one that is spread."""
+        round_ = self.group.committed_round
+        if not self._joint:
+            return Task(model, optimizer, member=self.member, round=round_)
+        crew = self._ranks.crew
+        self._model = RankModel(model, optimizer, crew=crew, device=self.device)
+        self._leading.picture = Picture(crew)
+        return Task(
+            self._model.whole, ScriptOptimizer(optimizer, model=self._model, crew=crew),
+            member=self.member, round=round_, elsewhere=self._leading.picture,
+        )  # fmt: skip
+
+    def _at(self, place: str) -> AbstractContextManager[None]:
+        """Do inside what the other ranks, if there are any, come here for, too."""
+        return self._leading.at(place) if self._joint else nullcontext()
+
+    def track(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Measure training that agrees with nobody; :meth:`wrap` does so by itself.
+
+        Points flow from then on, see :meth:`log`, and :meth:`stepped` says how far it has come.
+        """
+        optimizer = optimizer or SGD([{"params": list(model.parameters())}], lr=0.0)  # never steps
+        self._task = Task(model, optimizer, member=self.member)
+        self._meter.open(self._task, self._connection, flush_timeout_s=FLUSH_TIMEOUT_S)
+        self._meter.restart()
+
+    def stepped(self, count: int = 1) -> None:
+        """Count steps of tracked training; 0: none, but a point is sent if it is time."""
+        with self._at("track"):
+            if self._task is not None and self._optimizer is None:
+                self._task.step += count
+            self._meter.step(None)
+
+    def log(
+        self, *, loss: float | Tensor | None = None, tokens: int = 0, **values: float | Tensor
+    ) -> None:
+        """Record measurements; cheap enough for every step, sent about once a second.
+
+        Args:
+            loss: Training loss of the step; of an island, the mean over the ranks that tell one.
+            tokens: Tokens (or samples) of the step. Members weigh by them when they agree. Each
+                rank of an island tells those of its own rows.
+            values: Anything else; the last one of a second is kept. Of an island, the first rank's.
+        """
+        if self._joint:
+            self._ranks.note.add(loss=loss, tokens=tokens)
+            loss, tokens = None, 0
+        self._meter.log(loss=loss, tokens=tokens, values=values)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the parameters that count into the model: evaluate, and keep, what is there inside.
+
+        Between two rounds a member is ahead of what all have agreed on; inside this block the
+        model is the agreed one, afterwards it is as before. Do not train inside. In an island
+        every rank enters it.
+        """
+        if self._optimizer is None:
+            yield
+            return
+        agreed = self._optimizer.evaluating()
+        if not self._joint:
+            with agreed:
+                yield
+            return
+        with self._at("evaluating"):
+            agreed.__enter__()
+        yield  # an error inside ends the island
+        with self._at("evaluating"):
+            agreed.__exit__(None, None, None)
+
+    def finish(self) -> None:
+        """Agree on the last steps, so that all members end with one model.
+
+        Called by :meth:`save` and at the end of the `with` block; further calls do nothing. In an
+        island every rank calls it.
+        """
+        with self._at("finish"):
+            self._agree_on_the_last()
+
+    def _agree_on_the_last(self) -> None:
+        while self._optimizer is not None and self._task is not None and not self._gone:
+            try:
+                with self._task.gate.moving():
+                    sync = note(self._task, self._optimizer.outer.finish(self._task))
+            except LeftBehind as error:
+                self._recover(error)
+            except GroupLeft:
+                return
+            else:
+                self._note(sync)
+                return
+
+    def _recover(self, error: LeftBehind) -> None:
+        """Take the committed state over; what was done since the last round is dropped."""
+        if self._state is None or self._task is None:
+            raise error
+        began = self._clock.monotonic()
+        self._meter.totals.wasted_steps += self._task.period.done
+        self._state.recover(error)
+        self._meter.totals.recovery_s += self._clock.monotonic() - began
+
+    def save(self, model: nn.Module, name: str = "model.safetensors") -> Path | None:
+        """Write the agreed weights and upload them to the hub; every member MUST call this.
+
+        Of an island every rank calls it, with the model that was wrapped, and it is written whole.
+
+        Returns:
+            The file, on the first member (and its first rank); None on the others.
+
+        Raises:
+            StorageFull: the disk is full.
+            ConfigError: in an island, it is another model than the one that was wrapped.
+        """
+        if self._joint:
+            model = saved_model(self._model, model).whole
+        self.finish()
+        path = self.directory / name
+        with self._at("save"):
+            if not self.is_first:
+                return None
+            self._write(path, model)
+        self.publish(path, name)
+        return path
+
+    def _write(self, path: Path, model: nn.Module) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        task = self._task
+        about = {"step": str(task.step), "round": str(task.round)} if task else {}
+        with self._optimizer.evaluating() if self._optimizer is not None else nullcontext():
+            if task is not None:
+                task.pull()
+            save_weights(path, model.state_dict(), about=about)
+
+    # ------------------------------------------------------------------------------ measuring
+
+    def _after_step(self, sync: SyncResult | None) -> None:
+        """Count the time of a step, and save if a round in it says so."""
+        self._meter.step(sync)
+        if self._state is not None:
+            self._state.after(sync)
+
+    def _note(self, sync: SyncResult | None) -> None:
+        self._meter.bytes()
+        if self._state is not None:
+            self._state.after(sync)
+
+    def _result(self, *, broken: bool = False) -> dict[str, Any]:
+        """Return this member's part of the summary; `broken`: other ranks do not answer any more.
+
+        A model that is spread over them cannot be looked at then.
+        """
+        totals, task, digest = self._meter.totals, self._task, ""
+        result = member_result(
+            member=self.member, slot=self.slot, seed=self.seed, stopped=self.stopping,
+            totals=totals,
+        )  # fmt: skip
+        if task is not None:
+            if self._optimizer is not None and not (broken and self._joint):
+                digest = self._optimizer.outer.digest(task)
+            result |= trained(task, totals=totals, digest=digest)
+        return result | self.results
+
+    # ---------------------------------------------------------------------------------- ends
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            result = self._come_to_the_end() if error is None else self._result(broken=True)
+            if error is None or not lost_touch(error):  # else its keeper tells which rank is lost
+                self._leave(error, result)
+        finally:
+            self._give_signals_back()
+
+    def _come_to_the_end(self) -> dict[str, Any]:
+        """Agree for the last time, part from the other ranks and return the result."""
+        if self._joint and not self._ranks.met:
+            return self._result()
+        self.finish()
+        self._meter.report()
+        if not self._joint:
+            return self._result()
+        self._ranks.arrive("end")
+        result = self._result()
+        self._ranks.part()
+        return result
+
+    def _leave(self, error: BaseException | None, result: dict[str, Any]) -> None:
+        """Send what is left and say goodbye; failing to do so hides no error of the script."""
+        if self._state is not None and error is None:
+            self._state.close()
+        self._shelf.close(timeout_s=FLUSH_TIMEOUT_S)
+        self._meter.close()
+        if self._connection is None or self._enrolled is None:
+            self.group.close()
+            return
+        if error is None and self._gone and not self.group.stopping:
+            # Neither done nor failed: whoever started this process is told by its exit status.
+            replaced = self._replaced
+            self._enrolled.close()
+            raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
+        end_member(self._enrolled, error=error, result=result, member=self.member)

@@ -1,0 +1,116 @@
+"""Where a script's process is in its job, whatever it does there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from atoll.train.deal import deal
+from atoll.train.ranks import Ranks
+
+
+class Place:
+    """One process among the ranks of a member, and that among the members."""
+
+    def __init__(
+        self, ranks: Ranks, *, job: str, directory: Path, seed: int, slot: int, num_slots: int
+    ) -> None:
+        """Be one of a member's ranks; most are the only one."""
+        self.job, self.directory, self.seed = job, directory, seed
+        self._slot, self._num_slots = slot, num_slots
+        self._ranks = ranks
+        self._joint = ranks.place.ranks > 1
+        """Whether ranks meet; also where the only one has spread its model over a mesh of one."""
+        self._before: Any = None
+        self.results: dict[str, Any] = {}
+        """Further entries of this member's part of the summary."""
+
+    @property
+    def slot(self) -> int:
+        """Own number among the members, from 0."""
+        return self._slot
+
+    @property
+    def num_slots(self) -> int:
+        """How many members the job was started with."""
+        return self._num_slots
+
+    @property
+    def rank(self) -> int:
+        """Own number in the island; 0 is the rank that speaks for it."""
+        return self._ranks.place.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many processes this member is."""
+        return self._ranks.place.ranks
+
+    @property
+    def device(self) -> torch.device:
+        """What this rank computes on: its accelerator, or the processor.
+
+        Raises:
+            ConfigError: the job wants accelerators and there is none for this rank.
+        """
+        return self._ranks.device
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks of the island as a mesh with the axes replicate, shard, pipeline and tensor.
+
+        Every rank MUST ask for it. Unless the script has done so before, this starts
+        torch.distributed, with NCCL on accelerators and else Gloo.
+        """
+        return self._ranks.mesh
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job, or this process, was asked to stop: leave the loop soon.
+
+        The ranks of an island learn it in the same step.
+        """
+        return self._ranks.word is not None and self._ranks.word.stopping
+
+    def shard(self, data: Any) -> Any:
+        """Return this member's share of some data; all shares together are the whole.
+
+        A `DataLoader` comes back as a loader of the own samples (shuffled if it was), a data set
+        with a length as a `Subset`, anything else as an iterable of every n-th item. Loaders
+        and iterables end early when the job is asked to stop. Iterables and loaders with a sampler
+        of their own MUST give every member the same order.
+
+        In an island every rank calls it. Ranks that differ only along `pipeline` or `tensor` get
+        the same rows, the others different ones, all equally many.
+        """
+        if self._joint:
+            self._ranks.meet()
+        return deal(
+            data, slot=self.slot, num_slots=self.num_slots, seed=self.seed,
+            should_stop=lambda: self.stopping, rank=self._ranks.data_rank,
+            ranks=self._ranks.shape.data,
+        )  # fmt: skip
+
+    # -------------------------------------------------------------------------------- signals
+
+    def __enter__(self) -> Self:
+        """Take over SIGTERM: it makes `stopping` true and ends nothing by itself."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        """Remember that this process was asked to leave."""
+        self._ranks.note.asked = True
+
+    def _give_signals_back(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)

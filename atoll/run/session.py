@@ -1,0 +1,117 @@
+"""A member's session: who it is, when it is to end, and what goes through the hub by itself."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from atoll.clock import Clock, RealClock
+from atoll.group.group import Group
+from atoll.queues import Queue, Topic
+from atoll.run.place import Place
+from atoll.train.enroll import Enrolled
+from atoll.train.ranks import Ranks
+from atoll.train.script_meter import ScriptMeter
+from atoll.train.shelf import open_shelf
+
+
+class Session(Place):
+    """The process that is known to the others as a member, with a hub or without one."""
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        ranks: Ranks,
+        directory: Path,
+        seed: int,
+        slot: int,
+        num_slots: int,
+        enrolled: Enrolled | None,
+        asked: threading.Event | None,
+        clock: Clock | None,
+    ) -> None:
+        """Take part as a member of `group`."""
+        job = enrolled.environment.job if enrolled is not None else "alone"
+        super().__init__(
+            ranks, job=job, directory=directory, seed=seed, slot=slot, num_slots=num_slots
+        )
+        self.group, self._enrolled = group, enrolled
+        self._connection = enrolled.connection if enrolled is not None else None
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._asked = asked if asked is not None else threading.Event()
+        self._meter = ScriptMeter(group, self._clock)
+        self._shelf = open_shelf(enrolled, member=self.member, stopping=lambda: self.stopping)
+
+    @property
+    def member(self) -> str:
+        """Own name in the job, e.g. `w0`."""
+        return self.group.me
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who took part in the last round; before the first one only this member is known."""
+        return self.group.members or (self.group.me,)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this member does what only one has to, e.g. printing."""
+        return self.members[0] == self.member
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job, or this process, was asked to stop: leave the loop soon.
+
+        The ranks of an island learn it in the same step.
+        """
+        return super().stopping if self._joint else self._asked_to_stop
+
+    @property
+    def _replaced(self) -> bool:
+        return self._enrolled is not None and self._enrolled.replaced
+
+    @property
+    def _gone(self) -> bool:
+        """Whether this process, and not the whole job, is to end."""
+        return self._asked.is_set() or self._replaced
+
+    @property
+    def _asked_to_stop(self) -> bool:
+        return self._gone or self.group.stopping
+
+    def _leave_soon(self) -> None:
+        if self._asked.is_set():
+            return
+        self._asked.set()
+        if self._enrolled is not None:
+            self._enrolled.leave("this process was asked to leave")
+
+    def publish(self, path: Path, name: str) -> None:
+        """Upload a finished file to the hub, from where it comes into `runs/JOB/`."""
+        if self._connection is not None:
+            self._connection.publish(path, name)
+
+    def tell(self, kind: str, text: str) -> None:
+        """Tell people that something happened; not before a model is tracked or wrapped."""
+        self._meter.tell(kind, text)
+
+    # ------------------------------------------------------------------------------ queues
+
+    def queue(self, name: str, **options: Any) -> Queue:
+        """Return a durable queue: what one puts, one other gets and acknowledges.
+
+        Args:
+            name: Without a slash it is this job's own; others must be listed in `queues` of [job].
+            options: `max_items`, `max_bytes`, `overflow` (`reject`, `drop-oldest` or `wait`),
+                `max_attempts`, `keep_s`; they hold for everybody from then on.
+
+        Raises:
+            AuthError: this job may not use it.
+            ConfigError: there is no such option.
+        """
+        return self._shelf.queue(name, **options)
+
+    def topic(self, name: str, **options: Any) -> Topic:
+        """Return a durable topic, which every subscription reads for itself; see :meth:`queue`."""
+        return self._shelf.topic(name, **options)
