@@ -119,15 +119,17 @@ def gradients(parts: Parts) -> dict[str, Tensor]:
 
 
 def spread(
-    name: str, axes: dict[str, int], words: dict[str, Any], rows: int = 8, times: int = 1
+    name: str, axes: dict[str, int], words: dict[str, Any], single: bool = False
 ) -> tuple[float, dict[str, Tensor], list[str]]:
-    """Return loss, gradients and names of parameters under a mesh, as this rank knows them."""
-    model = MODELS[name]()
-    batch = batch_for(model, rows=rows)
+    """Return loss and gradients of a second step under a mesh, and the names of parameters."""
+    model: nn.Module = MODELS[name]()
+    if single:
+        model = model.float()
+    batch = batch_for(model)
     parts = divided(model, axes, **words)
     parts.train(True)
-    for _ in range(times):
-        loss = parts.backward(*batch)
+    parts.backward(*batch)
+    loss = parts.backward(*batch)
     return loss.item(), gradients(parts), list(parts.parameters())
 
 

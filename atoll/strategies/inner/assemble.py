@@ -28,7 +28,7 @@ def assemble(
     mesh: DeviceMesh,
     recipe: Recipe,
     device: torch.device,
-    unused: bool = False,
+    later: bool = False,
 ) -> nn.Module:
     """Return a part of a model ready to train; collective.
 
@@ -41,7 +41,7 @@ def assemble(
         mesh: All four axes.
         recipe: What to do.
         device: What this rank computes on.
-        unused: Whether there may be parameters that the forward pass leaves out.
+        later: Whether a whole model on several ranks is left for the caller to `replicate`.
     """
     if mesh["tensor"].size() > 1:
         from atoll.strategies.inner.tensor import apply_tensor
@@ -51,7 +51,7 @@ def assemble(
     apply_recompute(own, recipe.recompute)
     if recipe.compile:
         apply_compile(own)
-    return apply_data(module, units, mesh=mesh, recipe=recipe, device=device, unused=unused)
+    return apply_data(module, units, mesh=mesh, recipe=recipe, device=device, later=later)
 
 
 def apply_data(
@@ -61,7 +61,7 @@ def apply_data(
     mesh: DeviceMesh,
     recipe: Recipe,
     device: torch.device,
-    unused: bool = False,
+    later: bool = False,
 ) -> nn.Module:
     """Return a module whose backward pass reduces gradients over the data ranks; collective."""
     replicas, shards = mesh["replicate"].size(), mesh["shard"].size()
@@ -71,9 +71,9 @@ def apply_data(
         shard(module, units, mesh=mesh[axes], reshard=recipe.reshard, offload=recipe.offload)
         return module
     module.to(device)
-    if replicas == 1:
+    if replicas == 1 or later:
         return module
-    return replicate(module, mesh.get_group("replicate"), unused=unused)
+    return replicate(module, mesh.get_group("replicate"))
 
 
 def synced(module: nn.Module, *, last: bool, recipe: Recipe) -> AbstractContextManager[Any]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
 
 BUCKET_MB = 25
 """Gradients travel together up to this size, the first while others are still computed."""
@@ -23,14 +29,17 @@ def replicate(module: nn.Module, group: Any, *, unused: bool = False) -> Distrib
             costs a walk over the graph in every step.
     """
     device = next(module.parameters()).device
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {buffers: False}  # what changes in them is averaged after backward
     return DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         bucket_cap_mb=BUCKET_MB,
-        broadcast_buffers=False,  # what changes is averaged after the step, see `WholeParts`
         find_unused_parameters=unused,
         gradient_as_bucket_view=True,  # one copy of the gradients, not two
+        **options,
     )
 
 
@@ -39,8 +48,20 @@ def without_sync(module: DistributedDataParallel, *, last: bool) -> AbstractCont
     return nullcontext() if last else module.no_sync()
 
 
-def agreed(good: bool, group: Any, device: torch.device) -> bool:
-    """Return whether something holds on all ranks of a group; collective."""
-    flag = torch.tensor(float(good), device=device)
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN, group=group)
-    return bool(flag.item())
+@torch.no_grad()
+def average(parameters: Sequence[nn.Parameter], group: Any) -> bool:
+    """Average gradients over a group one by one; collective.
+
+    Returns:
+        Whether every parameter has one on every rank. One that has none on any rank keeps none.
+    """
+    ranks = dist.get_world_size(group)
+    device = parameters[0].device
+    users = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int64, device=device)
+    dist.all_reduce(users, group=group)
+    for parameter, count in zip(parameters, users.tolist(), strict=True):
+        if count:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad.div_(ranks), group=group)
+    return all(count == ranks for count in users.tolist())

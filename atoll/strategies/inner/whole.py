@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from atoll.errors import ConfigError
 from atoll.strategies.inner.assemble import assemble, synced
+from atoll.strategies.inner.buffers import average_changes
 from atoll.strategies.inner.norm import complete
 from atoll.strategies.inner.precision import apply_precision
 from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.replicate import agreed, replicate
+from atoll.strategies.inner.replicate import average, replicate
 from atoll.strategies.inner.rows import Rows, sum_over_data
 from atoll.strategies.inner.units import units_of
 
@@ -44,10 +44,12 @@ class WholeParts:
         apply_precision(model, recipe.precision, device)
         self._module = assemble(
             model, units_of(model), model=model, mesh=mesh, recipe=recipe, device=device,
-            unused=True,
+            later=True,
         )  # fmt: skip
         self._criterion = criterion_of(model)  # one for its part, where outputs are cut
-        self._backwards, self._all_used = 0, False
+        copied = mesh["replicate"].size() > 1 and not isinstance(self._module, FSDPModule)
+        self._group: Any = mesh.get_group("replicate") if copied else None
+        self._unused: bool | None = None
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._buffers = saved_buffers(model)
 
@@ -68,7 +70,8 @@ class WholeParts:
         parts = self._rows.deal(inputs, targets)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._settle()
+        if self._unused is not None and self._module is self._model:
+            self._module = replicate(self._model, self._group, unused=self._unused)
         before = [buffer.clone() for buffer in self._buffers.values()]
         share, total = 1.0 / len(parts), torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):
@@ -76,9 +79,11 @@ class WholeParts:
                 loss = self._loss(*part)
                 (loss * (scale * share)).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach() * share
-        self._look()
+        if self._group is not None and self._unused is None:
+            # By hand, this once: it shows whether the forward pass leaves parameters out.
+            self._unused = not average(list(self._parameters.values()), self._group)
         complete(self._parameters.values())
-        self._average_buffers(before)
+        average_changes(self._buffers.values(), before, mesh=self.mesh)
         return sum_over_data(total / self._rows.ranks, self.mesh)
 
     @torch.no_grad()
@@ -95,32 +100,6 @@ class WholeParts:
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = self._module(inputs.to(self._device))
         return self._criterion(outputs, targets.to(self._device))
-
-    def _look(self) -> None:
-        """See after the first backward pass whether it has left parameters out."""
-        if self._backwards == 0 and isinstance(self._module, DistributedDataParallel):
-            good = all(p.grad is not None for p in self._parameters.values())
-            self._all_used = agreed(good, self.mesh.get_group("replicate"), self._device)
-        self._backwards += 1
-
-    def _settle(self) -> None:
-        """Stop looking for unused parameters if the first backward pass has left none out."""
-        if self._backwards == 1 and self._all_used:
-            self._module = replicate(self._model, self.mesh.get_group("replicate"))
-
-    def _average_buffers(self, before: list[Tensor]) -> None:
-        """Give all data ranks the mean of what the forward pass has made of buffers.
-
-        Means of changes: what does not change stays as it is to the last bit.
-        """
-        if not before or self._rows.ranks == 1 or not self._module.training:
-            return
-        buffers = list(self._buffers.values())
-        changes = torch.cat([(a - b).flatten() for a, b in zip(buffers, before, strict=True)])
-        sum_over_data(changes, self.mesh).div_(self._rows.ranks)
-        cut = torch.split(changes, [buffer.numel() for buffer in buffers])
-        for buffer, old, change in zip(buffers, before, cut, strict=True):
-            buffer.copy_(old + change.view_as(old))
 
 
 def criterion_of(model: nn.Module) -> Criterion:
