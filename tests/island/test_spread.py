@@ -57,9 +57,9 @@ def test_every_mesh_trains_like_one_process(
     ranks: Ranks, axes: dict[str, int], words: dict[str, Any]
 ) -> None:
     train = table()
-    found = ranks.run(math.prod(axes.values()), _run, "gpt", train, axes, words)
+    found = ranks.run(math.prod(axes.values()), _run, "even", train, axes, words)
     assert found[1:] == [None] * (len(found) - 1)
-    assert_equal(found[0], trained(by_itself("gpt", train)))
+    assert_equal(found[0], trained(by_itself("even", train)))
 
 
 @pytest.mark.parametrize("name", ["perceptron", "odd", "untied"])
@@ -132,7 +132,7 @@ def _overflowing(axes: dict[str, int], precision: str, bad: set[int]) -> Any:
         return Poisoned(divide(*args, **words), bad, rank=dist.get_world_size() - 1)
 
     def use(member: Member) -> Any:
-        found = []
+        found: list[Any] = []
         for step in range(1, STEPS + 1):
             before = member.parameters()
             rate = member.task.optimizer.param_groups[0]["lr"]
