@@ -21,6 +21,7 @@ TRAINING = {
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
     *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
+    "plan",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
     "train": {*LEAVES, *TRAINING, "config", "wire", "net", "queues"},
+    "plan": {*LEAVES, "config", "task", "data", "codec", "group", "strategies", "train"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
     "rl": {
         *LEAVES,

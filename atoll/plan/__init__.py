@@ -1,0 +1,1 @@
+"""What a job would need, found out before it runs."""

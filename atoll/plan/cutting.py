@@ -1,0 +1,120 @@
+"""A model as one rank of an island has it, on fake tensors: its stages, its slices, its shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.config import MeshShape
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.sequence import SEQUENCE
+from atoll.strategies.inner.tensor_plans import plan_of
+from atoll.strategies.inner.units import pieces
+
+
+def cut_tensors(model: nn.Module, recipe: Recipe) -> None:
+    """Give every layer of a model the shapes of one tensor rank, in place; forward still runs.
+
+    Each rank's are the same: sizes that the ranks cannot share evenly are refused.
+
+    Raises:
+        ConfigError: the model cannot be split like that.
+    """
+    ranks = recipe.shape.tensor
+    if ranks == 1:
+        return
+    words = {model.get_submodule(n): w for n, w in plan_of(model, recipe).words.items()}
+    halved: dict[int, nn.Parameter] = {}
+
+    def cut(part: nn.Module, name: str, dim: int) -> None:
+        whole = getattr(part, name, None)
+        if whole is None:
+            return
+        if id(whole) not in halved:  # a shared one is cut once
+            own = whole.detach().narrow(dim, 0, whole.shape[dim] // ranks).clone()
+            halved[id(whole)] = nn.Parameter(own, requires_grad=whole.requires_grad)
+        setattr(part, name, halved[id(whole)])
+
+    for part, word in words.items():
+        if word == "column" or (word == "vocabulary" and recipe.vocabulary):
+            cut(part, "weight", 0)
+            cut(part, "bias", 0)
+        elif word == "row":
+            cut(part, "weight", 1)
+    if recipe.sequence:
+        _cut_sequence(words, ranks)
+
+
+def _cut_sequence(words: Mapping[nn.Module, str], ranks: int) -> None:
+    """Let layers give and take pieces of the sequence as ranks that share one do."""
+    whole = _Whole(ranks)
+    for part, word in words.items():
+        if word == "column" or (word == "vocabulary" and isinstance(part, nn.Linear)):
+            part.register_forward_pre_hook(lambda _, given: (whole.of(given[0]), *given[1:]))
+        elif word in ("row", "cut"):
+            part.register_forward_hook(
+                lambda _, __, given: given.narrow(SEQUENCE, 0, given.shape[SEQUENCE] // ranks)
+                .clone()
+            )  # fmt: skip
+        elif word == "join":
+            part.register_forward_hook(lambda _, __, given: whole.of(given))
+
+
+class _Whole:
+    """Pieces of a sequence put together; layers that are given the same piece share the whole."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._piece: Tensor | None = None
+        self._made: Tensor | None = None
+
+    def of(self, piece: Tensor) -> Tensor:
+        if piece is not self._piece or self._made is None:
+            self._piece, self._made = piece, torch.cat([piece] * self._ranks, SEQUENCE)
+        return self._made
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's share of one parameter that is cut along its first dimension."""
+
+    shape: tuple[int, ...]
+    """What is its own."""
+    padded: int
+    """Elements that it takes: all ranks' shares are as large as the largest."""
+
+
+def shard_of(shape: Sequence[int], *, ranks: int, rank: int) -> Shard:
+    """Return a rank's share of a tensor of some shape."""
+    rows, rest = (shape[0], tuple(shape[1:])) if shape else (1, ())
+    share = -(-rows // ranks)
+    own = max(0, min(share, rows - rank * share))
+    elements = torch.Size(rest).numel()
+    return Shard((own, *rest), share * elements)
+
+
+def is_sharded(shape: MeshShape) -> bool:
+    """Return whether a mesh cuts parameters, or keeps them as if it did; see `apply_data`."""
+    return shape.shard > 1 or (shape.replicate > 1 and shape.tensor > 1)
+
+
+def gathered_together(module: nn.Module, units: Sequence[nn.Module]) -> tuple[list[int], int]:
+    """Return the bytes of each group of parameters that is gathered at once; then of the rest.
+
+    The rest, which several units share or none has, is there for the whole pass; see `shard`.
+    """
+    held = [{p for part in unit for p in part.parameters()} for unit in pieces(module, units)]
+    count = Counter(parameter for group in held for parameter in group)
+    own = [group for group in held if group and all(count[p] == 1 for p in group)]
+    alone = {p for group in own for p in group}
+    rest = sum(_nbytes(p) for p in module.parameters() if p not in alone)
+    return [sum(_nbytes(p) for p in group) for group in own], rest
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())

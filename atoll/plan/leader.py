@@ -1,0 +1,123 @@
+"""What the first rank of an island keeps in main memory for its dealings with other members.
+
+The outer strategy is set up on a model without memory, and the vectors that it then holds are
+counted. What it makes only later, in its first rounds, is told in `LATER` and `KEPT_BY_CODEC`;
+tests hold both against strategies that have run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.codec.table import make_codec
+from atoll.config import JobSpec
+from atoll.group.alone import Alone
+from atoll.strategies.table import Resolved, build_outer, read_options
+from atoll.task import Task
+from atoll.train.build import whole_model
+from atoll.train.optimizers import build_optimizer
+
+FLOAT_BYTES = 4
+
+
+def _outer_optimizer(options: Any) -> float:
+    """Return how many vectors an outer optimizer keeps."""
+    momentum = getattr(options, "outer_momentum", 0.0)
+    words = {"adam": 2.0, "sgd": 0.0}
+    return words.get(getattr(options, "outer_optimizer", "nesterov"), float(momentum > 0))
+
+
+LATER: Mapping[str, Callable[[Any], float]] = MappingProxyType(
+    {
+        "diloco": _outer_optimizer,
+        "streaming": _outer_optimizer,
+        "eager": lambda options: 1.0 + 2.0 * _outer_optimizer(options),
+        "slowmo": lambda _: 1.0,
+        "sparta": _outer_optimizer,
+        "demo": lambda _: 1.0,
+        "onebit_adam": lambda _: 4.0,
+    }
+)
+"""Outer strategy -> vectors as long as the model that it makes in its first rounds."""
+
+KEPT_BY_CODEC: Mapping[str, float] = MappingProxyType({"feedback": 3.0, "ef21": 2.0})
+"""Wrapper of a codec -> vectors that it keeps: a residual and two to work in, or two estimates."""
+
+ALONE = "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderMemory:
+    """Bytes of main memory."""
+
+    picture: int
+    """The whole model, as other members see it."""
+    outer: int
+    """Of the outer strategy and the codec, all the time."""
+    exchange: int
+    """During a round: the mean of all, and packets."""
+
+
+def leader_memory(spec: JobSpec, resolved: Resolved, dataset: Any) -> LeaderMemory:
+    """Return what a member keeps for rounds with others.
+
+    Args:
+        spec: The job.
+        resolved: Its strategy.
+        dataset: What it trains on.
+
+    Raises:
+        ConfigError: an option or the codec is unknown or out of range.
+    """
+    options, codec = read_options(resolved), make_codec(resolved.codec)
+    outer = build_outer(resolved)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = whole_model(spec, dataset)
+        task = Task(model, build_optimizer(model, spec.train), member="w0", last=spec.train.steps)
+        outer.setup(task, group=Alone(), codec=codec)
+    held = {_key(t): t for t in (*model.parameters(), *model.buffers())}
+    picture = sum(t.untyped_storage().nbytes() for t in held.values())
+    vectors = {_key(t): t for t in tensors_in([outer, codec]) if _key(t) not in held}
+    elements = task.num_parameters + sum(b.numel() for b in task.buffers())
+    kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
+    later = LATER.get(resolved.outer, lambda _: 0.0)(options)
+    if resolved.outer == ALONE:
+        return LeaderMemory(picture, kept, 0)
+    words = re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
+    later += sum(KEPT_BY_CODEC.get(word, 0.0) for word in words)
+    packets = 2 * codec.nbytes(elements)
+    return LeaderMemory(
+        picture, kept + round(later * FLOAT_BYTES * elements), FLOAT_BYTES * elements + packets
+    )
+
+
+def tensors_in(roots: list[Any]) -> Iterator[Tensor]:
+    """Yield the tensors that objects of strategies and codecs hold, through what these hold."""
+    seen: set[int] = set()
+    todo = list(roots)
+    while todo:
+        found = todo.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, Tensor):
+            yield found
+        elif isinstance(found, dict):
+            todo += found.values()
+        elif isinstance(found, list | tuple | set):
+            todo += found
+        elif type(found).__module__.startswith(("atoll.strategies", "atoll.codec")):
+            slots = (s for kind in type(found).__mro__ for s in getattr(kind, "__slots__", ()))
+            todo += [getattr(found, slot) for slot in slots if hasattr(found, slot)]
+            todo += getattr(found, "__dict__", {}).values()
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

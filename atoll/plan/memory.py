@@ -1,0 +1,174 @@
+"""Predicts the memory of every rank of an island from a job file, without taking any.
+
+The model is built on fake tensors: shapes and types without numbers. It is cut as the ranks would
+cut it, one microbatch goes forward and backward, the optimizer takes a step; what is alive when is
+counted (see `tracking`). Formulas are left for two things only: what sharding gathers for a moment,
+and how many microbatches a pipeline keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from atoll.config import JobSpec
+from atoll.data import Dataset, ImageDataset
+from atoll.errors import ConfigError
+from atoll.plan.leader import leader_memory
+from atoll.plan.ranks import Maker, RankMemory
+from atoll.plan.stages import Cut
+from atoll.strategies.fitting import check
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.table import resolve
+from atoll.train.build import load_data, whole_model
+from atoll.train.optimizers import build_optimizer
+
+PROGRAM_BYTES = 300_000_000
+"""What Python, torch and Atoll take of main memory before there is any model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """The memory of an island."""
+
+    spec: JobSpec
+    ranks: tuple[RankMemory, ...]
+    elements: int
+    """Parameters of the whole model."""
+    model_bytes: int
+    """Of the whole model: parameters and buffers."""
+    rows: int
+    """Rows of a batch that go through a rank at once."""
+    held: int
+    """Passes kept for backward at most, by the rank that keeps most."""
+    cuts: tuple[int, ...]
+    """Units before which a pipeline is cut."""
+    guessed: bool
+    """The cuts are by the number of weights: a run measures instead, unless the job says them."""
+    device: str
+    """What ranks compute on: `cpu` or `cuda`."""
+
+    @property
+    def several(self) -> bool:
+        """Whether a member is several processes."""
+        return len(self.ranks) > 1
+
+    def start_bytes(self, rank: RankMemory) -> int:
+        """Return what a rank needs of main memory to build its part: the whole model, for a moment.
+
+        The first rank has its picture besides.
+        """
+        if not self.several:
+            return self.model_bytes
+        return self.model_bytes + rank.picture + rank.outer
+
+    def main_bytes(self, rank: RankMemory) -> int:
+        """Return the most that a rank needs of main memory."""
+        training = rank.leading
+        if self.device == "cpu":
+            training += rank.static + rank.passing
+        elif self.spec.island.offload:
+            training += rank.static
+        elif not self.several:
+            training += 0
+        return PROGRAM_BYTES + max(training, self.start_bytes(rank))
+
+    def device_bytes(self, rank: RankMemory) -> int:
+        """Return the most that a rank needs of its accelerator; 0 without one."""
+        if self.device == "cpu":
+            return 0
+        return rank.passing + (0 if self.spec.island.offload else rank.static)
+
+    @property
+    def worst_bytes(self) -> int:
+        """The most that any rank needs where it computes."""
+        count = self.main_bytes if self.device == "cpu" else self.device_bytes
+        return max(count(rank) for rank in self.ranks)
+
+
+def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) -> MemoryPlan:
+    """Return what every rank of a member would need.
+
+    Args:
+        spec: The job.
+        data: What it trains on, if that is loaded already: the model depends on it.
+
+    Raises:
+        ConfigError: the job would be refused at its start, or is none of the built-in trainer.
+        DataError: its data are missing.
+    """
+    if spec.kind != "trainer":
+        raise ConfigError(
+            "the memory of this job cannot be predicted",
+            given=f"a job of kind {spec.kind!r}",
+            expected="a job of the built-in trainer: [model], [train] and [strategy]",
+        )
+    resolved, job = resolve(spec.strategy, steps=spec.train.steps), spec.job
+    check(
+        resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
+        optimizer=spec.train.optimizer,
+    )  # fmt: skip
+    dataset = data if data is not None else load_data(spec)
+    recipe = Recipe.of(spec)
+    with torch.random.fork_rng(devices=[]), FakeTensorMode():
+        ranks, cut, held, elements, model_bytes = _ranks(spec, recipe, dataset)
+    leader = leader_memory(spec, resolved, dataset)
+    first = replace(
+        ranks[0], outer=leader.outer, exchange=leader.exchange,
+        picture=leader.picture if len(ranks) > 1 else 0,
+    )  # fmt: skip
+    return MemoryPlan(
+        spec=spec, ranks=(first, *ranks[1:]), elements=elements, model_bytes=model_bytes,
+        rows=cut.rows, held=held, cuts=cut.cuts, device=_device(spec),
+        guessed=bool(cut.cuts) and not recipe.cuts,
+    )  # fmt: skip
+
+
+def _ranks(
+    spec: JobSpec, recipe: Recipe, dataset: Any
+) -> tuple[list[RankMemory], Cut, int, int, int]:
+    """Return the memory of each rank, and what was found on the way."""
+    model = whole_model(spec, dataset)
+    whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    model_bytes = sum(t.numel() * t.element_size() for t in whole.values())
+    elements = sum(p.numel() for p in model.parameters())
+    optimizer = build_optimizer(model, spec.train)
+    names = {p: name for name, p in model.named_parameters()}
+    groups = {
+        names[p]: number
+        for number, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
+    cut = Cut(model, recipe, batch=spec.train.batch)
+    places = cut.places(*sample(dataset, model, rows=cut.rows))
+    maker = Maker(recipe, optimizer, groups)
+    found = []
+    known: dict[tuple[int, int], RankMemory] = {}
+    for number in range(recipe.shape.ranks):
+        place = recipe.shape.place(number)
+        alike = place["pipeline"], place["shard"]  # all others have parts of the same sizes
+        if alike not in known:
+            known[alike] = maker.rank(number, place, places[place["pipeline"]])
+        found.append(replace(known[alike], rank=number, place=place))
+    return found, cut, max(each.held for each in places), elements, model_bytes
+
+
+def sample(dataset: Any, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as a model takes them, without sense."""
+    if isinstance(dataset, ImageDataset):
+        side = dataset.train.pixels.shape[1]
+        return torch.zeros(rows, 1, side, side), torch.zeros(rows, dtype=torch.int64)
+    ids = torch.zeros(rows, model.config.context, dtype=torch.int64)
+    return ids, torch.zeros_like(ids)
+
+
+def _device(spec: JobSpec) -> str:
+    """Return what ranks compute on, as far as the job says: a machine of its own may have more."""
+    accelerated = bool(spec.needs.gpu or spec.needs.gpu_memory_gb)
+    if spec.island.device == "cuda" or (spec.island.device == "auto" and accelerated):
+        return "cuda"
+    return "cpu"

@@ -1,0 +1,194 @@
+"""What the stages of a model take that one rank computes, found by running them on fake tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.plan.cutting import cut_tensors
+from atoll.plan.tracking import Tracking
+from atoll.strategies.inner.cuts import as_tuple, balanced, check_cuts, check_stages, weights_of
+from atoll.strategies.inner.precision import computing, widened
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.recompute import apply_recompute
+from atoll.strategies.inner.rows import Rows
+from atoll.strategies.inner.schedules import (
+    GPIPE,
+    PipelineShape,
+    check_microbatches,
+    microbatches_of,
+)
+from atoll.strategies.inner.stages import chain_of, cut_up, names_of
+from atoll.strategies.inner.units import pieces, units_of
+
+CPU = torch.device("cpu")
+"""What fake tensors pretend to be on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """One pass of one microbatch through a rank's stages, in bytes."""
+
+    kept: int
+    """Alive between the forward and the backward pass: activations, copies of weights included."""
+    copies: int
+    """Of that, weights in half precision."""
+    working: int
+    """The most that is alive beyond that at one time, gradients of parameters not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The part of a model that one row of ranks has at one place of the pipeline."""
+
+    modules: Sequence[nn.Module]
+    """Each of them a stage, or the whole model; a rank's slices of it if tensors are split."""
+    units: Sequence[Sequence[nn.Module]]
+    """Of each of them."""
+    names: Mapping[int, str]
+    """Of the parameters, by `id`, in the whole model."""
+    passed: Passed
+    held: int
+    """Passes that are kept for backward at one time."""
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter, a shared one once."""
+        found = (p for module in self.modules for p in module.parameters())
+        return {self.names[id(p)]: p for p in found}
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Every buffer."""
+        return list({id(b): b for module in self.modules for b in module.buffers()}.values())
+
+
+class Cut:
+    """A whole model on fake tensors, cut into what each place of the pipeline has."""
+
+    def __init__(self, model: Any, recipe: Recipe, *, batch: int) -> None:
+        """Take a model over; inside of a mode of fake tensors.
+
+        Args:
+            model: The whole one.
+            recipe: How it is cut and computed.
+            batch: Rows of the island's whole batch.
+
+        Raises:
+            ConfigError: the model or the batch cannot be cut like that.
+        """
+        self._model, self._recipe = model, recipe
+        cut_tensors(model, recipe)
+        self._names = names_of(model)
+        shape = recipe.shape
+        self._pipeline = PipelineShape(recipe.schedule, shape.pipeline, recipe.chunks)
+        self.cuts: tuple[int, ...] = ()
+        """Units before which the model is cut, as far as that is known without measuring."""
+        rows = Rows(ranks=shape.data, accumulate=recipe.accumulate)
+        self.microbatches = 1
+        if shape.pipeline > 1:
+            share = batch // (shape.data * recipe.accumulate)
+            if recipe.microbatches:
+                check_microbatches(self._pipeline, recipe.microbatches)
+            self.microbatches = microbatches_of(
+                self._pipeline, wanted=recipe.microbatches, rows=share
+            )
+            rows = replace(rows, microbatches=self.microbatches)
+        rows.check(batch)
+        self.rows = batch // rows.parts
+        """Rows that go through the model at once."""
+
+    def places(self, inputs: Tensor, targets: Tensor) -> list[Stages]:
+        """Return what each place of the pipeline has, after running them one after the other.
+
+        Args:
+            inputs: Of one microbatch, fake.
+            targets: What belongs to it.
+        """
+        self._model.train()
+        if self._recipe.shape.pipeline == 1:
+            units = units_of(self._model)
+            self._recompute(self._model, units)
+            passed, _ = self._run([self._model], (inputs,), targets, kept_output=False)
+            return [Stages([self._model], [units], self._names, passed, 1)]
+        units, _ = chain_of(self._model)
+        check_stages(len(units), self._pipeline)
+        stages = self._pipeline.stages
+        if self._recipe.cuts:
+            self.cuts = check_cuts(self._recipe.cuts, units=len(units), stages=stages)
+        else:
+            self.cuts = balanced(weights_of(units), stages=stages)
+        return self._rows_of_stages(cut_up(units, self.cuts), inputs, targets)
+
+    def _rows_of_stages(
+        self, stages: list[list[nn.Module]], inputs: Tensor, targets: Tensor
+    ) -> list[Stages]:
+        values: tuple[Tensor, ...] = (inputs,)
+        passes: list[Passed] = []
+        modules = [nn.ModuleList(units) for units in stages]
+        for number, (module, units) in enumerate(zip(modules, stages, strict=True)):
+            self._recompute(module, units)
+            last = number == len(stages) - 1
+            given = targets if last else None
+            passed, outputs = self._run(units, values, given, kept_output=True)
+            received = sum(v.untyped_storage().nbytes() for v in values) if number else 0
+            passes.append(replace(passed, kept=passed.kept + received))
+            values = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in outputs)
+        shape, count = self._pipeline, self.microbatches
+        if shape.schedule != GPIPE:  # all that is accumulated goes through in one go
+            count *= self._recipe.accumulate
+        found = []
+        for rank in range(shape.ranks):
+            own = range(rank, shape.stages, shape.ranks)
+            found.append(
+                Stages(
+                    [modules[n] for n in own], [stages[n] for n in own], self._names,
+                    _mean([passes[n] for n in own]), shape.held(rank, microbatches=count),
+                )
+            )  # fmt: skip
+        return found
+
+    def _recompute(self, module: nn.Module, units: Sequence[nn.Module]) -> None:
+        own = [part for piece in pieces(module, units) for part in piece]
+        apply_recompute(own, self._recipe.recompute)
+
+    def _run(
+        self, chain: Sequence[nn.Module], values: tuple[Tensor, ...], targets: Tensor | None,
+        *, kept_output: bool,
+    ) -> tuple[Passed, tuple[Tensor, ...]]:  # fmt: skip
+        """Compute forward and backward; return what it took and the outputs."""
+        word = self._recipe.precision
+        own = [p for module in chain for p in module.parameters()]
+        with Tracking(own) as tracking:
+            outputs = values
+            with computing(word, CPU):
+                for module in chain:
+                    outputs = as_tuple(module(*outputs))
+            ends = list(outputs)
+            if targets is not None:
+                ends = [self._model.criterion(widened(outputs[0], word), targets)]
+                if not kept_output:
+                    outputs = ()
+            kept, copies = tracking.alive_bytes, tracking.copied_bytes
+            ends = [end for end in ends if end.requires_grad]
+            if ends:
+                torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
+            most = tracking.most_bytes
+        for parameter in own:
+            parameter.grad = None
+        return Passed(kept, copies, max(0, most - kept)), outputs
+
+
+def _mean(passes: Sequence[Passed]) -> Passed:
+    """Return the mean pass of a rank's stages; working memory is that of the largest."""
+    count = len(passes)
+    return Passed(
+        math.ceil(sum(p.kept for p in passes) / count),
+        math.ceil(sum(p.copies for p in passes) / count),
+        max(p.working for p in passes),
+    )
