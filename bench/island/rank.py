@@ -1,0 +1,109 @@
+"""One rank of a comparison: both sides in the same processes, taking turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.config import IslandTable, JobSpec, ModelTable, StrategyTable, TrainTable
+from atoll.config.place import RankPlace
+from atoll.island.crew import Crew
+from atoll.island.world import build_mesh, world
+from atoll.train.build import build, load_data, whole_model
+from atoll.train.crewed import Island
+from bench.island.bare import bare_step
+from bench.island.kinds import BATCH, CLIP, CONTEXT, LR, MODEL, Kind
+
+BARE = "bare"
+
+
+def spec_of(kind: Kind) -> JobSpec:
+    return JobSpec(
+        model=ModelTable(options=MODEL),
+        train=TrainTable(steps=10**6, batch=BATCH, lr=LR, clip=CLIP, warmup=0, schedule="constant"),
+        strategy=StrategyTable(preset="alone", inner=kind.inner),
+        island=IslandTable(
+            ranks=kind.ranks, mesh=kind.mesh, schedule=kind.schedule, vocabulary=False,
+            microbatches=kind.microbatches, chunks=kind.chunks, device="cpu",
+        ),
+    )  # fmt: skip
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    source = torch.Generator().manual_seed(3)
+    rows = torch.randint(0, 256, (8, BATCH, CONTEXT + 1), generator=source)
+    return [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
+
+
+def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> dict[str, Any]:
+    """Return the row of a kind on the first rank, and nothing on the others."""
+    torch.set_num_threads(1)
+    device, spec, data = torch.device("cpu"), spec_of(kind), batches()
+    with world(place, device=device, timeout_s=120.0):
+        mesh = build_mesh(spec.mesh, device=device)
+        crew = Crew(rank=place.rank, ranks=place.ranks)
+        island = Island(spec, crew, mesh=mesh, device=device)
+        by_hand = bare_step(kind, whole_model(spec, load_data(spec)), mesh)
+
+        def bare(*, steps: int) -> float:
+            return [by_hand(*data[i % len(data)]) for i in range(steps)][-1]
+
+        crew.on(BARE, bare)
+        if not place.leads:
+            crew.serve()
+            return {}
+        built = build(spec, member="w0", slot=0, num_slots=1)
+        island.settle(built)
+        inner, outer, task = island.inner(), built.outer, built.task
+
+        def ours(*, steps: int) -> float:
+            return [inner.step(task, data[i % len(data)], outer).loss for i in range(steps)][-1]
+
+        def by_command(*, steps: int) -> float:
+            found: float = crew.call(BARE, steps=steps)
+            return found
+
+        ours(steps=3)
+        by_command(steps=3)
+        steps = max(3, round(3 * segment_s / seconds_of(by_command, 3)))
+        sides: dict[str, list[float]] = {"atoll": [], "bare": []}
+        turns = [("atoll", ours), ("bare", by_command)]
+        for _ in range(pairs):
+            for name, side in turns:
+                sides[name].append(seconds_of(side, steps))
+            turns.reverse()
+        bubbles = _bubble(crew, kind)
+        crew.end()
+    tokens = steps * BATCH * CONTEXT
+    ratios = [b / a for a, b in zip(sides["atoll"], sides["bare"], strict=True)]
+    return {
+        "inner": kind.name,
+        "mesh": str(spec.mesh),
+        "ratio": round(statistics.median(ratios), 4),
+        "atoll_tokens_per_s": round(tokens / statistics.median(sides["atoll"])),
+        "bare_tokens_per_s": round(tokens / statistics.median(sides["bare"])),
+        **bubbles,
+        "pairs": [round(ratio, 4) for ratio in ratios],
+        "steps_per_segment": steps,
+    }
+
+
+def _bubble(crew: Crew, kind: Kind) -> dict[str, Any]:
+    return {"bubble": "", "bubble_expected": ""}
+
+
+def seconds_of(side: Any, steps: int) -> float:
+    start = time.perf_counter()
+    side(steps=steps)
+    return time.perf_counter() - start
+
+
+def main(pipe: Connection, kind: Kind, place: RankPlace, pairs: int, segment_s: float) -> None:
+    """Be a process of a comparison."""
+    row = compare(kind, place, pairs=pairs, segment_s=segment_s)
+    pipe.send(row)
