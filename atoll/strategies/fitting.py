@@ -23,6 +23,9 @@ from atoll.strategies.tastes import GATHERING, PAIRED, SERVED, TASTES
 SWAPPED = frozenset({"alone", "demo", "cocktail", "onebit_adam"})
 """Outer strategies whose members swap packets of their own, or nothing at all."""
 
+ON_GRADIENTS = frozenset({"every_step", "powersgd", "demo", "sign_majority", "onebit_adam"})
+"""Outer strategies that combine or use gradients of single steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -37,6 +40,7 @@ class Plan:
     route: str
     policy: GroupPolicy
     optimizer: str
+    inner: str = "local"
 
     @property
     def codecs(self) -> frozenset[str]:
@@ -75,7 +79,7 @@ def check(
     plan = Plan(
         outer=resolved.outer, codec=resolved.codec, options={**defaults, **resolved.options},
         nodes=nodes, min_nodes=min_nodes, route=route, policy=policy or resolved.policy,
-        optimizer=optimizer,
+        optimizer=optimizer, inner=resolved.inner,
     )  # fmt: skip
     for rule in RULES:
         rule(plan)
@@ -265,6 +269,20 @@ def one_bit_needs_adam(plan: Plan) -> None:
         )
 
 
+def gradients_stay_in_an_island(plan: Plan) -> None:
+    """The ranks of an island step by themselves; what others may have is parameters."""
+    pushed = plan.outer == "server" and plan.options.get("optimizer", "member") != "member"
+    if plan.inner != "local" and (plan.outer in ON_GRADIENTS or pushed):
+        options = f", optimizer = {plan.options['optimizer']!r}" if pushed else ""
+        raise ConfigError(
+            f"{plan.outer} combines gradients, and those of an island stay inside",
+            given=f"outer = {plan.outer!r}{options} with inner = {plan.inner!r}",
+            expected="a method that combines parameters, e.g. average, diloco or streaming",
+            remedy='optimizer = "member" in [strategy]' if pushed
+            else 'outer = "average" with every = 1 in [strategy], or preset = "diloco"',
+        )  # fmt: skip
+
+
 def graph_needs_members(plan: Plan) -> None:
     """Graphs have shapes: a torus is a grid, a ring has two neighbours."""
     if plan.outer != "gossip":
@@ -327,6 +345,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     streaming_delay,
     nesterov_needs_momentum,
     one_bit_needs_adam,
+    gradients_stay_in_an_island,
     graph_needs_members,
     backups_leave_somebody,
     servers_need_the_relay,

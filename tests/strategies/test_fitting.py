@@ -173,6 +173,32 @@ def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
     assert is_grid(offered)
 
 
+@pytest.mark.parametrize("inner", ["ddp", "fsdp", "tensor", "pipeline", "hybrid"])
+def test_gradients_of_an_island_are_not_combined_with_those_of_others(inner: str) -> None:
+    using = {"every_step", "powersgd", "demo", "sign_majority", "onebit_adam"}
+    for outer in OUTERS:
+        resolved = Resolved(inner=inner, outer=outer, codec="fp32", options={"push_sum": True})
+        if outer not in using:
+            fitting.gradients_stay_in_an_island(_plan(resolved))
+            continue
+        with pytest.raises(ConfigError, match="stay inside") as caught:
+            fitting.gradients_stay_in_an_island(_plan(resolved))
+        assert 'outer = "average"' in str(caught.value.remedy)
+    pushed = resolve(StrategyTable(inner=inner, outer="server", options={"optimizer": "adamw"}))
+    with pytest.raises(ConfigError, match="stay inside") as caught:
+        check(pushed, nodes=2)
+    assert 'optimizer = "member"' in str(caught.value.remedy)
+    offered = resolve(StrategyTable(inner=inner, outer="average", options={"every": 1}))
+    check(offered, nodes=2)
+
+
+def _plan(resolved: Resolved) -> fitting.Plan:
+    return fitting.Plan(
+        outer=resolved.outer, codec=resolved.codec, options=resolved.options, nodes=2,
+        min_nodes=2, route="auto", policy=GroupPolicy(), optimizer="adamw", inner=resolved.inner,
+    )  # fmt: skip
+
+
 def test_one_bit_adam_wants_adam() -> None:
     resolved = resolve(StrategyTable(preset="one-bit-adam"))
     check(resolved, nodes=4, optimizer="adamw")
