@@ -16,6 +16,7 @@ from atoll.island.crew import Crew
 from atoll.strategies.inner.moments import Moments, State
 from atoll.strategies.inner.picture import PULL, PUSH
 from atoll.strategies.inner.transport import Circles, Transport
+from atoll.strategies.wrapped import Wrapping
 
 TAKE, GIVE = "take the optimizer", "give the optimizer"
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -158,7 +159,7 @@ class RankModel:
         self.offered = None
 
 
-class ScriptOptimizer(Optimizer):
+class ScriptOptimizer(Wrapping):
     """`Task.optimizer` of a script's first rank: its groups are live, its state that of all.
 
     The state comes and goes as that of an optimizer of the whole model, by commands: from the
@@ -167,7 +168,8 @@ class ScriptOptimizer(Optimizer):
 
     def __init__(self, inner: Optimizer, *, model: RankModel, crew: Crew) -> None:
         """Stand for a rank's optimizer."""
-        self._inner, self._model, self._crew = inner, model, crew
+        super().__init__(inner)
+        self._model, self._crew = model, crew
         entries = dict(model.whole.named_parameters())
         groups = [
             {**_settings(g), "params": [entries[model.name_of(p)] for p in g["params"]]}
@@ -175,23 +177,10 @@ class ScriptOptimizer(Optimizer):
         ]
         self._names = {id(p): name for name, p in entries.items()}
         self._whole = Optimizer(groups, inner.defaults)
-        self._ready = False
-        super().__init__(inner.param_groups, inner.defaults)
-        self._ready = True
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the rank's own optimizer."""
-        return self._inner.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if self._ready:
-            self._inner.param_groups = groups
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as that of an optimizer of the whole model; it is gathered for this."""
-        for own, group in zip(self._whole.param_groups, self._inner.param_groups, strict=True):
+        for own, group in zip(self._whole.param_groups, self.inner.param_groups, strict=True):
             own.update(_settings(group))
         found: dict[str, dict[str, Tensor]] = self._crew.call(TAKE)
         for group in self._whole.param_groups:

@@ -122,6 +122,7 @@ class WrappedState:
             restored = resume(store, round_, self._task, strategy=self._strategy)
         finally:
             store.close()
+        self._task.push()
         warning = adopt(self._outer, restored, strategy=self._strategy)
         if warning:
             self._tell(enrolled, warning)
