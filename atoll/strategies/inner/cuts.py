@@ -88,6 +88,11 @@ def check_cuts(cuts: Sequence[int], *, units: int, stages: int) -> tuple[int, ..
     )  # fmt: skip
 
 
+def cuts_by_size(units: Sequence[nn.Module], *, stages: int) -> tuple[int, ...]:
+    """Return where a model is cut if nothing is measured and no one has said it: by weights."""
+    return balanced(weights_of(units), stages=stages)
+
+
 def weights_of(units: Sequence[nn.Module]) -> list[float]:
     """Return what units cost where nothing could be measured: as many as they have weights.
 

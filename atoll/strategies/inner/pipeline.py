@@ -16,7 +16,7 @@ from atoll.errors import AtollError, ConfigError
 from atoll.strategies.inner.assemble import assemble
 from atoll.strategies.inner.borders import Borders, Kinds, empties, kinds_of
 from atoll.strategies.inner.buffers import average_changes
-from atoll.strategies.inner.cuts import balanced, check_cuts, check_stages, profile, weights_of
+from atoll.strategies.inner.cuts import balanced, check_cuts, check_stages, cuts_by_size, profile
 from atoll.strategies.inner.norm import complete
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.recipe import Recipe
@@ -144,22 +144,28 @@ class PipelineParts:
         Rows.of(self.mesh, accumulate=recipe.accumulate, microbatches=number).check(rows)
         return number
 
-    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
-        """Compute gradients of a batch; see :meth:`Parts.backward`.
+    def passes(self, rows: int) -> int:
+        """Return how many microbatches go through the pipeline one after the other.
 
-        What is accumulated goes through the pipeline in one go, which leaves less time without
-        work. Only `gpipe` would then keep too much at a time: it does one part after the other.
+        What is accumulated goes through in one go, which leaves less time without work. Only
+        `gpipe` would then keep too much at a time: it does one part after the other.
         """
-        number, parts = self.microbatches(len(inputs)), self._recipe.accumulate
+        together = 1 if self.shape.schedule == GPIPE else self._recipe.accumulate
+        return self.microbatches(rows) * together
+
+    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Compute gradients of a batch; see :meth:`Parts.backward`."""
+        number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
+        parts = self._recipe.accumulate
+        runs = number * parts // passes
         mine = Rows.of(self.mesh).share(inputs, targets)
-        runs = parts if self.shape.schedule == GPIPE else 1
         for parameter in self._parameters.values():
             parameter.grad = None
         before = [buffer.clone() for buffer in self._buffers.values()]
         self._factor = scale / (number * parts)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for part in zip(*(t.chunk(runs) for t in mine), strict=True):
-            total += self._run(*part, microbatches=number * parts // runs)
+            total += self._run(*part, microbatches=passes)
         complete(self._parameters.values())
         self._tied.add_up()
         average_changes(self._buffers.values(), before, mesh=self.mesh)
@@ -197,7 +203,8 @@ class PipelineParts:
         losses: list[Tensor] = []
         given = [inputs] if self._rank == 0 else []
         expected = targets if self._rank == self.shape.ranks - 1 else None
-        schedule.step(*given, target=expected, losses=losses, return_outputs=False)
+        with self.watch.passing(self._group):
+            schedule.step(*given, target=expected, losses=losses, return_outputs=False)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach()
@@ -232,7 +239,7 @@ class PipelineParts:
         return kind(stages[0], microbatches, **options)
 
     def _scaled_loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        with self.watch.busy():
+        with self.watch.busy(self.shape.stages - 1, forward=True):
             loss = self._criterion(widened(outputs, self._recipe.precision), targets)
             return loss * self._factor
 
@@ -271,14 +278,13 @@ def _agreed_cuts(
                 check_chain(model, units, sample[0] if sample else None)
             if recipe.cuts:
                 found = check_cuts(recipe.cuts, units=len(units), stages=shape.stages)
-            else:
-                costs = weights_of(units)
-                if sample is not None:
-                    costs = profile(
-                        units, criterion_of(model), *sample,
-                        device=device, precision=recipe.precision,
-                    )  # fmt: skip
+            elif sample is not None:
+                costs = profile(
+                    units, criterion_of(model), *sample, device=device, precision=recipe.precision
+                )
                 found = balanced(costs, stages=shape.stages)
+            else:
+                found = cuts_by_size(units, stages=shape.stages)
         except AtollError as error:
             found = error
     told = [found]

@@ -3,52 +3,63 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
 
 class Watch:
-    """What a rank's stages did while it was on. Costs nothing while it is off."""
+    """What the stages of a rank do while it is on. Costs next to nothing while it is off."""
 
     def __init__(self, device: torch.device) -> None:
         """Be off."""
         self._device = device
         self.on = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was seen."""
-        self.busy_s = 0.0
-        """How long forward, loss and backward took."""
-        self.held = 0
-        """Inputs of stages that are kept for a backward pass now."""
-        self.most_held = 0
+        self.spent_s: defaultdict[tuple[int, bool], float] = defaultdict(float)
+        """Time of the last batch by stage, and whether it was forward; the last one's has the
+        loss."""
+        self.wall_s = 0.0
+        """From when all ranks of the row began with the last batch until this one was done."""
+        self.held = self.most_held = 0
+        """Inputs of stages that are kept for a backward pass, and most at a time in this batch."""
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count the time inside as work."""
-        if not self.on:
-            yield
-            return
-        begun = self.now()
+    def passing(self, group: Any) -> Iterator[None]:
+        """Watch one batch inside; collective over the row of ranks if it is on."""
+        self.spent_s.clear()
+        self.held = self.most_held = 0
+        if self.on:
+            dist.all_reduce(torch.zeros(1, device=self._device), group=group)
+        begun = self._now()
         yield
-        self.busy_s += self.now() - begun
+        self.wall_s = self._now() - begun
 
-    def now(self) -> float:
-        """Return the time when the device has done all it was told, in seconds."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+    @contextmanager
+    def busy(self, stage: int, *, forward: bool) -> Iterator[None]:
+        """Count the time inside as work of a stage."""
+        begun = self._now()
+        yield
+        self.spent_s[stage, forward] += self._now() - begun
 
     def hold(self, change: int) -> None:
         """Take note that one more input is kept, or one less."""
         self.held += change
         self.most_held = max(self.most_held, self.held)
+
+    def _now(self) -> float:
+        """Return the time in seconds; if it is on, when the device has done all it was told."""
+        if self.on and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
 
 class WatchedStage(PipelineStage):
@@ -70,13 +81,13 @@ class WatchedStage(PipelineStage):
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
         """Do the forward pass of a microbatch."""
-        with self._watch.busy():
+        with self._watch.busy(self.stage_index, forward=True):
             outputs = super().forward_one_chunk(*args, **options)
         self._watch.hold(1)
         return outputs
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
         """Do the backward pass of a microbatch."""
-        with self._watch.busy():
+        with self._watch.busy(self.stage_index, forward=False):
             super().backward_one_chunk(*args, **options)
         self._watch.hold(-1)
