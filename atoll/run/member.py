@@ -331,11 +331,10 @@ class Run(Session):
 
     def _come_to_the_end(self) -> dict[str, Any]:
         """Agree for the last time, part from the other ranks and return the result."""
-        if self._joint and not self._ranks.met:
-            return self._result()
-        self.finish()
-        self._meter.report()
-        if not self._joint:
+        if self._ranks.met or not self._joint:
+            self.finish()
+            self._meter.report()
+        if not self._ranks.met:
             return self._result()
         self._ranks.arrive("end")
         result = self._result()
