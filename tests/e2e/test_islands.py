@@ -1,0 +1,112 @@
+"""Two islands of two ranks train together: ranks die, jobs stop and go on, nothing is left over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from atoll.net.api import HubClient
+from tests.e2e.conftest import Atoll, ticket_of, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+
+
+def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
+    """Write a small job whose members are islands of two ranks."""
+    path = atoll.job(steps=steps, every=every)
+    lines = [f"{key} = {value}" for key, value in {"ranks": "2", **island}.items()]
+    text = path.read_text().replace("[strategy]", '[strategy]\ninner = "fsdp"')
+    path.write_text("\n".join([text, "[island]", *lines]))
+    return path
+
+
+def ranks(atoll: Atoll, member: str) -> dict[int, psutil.Process]:
+    """Return the ranks of an island that live; its keeper is none."""
+    found = {}
+    for process in atoll.workers():
+        try:
+            variables = process.environ()
+        except psutil.NoSuchProcess:
+            continue
+        if variables["ATOLL_MEMBER"] == member and variables.get("ATOLL_KEPT"):
+            found[int(variables["RANK"])] = process
+    return found
+
+
+def kinds(client: HubClient, job: str) -> list[str]:
+    return [event["kind"] for event in client.events(job)["events"]]
+
+
+def contributors(client: HubClient, job: str, *, since: int) -> list[list[str]]:
+    return [row["contributors"] for row in client.rounds(job, after=since)["rounds"]]
+
+
+def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: int) -> None:
+    """Kill a rank of w1; w0 goes on alone meanwhile, then w1 is back with the common state."""
+    back, before = kinds(client, job).count("recovered"), client.rounds(job)["last"]
+    mine = ranks(atoll, "w1")
+    mine[rank].kill()
+    psutil.wait_procs(mine.values(), timeout=10)
+    assert not any(process.is_running() for process in mine.values()), "all end, not only one"
+    until(lambda: ["w0"] in contributors(client, job, since=before))
+    until(lambda: kinds(client, job).count("recovered") > back, timeout_s=60)
+    seen = client.rounds(job)["last"]
+    until(lambda: ["w0", "w1"] in contributors(client, job, since=seen))
+    told = [line["text"] for line in client.logs(job)["lines"]]
+    assert any(f"rank {rank} of the 2 of w1 was killed" in line for line in told)
+
+
+def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
+    """Stop a job after its round; return what its members reported."""
+    client.stop(job, grace_s=20.0)
+    until(lambda: client.job(job)["state"] == "stopped", timeout_s=40)
+    return [member["result"] for member in client.job(job)["members"]]
+
+
+@pytest.mark.parametrize(("victim", "on_loss", "sizes"), [(0, "wait", [2]), (1, "shrink", [2, 1])])
+def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
+    atoll: Atoll, victim: int, on_loss: str, sizes: list[int]
+) -> None:
+    # Far more steps than are needed: it is stopped when everything was seen.
+    job = islands(atoll, steps=1_000_000, every=20, on_loss=f'"{on_loss}"')
+    hub = atoll.hub()
+    atoll.join(ticket_of(hub), name="both", slots=2)
+    with hub.client() as client:
+        until(lambda: len(client.nodes()) == 1)
+        name = client.submit(job.read_text())
+        assert client.job(name)["island"] == "shard=2"
+        until(lambda: ["w0", "w1"] in contributors(client, name, since=-1), timeout_s=60)
+        for size in sizes:
+            kill_and_await_return(atoll, client, name, rank=victim)
+            assert len(ranks(atoll, "w1")) == size
+        results = stop(client, name)
+        until(lambda: not atoll.workers())
+    assert len(results) == 2
+    assert len({result["digest"] for result in results}) == 1
+    assert len({result["digests"] for result in results}) == 1
+
+
+def test_job_of_islands_is_stopped_without_leftovers_and_goes_on_in_another_mesh(
+    atoll: Atoll,
+) -> None:
+    running = atoll.start("run", str(islands(atoll, steps=100_000, every=10)), "--local", "2")
+    folder = until(lambda: [p for p in atoll.runs.glob("tiny-*") if (p / "events.jsonl").exists()])[
+        0
+    ]
+    until(lambda: "checkpoint" in (folder / "events.jsonl").read_text(), timeout_s=60)
+    running.interrupt()
+    assert running.wait().code == 130
+    assert not atoll.processes()
+    step = 50 + max(
+        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    )
+    again = ("--nodes", "1", "--set", "strategy.inner=tensor", "--set", f"train.steps={step}")
+    done = atoll.run("resume", str(folder), *again, timeout_s=90)
+    assert done.code == 0, done.both
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["nodes"], summary["steps"]) == (1, step)
+    assert not atoll.processes()
