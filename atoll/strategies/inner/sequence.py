@@ -53,6 +53,25 @@ def joined(x: Tensor, mesh: DeviceMesh) -> DTensor:
     return pieces.redistribute(placements=[Replicate()])
 
 
+def own(x: Tensor) -> Tensor:
+    """Return a tensor over the same memory that is no view: what a sharded module may hand out."""
+    alone: Any = _Own.apply
+    found: Tensor = alone(x)
+    return found
+
+
+class _Own(torch.autograd.Function):
+    """The identity, in the eyes of autograd a computation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
 class Apart:
     """Random numbers that differ from rank to rank, while outside they stay equal.
 

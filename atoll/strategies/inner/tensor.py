@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from atoll.errors import ConfigError
 from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.sequence import SEQUENCE, Apart, drops, joined, piece_of, whole_of
+from atoll.strategies.inner.sequence import SEQUENCE, Apart, drops, joined, own, piece_of, whole_of
 from atoll.strategies.inner.tensor_plans import Plan, plan_of
 from atoll.strategies.inner.vocabulary import split_criterion
 
@@ -59,7 +59,7 @@ def apply_tensor(module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: 
             split.apply(part, words[part])
     _tie(shared, {part: name for name, part in model.named_modules()})
     if recipe.vocabulary:
-        _split_loss(model, plan, mesh)
+        _split_loss(module, model, plan, mesh)
 
 
 class _Split:
@@ -90,11 +90,13 @@ class _Split:
         if isinstance(part, nn.Embedding):
             if self._recipe.vocabulary:
                 self._style(part, RowwiseParallel(input_layouts=Replicate()))
+                part.register_forward_hook(_handed_out)
         elif self._recipe.vocabulary:
             entrance = _Entrance(self._mesh, sequence=self._recipe.sequence, apart=None)
             part.register_forward_pre_hook(entrance.enter)
             part.register_forward_hook(lambda *_: entrance.forget())
             self._style(part, ColwiseParallel())
+            part.register_forward_hook(_handed_out)
         elif self._recipe.sequence:
             part.register_forward_pre_hook(lambda _, given: (whole_of(given[0], self._mesh),))
 
@@ -107,11 +109,17 @@ class _Split:
             part.register_forward_hook(_Dropping(self._apart).leave)
         elif any(True for _ in part.parameters()):
             self._style(part, SequenceParallel(sequence_dim=SEQUENCE, use_local_output=True))
+            part.register_forward_hook(_handed_out)
         if word == "join":
             part.register_forward_hook(lambda _, __, given: whole_of(given, self._mesh))
 
     def _style(self, part: nn.Module, style: ParallelStyle) -> None:
         parallelize_module(part, self._mesh, style)
+
+
+def _handed_out(part: nn.Module, given: tuple[Any, ...], outputs: Tensor) -> Tensor:
+    """Be the hook behind a unit: torch warns of sharded modules whose output is a view."""
+    return own(outputs)
 
 
 class _Entrance:
@@ -202,11 +210,12 @@ def _tie(shared: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Module, st
             setattr(part, name, found[0])
 
 
-def _split_loss(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
-    """Replace the criterion of a model whose output layer is split by tokens."""
+def _split_loss(module: nn.Module, model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+    """Replace the criterion of a model whose output layer is here and split by tokens."""
+    here = set(module.modules())
     for name, word in plan.words.items():
         head = model.get_submodule(name)
-        if word == "vocabulary" and isinstance(head, nn.Linear):
+        if word == "vocabulary" and isinstance(head, nn.Linear) and head in here:
             owner = cast(Any, model)
             owner.criterion = split_criterion(
                 owner.criterion, group=mesh.get_group(), tokens=head.out_features

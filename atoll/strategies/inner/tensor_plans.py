@@ -104,6 +104,27 @@ def plan_of(model: nn.Module, recipe: Recipe) -> Plan:
     return Plan(words=words)
 
 
+def splits(model: nn.Module, recipe: Recipe) -> Mapping[str, int]:
+    """Return the dimension along which each split parameter is cut, by its name in the model.
+
+    The others are whole on every tensor rank. Nothing is sent, and no memory is needed: the model
+    may be on the meta device.
+
+    Raises:
+        ConfigError: see :func:`plan_of`.
+    """
+    if recipe.shape.tensor == 1:
+        return {}
+    found: dict[nn.Parameter, int] = {}
+    for name, word in plan_of(model, recipe).words.items():
+        for kind, parameter in model.get_submodule(name).named_parameters(recurse=False):
+            if word == "column" or (word == "vocabulary" and recipe.vocabulary):
+                found[parameter] = 0
+            elif word == "row" and kind == "weight":
+                found[parameter] = 1
+    return {name: found[p] for name, p in model.named_parameters() if p in found}
+
+
 # --------------------------------------------------------------------------------- where from
 
 
