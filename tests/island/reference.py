@@ -18,7 +18,7 @@ from atoll.strategies.inner.parts import Parts
 from atoll.strategies.inner.recipe import Recipe
 
 CPU = torch.device("cpu")
-VOCAB, LENGTH, FEATURES = 17, 6, 5
+VOCAB, LENGTH, FEATURES = 18, 6, 5
 
 
 class Perceptron(nn.Sequential):
