@@ -9,7 +9,8 @@ from torch import Tensor
 from atoll.errors import LossNotFinite
 from atoll.island.crew import Crew
 from atoll.strategies.inner.picture import Picture
-from atoll.strategies.inner.worker import STEP, Stepped
+from atoll.strategies.inner.worker import GRADIENTS, STEP, UPDATE, Stepped
+from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.past import note
 from atoll.strategies.strategy import Outer, StepResult
 from atoll.task import Task
@@ -19,7 +20,6 @@ class Spread:
     """The ranks step together; the outer strategy has its two moments around that.
 
     Gradients stay in the island: a method that combines those of members has nothing to see here.
-    What a method does after backward it does before it instead; parameters are the same then.
     """
 
     def __init__(self, crew: Crew, picture: Picture) -> None:
@@ -32,30 +32,36 @@ class Spread:
         A step whose gradients overflowed in half precision is one without progress: rounds go on
         as if it had been taken, the learning rate does not.
         """
-        inputs, targets = batch
-        with task.gate.moving():
-            task.overflowed = task.skipped = False
-            outer.gradients(task)
-        rates = [float(group["lr"]) for group in task.optimizer.param_groups]
-        done: Stepped = self._crew.call(STEP, [inputs, targets], lr=rates)
+        looks_on = getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
+        verb, rates = (GRADIENTS, {}) if looks_on else (STEP, {"lr": _rates(task)})
+        done: Stepped = self._crew.call(verb, batch, **rates)
         if not (done.taken or done.overflowed):
-            raise self._refused(task, done)
-        self._picture.trained()
-        tokens = targets.numel()
+            raise _refused(task, done)
+        tokens = batch[1].numel()
         task.tokens += tokens
         task.losses.add(done.loss if done.taken else None)
+        task.overflowed, task.skipped = done.overflowed, False
         with task.gate.moving():
-            task.overflowed = done.overflowed
+            if looks_on:  # two commands, as a method may move parameters in between
+                outer.gradients(task)
+                if done.taken:
+                    self._crew.call(UPDATE, lr=_rates(task))
+            if done.taken:
+                self._picture.trained()
             task.advance(taken=done.taken)
             return StepResult(done.loss, done.norm, tokens, note(task, outer.sync(task)))
 
-    @staticmethod
-    def _refused(task: Task, done: Stepped) -> LossNotFinite:
-        what = "the loss" if not math.isfinite(done.loss) else "the gradient"
-        return LossNotFinite(
-            f"{what} is not finite; the update was refused on every rank",
-            given=f"member {task.member}, step {task.step + 1}, loss {done.loss}, "
-            f"gradient norm {done.norm}",
-            expected="finite numbers",
-            remedy="lower the learning rate, warm up longer, or set clip",
-        )
+
+def _rates(task: Task) -> list[float]:
+    return [float(group["lr"]) for group in task.optimizer.param_groups]
+
+
+def _refused(task: Task, done: Stepped) -> LossNotFinite:
+    what = "the loss" if not math.isfinite(done.loss) else "the gradient"
+    return LossNotFinite(
+        f"{what} is not finite; the update was refused on every rank",
+        given=f"member {task.member}, step {task.step + 1}, loss {done.loss}, "
+        f"gradient norm {done.norm}",
+        expected="finite numbers",
+        remedy="lower the learning rate, warm up longer, or set clip",
+    )

@@ -24,11 +24,9 @@ from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.transport import Circles, Transport
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
+GRADIENTS, UPDATE = "gradients", "update"
 TAKE, GIVE = "take the optimizer", "give the optimizer"
 """Verbs, with those of :mod:`atoll.strategies.inner.picture`."""
-
-SMALLEST_SCALE = 2.0**-14
-"""A loss that is scaled down below this, and still overflows, is wrong by itself."""
 
 SEEDS_APART = 1_000_003
 """From the seed of one rank to that of the next."""
@@ -87,7 +85,8 @@ class Worker:
         """On the first rank: a state of the optimizer that all are about to take up."""
         verbs: dict[str, Callable[..., Any]] = {
             BUILD: self.build, STEP: self.step, LOSS: self.loss, PULL: self.pull, PUSH: self.push,
-            TAKE: self.take, GIVE: self.give, SEED: self.seed,
+            TAKE: self.take, GIVE: self.give, SEED: self.seed, GRADIENTS: self.gradients,
+            UPDATE: self.update,
         }  # fmt: skip
         for verb, handler in verbs.items():
             crew.on(verb, handler)
@@ -147,32 +146,48 @@ class Worker:
         return self._scaler.scale
 
     def step(self, inputs: Tensor, targets: Tensor, *, lr: Sequence[float]) -> Stepped:
-        """Compute gradients of a batch, clip them by the norm of all, and update.
+        """Compute gradients and update; see `gradients` and `update`."""
+        done = self.gradients(inputs, targets)
+        if done.taken:
+            self.update(lr=lr)
+        return done
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Stepped:
+        """Compute gradients of a batch, and drop them if they are not finite.
 
         Every rank comes to the same decision, as all look at sums over all ranks.
 
         Args:
             inputs: The whole batch.
             targets: What belongs to it.
-            lr: The rate of each group of the optimizer.
+
+        Returns:
+            What a step with these gradients comes to.
 
         Raises:
             ConfigError: the rows cannot be dealt out evenly.
         """
-        scaler, own = self._scaler, self._own
+        scaler = self._scaler
         loss = float(self._parts.backward(inputs, targets, scale=scaler.scale))
         length = self._norm.measure()
         norm = length.value / scaler.scale
         finite = length.finite and math.isfinite(norm) and math.isfinite(loss)
-        factor = clip_factor(norm, self._recipe.clip) / scaler.scale
+        self._factor = clip_factor(norm, self._recipe.clip) / scaler.scale
         usable = scaler.update(finite=finite)
-        if not (finite and usable):
-            own.forget()
-            overflowed = not usable and scaler.scale >= SMALLEST_SCALE
-            return Stepped(loss, norm, taken=False, overflowed=overflowed)
-        own.set_rates(lr)
-        own.step(factor=factor)
-        return Stepped(loss, norm, taken=True, overflowed=False)
+        if finite and usable:
+            return Stepped(loss, norm, taken=True, overflowed=False)
+        self._own.forget()
+        overflowed = not usable and not scaler.exhausted
+        return Stepped(loss, norm, taken=False, overflowed=overflowed)
+
+    def update(self, *, lr: Sequence[float]) -> None:
+        """Clip the gradients by the length of all, and take a step with them.
+
+        Args:
+            lr: The rate of each group of the optimizer.
+        """
+        self._own.set_rates(lr)
+        self._own.step(factor=self._factor)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch without dropout and gradients."""

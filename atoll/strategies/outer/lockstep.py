@@ -96,8 +96,9 @@ class Lockstep(OuterDefaults):
         """Get ready for the task's parameters and buffers."""
         self._meeting, self._codec = Meeting(group, self._clock), codec
         self._parameters = task.parameters()
-        self._flat, self._buffers = Flat(self._parameters), Flat(task.buffers())
-        self._whole = Flat([*self._parameters, *self._buffers.tensors])
+        self._flat = Flat(self._parameters, task=task)
+        self._buffers = Flat(task.buffers(), task=task)
+        self._whole = Flat([*self._parameters, *self._buffers.tensors], task=task)
         self.rejoin(task)
 
     def rejoin(self, task: Task) -> None:
