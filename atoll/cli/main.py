@@ -23,6 +23,7 @@ from atoll.cli import (
     logs,
     methods,
     node,
+    plan,
     policy,
     queue,
     report,
@@ -64,6 +65,7 @@ app.add_typer(queue.app, name="queue")
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
 app.command("methods")(methods.methods)
+app.add_typer(plan.app, name="plan")
 app.add_typer(ticket.app, name="ticket")
 app.command("login")(login.login)
 app.command("logout")(login.logout)

@@ -1,0 +1,119 @@
+"""`atoll plan`: what a job would need, found out before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from atoll.plan.memory import MemoryPlan
+    from atoll.plan.remedies import Change
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    help="Find out what a job would need before it runs.",
+)
+
+
+@app.callback()
+def plan() -> None:
+    """Find out what a job would need before it runs."""
+
+
+@app.command("memory")
+def memory(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A job file.")],
+    memory_: Annotated[
+        str,
+        typer.Option(
+            "--memory", help="What a rank may take, e.g. 16GB (default: what [needs] says)."
+        ),
+    ] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE in the job; repeatable.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Predict the memory of every rank of a member; nothing is allocated.
+
+    Leaves with status 1 when a rank needs more than there is, after naming the nearest change that
+    makes it fit.
+
+    Examples:
+      atoll plan memory job.toml
+      atoll plan memory job.toml --memory 16GB --set train.batch=32
+    """
+    import json
+
+    from atoll.cli import screen
+    from atoll.cli.jobfile import Overrides, read_target
+    from atoll.cli.plan_pages import page
+    from atoll.plan.memory import plan_memory
+    from atoll.plan.remedies import nearest_change
+    from atoll.train.build import load_data
+
+    spec = read_target(job, Overrides(settings=settings or ())).spec
+    wanted = parse_size(memory_) if memory_ else 0
+    data = load_data(spec) if spec.kind == "trainer" else None
+    found = plan_memory(spec, data=data)
+    limit = wanted or _needed(found)
+    fits = not limit or found.worst_bytes <= limit
+    change = None if fits else nearest_change(found, limit_bytes=limit, data=data)
+    if json_:
+        typer.echo(json.dumps(_figures(found, limit=limit, change=change), indent=1))
+    else:
+        for drawn in page(found, limit=limit, change=change):
+            screen.output().print(drawn)
+    if not fits:
+        raise typer.Exit(1)
+
+
+def parse_size(text: str) -> int:
+    """Return bytes from what people write: `16GB`, `80 GiB`, `500MB`; a bare number is GB.
+
+    Raises:
+        ConfigError: it is no such size, or not above 0.
+    """
+    from atoll.errors import ConfigError
+
+    plain = text.strip().lower().replace(" ", "").removesuffix("b")
+    units = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+    units |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+    unit = next((unit for unit in units if plain.endswith(unit)), "")
+    try:
+        value = float(plain.removesuffix(unit)) * units.get(unit, 10**9)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1e18:
+        raise ConfigError("this size cannot be read", given=repr(text), expected="e.g. 16GB")
+    return round(value)
+
+
+def _needed(found: MemoryPlan) -> int:
+    """Return what the job itself says that a process may use; 0: nothing."""
+    needs = found.spec.needs
+    return round(1e9 * (needs.memory_gb if found.device == "cpu" else needs.gpu_memory_gb))
+
+
+def _figures(found: MemoryPlan, *, limit: int, change: Change | None) -> dict[str, Any]:
+    """Return everything for JSON."""
+    ranks = [
+        {
+            **rank.figures(),
+            "main_bytes": found.main_bytes(rank),
+            "device_bytes": found.device_bytes(rank),
+        }
+        for rank in found.ranks
+    ]
+    return {
+        "model": found.spec.model.name, "parameters": found.elements,
+        "mesh": str(found.spec.mesh), "device": found.device, "rows": found.rows,
+        "held": found.held, "cuts": list(found.cuts), "cuts_guessed": found.guessed,
+        "ranks": ranks, "worst_bytes": found.worst_bytes, "limit_bytes": limit,
+        "fits": not limit or found.worst_bytes <= limit,
+        "change": {"words": change.words, "worst_bytes": change.worst_bytes} if change else None,
+    }  # fmt: skip
