@@ -44,6 +44,11 @@ class Local:
         self._rows = Rows(accumulate=self._recipe.accumulate)
         self._prepared: nn.Module | None = None
 
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied by against underflow in fp16; 1 in other precisions."""
+        return self._scaler.scale
+
     def prepare(self, model: nn.Module) -> None:
         """Change a model in place to what the recipe says; the first step does it otherwise.
 

@@ -15,6 +15,12 @@ from atoll.errors import ConfigError
 EVERY = "every:"
 WORDS = ("none", "full", "matmul", "every:N")
 """Nothing; whole units; all of a unit but its matrix products; every N-th unit as a whole."""
+PRODUCTS = (
+    "mm", "bmm", "addmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+)  # fmt: skip
+"""Operators whose results are dear to compute: matrix products and what is made of them."""
 
 
 def apply_recompute(units: Sequence[nn.Module], word: str) -> None:
@@ -56,14 +62,8 @@ def _every(word: str) -> int:
 
 
 def _keeping_products() -> Any:
-    """Return the contexts of a pass that keeps what is dear to compute: matrix products."""
-    ops = torch.ops.aten
-    products = [
-        ops.mm.default,
-        ops.bmm.default,
-        ops.addmm.default,
-        ops.baddbmm.default,
-        ops.convolution.default,
-    ]
+    """Return the contexts of a pass that keeps the results of matrix products."""
+    ops: Any = torch.ops.aten
+    known = [getattr(ops, name).default for name in PRODUCTS if hasattr(ops, name)]
     contexts: Any = torch.utils.checkpoint.create_selective_checkpoint_contexts
-    return contexts(products)
+    return contexts(known)
