@@ -12,6 +12,7 @@ from atoll.data.cursor import Cursor
 from atoll.data.dataset import Dataset, HeldOut, HeldOutBatches, load_dataset
 from atoll.data.image_shards import ImageShards
 from atoll.data.images import ImageDataset, Images, load_images
+from atoll.data.pretrained import PretrainedTokenizer
 from atoll.data.shards import ORDERS, Shards
 from atoll.data.split import Split, split_text
 from atoll.data.stream import BatchStream, Deal
@@ -32,6 +33,7 @@ __all__ = [
     "ImageDataset",
     "ImageShards",
     "Images",
+    "PretrainedTokenizer",
     "Shards",
     "Split",
     "Tokenizer",

@@ -112,7 +112,7 @@ def load_dataset(
     spec: str,
     *,
     seed: int,
-    tokenizer: str = "bytes",
+    tokenizer: str | Tokenizer = "bytes",
     held_out: float = 0.05,
     held_out_cap_bytes: int = HELD_OUT_CAP_BYTES,
 ) -> Dataset:
@@ -123,7 +123,7 @@ def load_dataset(
     Args:
         spec: See :func:`~atoll.data.load_corpus`.
         seed: Chooses what is held out.
-        tokenizer: See :func:`~atoll.data.make_tokenizer`.
+        tokenizer: See :func:`~atoll.data.make_tokenizer`; or one that is there already.
         held_out: Share of the text that is held out.
         held_out_cap_bytes: At most this much is.
 
@@ -133,7 +133,9 @@ def load_dataset(
     """
     text = load_corpus(spec).text
     split = split_text(text, share=held_out, seed=seed, cap_bytes=held_out_cap_bytes)
-    maker = make_tokenizer(tokenizer, text=split.train)
+    maker = tokenizer
+    if isinstance(maker, str):
+        maker = make_tokenizer(maker, text=split.train)
     train, rest = maker.encode(split.train), maker.encode(split.held_out)
     digest = hashlib.blake2b(digest_size=16)
     for tokens in (train, rest):

@@ -1,6 +1,7 @@
 """From bytes to token ids and back: plain bytes, or a byte-pair encoding trained on the text.
 
-Both are lossless on any bytes, whatever their encoding.
+Both are lossless on any bytes, whatever their encoding. That of a pretrained model, which is not,
+is in `atoll.data.pretrained`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 SMALLEST_BPE = 257
 LARGEST_UINT16 = 1 << 16
-_FORMAT = "atoll-tokenizer-1"
+FORMAT = "atoll-tokenizer-1"
+"""How a saved tokenizer begins."""
+
 
 # Merges never cross these pieces: a word with the space before it, a number, a run of signs, a run
 # of white space. Bytes from 0x80 on count as letters, so that words in UTF-8 stay whole.
@@ -32,7 +35,7 @@ _ENCODE_PIECE_BYTES = 1 << 16
 class Tokenizer(Protocol):
     """What turns bytes into token ids.
 
-    ``decode(encode(data)) == data`` for every ``data``.
+    ``decode(encode(data)) == data`` for every ``data``, but for pretrained ones.
     """
 
     @property
@@ -69,7 +72,7 @@ class ByteTokenizer:
 
     def to_json(self) -> str:
         """Return its name; there is nothing else to keep."""
-        return json.dumps({"format": _FORMAT, "name": self.name})
+        return json.dumps({"format": FORMAT, "name": self.name})
 
 
 class BytePairTokenizer:
@@ -102,7 +105,7 @@ class BytePairTokenizer:
     def to_json(self) -> str:
         """Return the vocabulary and its merges."""
         inner = json.loads(self._inner.to_str())
-        return json.dumps({"format": _FORMAT, "name": self.name, "bpe": inner})
+        return json.dumps({"format": FORMAT, "name": self.name, "bpe": inner})
 
 
 def make_tokenizer(spec: str, *, text: bytes | None = None) -> Tokenizer:
@@ -140,14 +143,28 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     """
     try:
         fields: dict[str, Any] = json.loads(text)
-        if fields["format"] == _FORMAT and fields["name"] == "bytes":
+        if fields["format"] == FORMAT and fields["name"] == "bytes":
             return ByteTokenizer()
+        if "pretrained" in fields:
+            from atoll.data.pretrained import PretrainedTokenizer
+
+            return PretrainedTokenizer(tokenizers_from(json.dumps(fields["pretrained"])))
         inner = json.dumps(fields["bpe"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            "this is no saved tokenizer", given=f"{text[:60]!r}", expected=f"JSON of {_FORMAT}"
+            "this is no saved tokenizer", given=f"{text[:60]!r}", expected=f"JSON of {FORMAT}"
         ) from error
-    return BytePairTokenizer(_library().Tokenizer.from_str(inner))
+    return BytePairTokenizer(tokenizers_from(inner))
+
+
+def tokenizers_from(text: str) -> HuggingFaceTokenizer:
+    """Return the library's tokenizer that its own JSON describes.
+
+    Raises:
+        ConfigError: the library is missing.
+    """
+    made: HuggingFaceTokenizer = _library().Tokenizer.from_str(text)
+    return made
 
 
 def _trained(size: int, text: bytes) -> BytePairTokenizer:
@@ -172,13 +189,18 @@ def _trained(size: int, text: bytes) -> BytePairTokenizer:
 
 
 def _pieces(data: bytes) -> Iterator[str]:
-    """Yield the data as Latin-1, cut after line breaks: the library is slow on one huge string."""
+    """Yield the data as Latin-1."""
+    return (piece.decode("latin-1") for piece in pieces(data))
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """Yield the data, cut after line breaks: the library is slow on one huge string."""
     start = 0
     while start < len(data):
         end = min(start + _ENCODE_PIECE_BYTES, len(data))
         cut = data.rfind(b"\n", start, end) + 1 if end < len(data) else end
         end = cut if cut > start else end
-        yield data[start:end].decode("latin-1")
+        yield data[start:end]
         start = end
 
 

@@ -1,11 +1,13 @@
 """Models that come with Atoll; any other PyTorch model works as well."""
 
+from atoll.models.causal_lm import CausalLM
 from atoll.models.classifier import Classifier
 from atoll.models.contract import Trainable
 from atoll.models.gpt import GPT, GPTConfig
 from atoll.models.gpt2 import GPT2, GPT2Config
 from atoll.models.language import LanguageModel
 from atoll.models.llama import Llama, LlamaConfig
+from atoll.models.pretrained import CausalLMConfig
 from atoll.models.resnet import ResNet, ResNetConfig
 from atoll.models.table import IMAGES, MODELS, TEXT, ModelRow, build_model, model_row
 from atoll.models.vit import ViT, ViTConfig
@@ -16,6 +18,8 @@ __all__ = [
     "IMAGES",
     "MODELS",
     "TEXT",
+    "CausalLM",
+    "CausalLMConfig",
     "Classifier",
     "GPT2Config",
     "GPTConfig",

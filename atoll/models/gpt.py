@@ -15,7 +15,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.models.language import LanguageModel
+from atoll.models.language import LayeredLanguageModel
 from atoll.models.rotation import rotation_tables, turned
 from atoll.models.sizes import check_chance, check_heads, check_positive
 
@@ -51,7 +51,7 @@ class GPTConfig:
         check_chance(self.dropout)
 
 
-class GPT(LanguageModel):
+class GPT(LayeredLanguageModel):
     """A decoder-only language model; see :class:`GPTConfig` for its sizes."""
 
     config: GPTConfig

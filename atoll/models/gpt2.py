@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.models.attention import Attention
-from atoll.models.language import LanguageModel
+from atoll.models.language import LayeredLanguageModel
 from atoll.models.sizes import check_chance, check_heads, check_positive
 
 
@@ -54,7 +54,7 @@ class GPT2Config:
         check_chance(self.dropout)
 
 
-class GPT2(LanguageModel):
+class GPT2(LayeredLanguageModel):
     """A decoder-only language model; see :class:`GPT2Config` for its sizes."""
 
     config: GPT2Config

@@ -30,29 +30,12 @@ class HasContext(Protocol):
 
 
 class LanguageModel(nn.Module):
-    """A model that tells, for every token of a sequence, the chances of the next one."""
+    """A model that tells, for every token of a sequence, the chances of the next one.
+
+    Called with int64 token ids ``(batch, length)`` it returns logits ``(batch, length, vocab)``.
+    """
 
     config: HasContext
-
-    @abstractmethod
-    def units(self) -> Sequence[nn.Module]:
-        """Return the modules that are, one after the other, the forward pass."""
-
-    @abstractmethod
-    def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices; see `Trainable`."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
-
-        Raises:
-            ConfigError: the sequences are longer than the model's context.
-        """
-        self.check_length(ids.shape[1])
-        x = ids
-        for unit in self.units():
-            x = unit(x)
-        return x
 
     def check_length(self, length: int) -> None:
         """Refuse sequences longer than the model's context.
@@ -112,6 +95,30 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         """Trained numbers, a shared one counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+class LayeredLanguageModel(LanguageModel):
+    """A language model whose forward pass is its units, one after the other."""
+
+    @abstractmethod
+    def units(self) -> Sequence[nn.Module]:
+        """Return the modules that are, one after the other, the forward pass."""
+
+    @abstractmethod
+    def tensor_plan(self) -> Mapping[str, str]:
+        """Return how ranks may share its matrices; see `Trainable`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
+
+        Raises:
+            ConfigError: the sequences are longer than the model's context.
+        """
+        self.check_length(ids.shape[1])
+        x = ids
+        for unit in self.units():
+            x = unit(x)
+        return x
 
 
 def check_writing(

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from atoll.errors import ConfigError
 from atoll.models.attention import Attention
-from atoll.models.language import LanguageModel
+from atoll.models.language import LayeredLanguageModel
 from atoll.models.rotation import rotation_tables
 from atoll.models.sizes import check_chance, check_heads, check_positive
 
@@ -82,7 +82,7 @@ class LlamaConfig:
         return self.hidden or math.ceil(8 * self.width / 3 / _HIDDEN_MULTIPLE) * _HIDDEN_MULTIPLE
 
 
-class Llama(LanguageModel):
+class Llama(LayeredLanguageModel):
     """A decoder-only language model; see :class:`LlamaConfig` for its sizes."""
 
     config: LlamaConfig

@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 from atoll.errors import ConfigError, unknown
+from atoll.models.causal_lm import build_causal_lm
 from atoll.models.gpt import GPT, GPTConfig
 from atoll.models.gpt2 import GPT2, GPT2Config
 from atoll.models.llama import Llama, LlamaConfig
+from atoll.models.pretrained import CausalLMConfig
 from atoll.models.resnet import ResNet, ResNetConfig
 from atoll.models.vit import ViT, ViTConfig
 
@@ -47,6 +49,7 @@ MODELS: Mapping[str, ModelRow] = MappingProxyType(
         "gpt2": ModelRow(GPT2Config, GPT2, TEXT),
         "llama": ModelRow(LlamaConfig, Llama, TEXT),
         "resnet": ModelRow(ResNetConfig, ResNet, IMAGES),
+        "transformers": ModelRow(CausalLMConfig, build_causal_lm, TEXT),
         "vit": ModelRow(ViTConfig, ViT, IMAGES),
     }
 )

@@ -19,6 +19,7 @@ from atoll.data import (
     HeldOutBatches,
     ImageDataset,
     ImageShards,
+    PretrainedTokenizer,
     Shards,
     is_images,
     load_dataset,
@@ -26,12 +27,16 @@ from atoll.data import (
 )
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
-from atoll.models import IMAGES, MODELS, TEXT, build_model, model_row
+from atoll.models import IMAGES, MODELS, TEXT, CausalLM, CausalLMConfig, build_model, model_row
+from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.fitting import check
 from atoll.strategies.strategy import Outer
 from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
 from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+
+OF_THE_MODEL = "model"
+"""`tokenizer` in `[data]` that means: the one that the pretrained model brings along."""
 
 EVALUATIONS = 10
 CHECKPOINTS = 8
@@ -109,7 +114,7 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
     # What only dropout uses differs from member to member; the weights above do not.
     torch.manual_seed(seed * 1_000 + slot + 1)
     return Built(
-        model, dataset, shards, held_out, _about(spec, dataset), task, schedule, outer,
+        model, dataset, shards, held_out, _about(spec, dataset, model), task, schedule, outer,
         codec, strategy=resolved.outer, policy=resolved.policy,
     )  # fmt: skip
 
@@ -145,9 +150,34 @@ def load_data(spec: JobSpec) -> Dataset | ImageDataset:
     data = spec.data
     if is_images(data.corpus):
         return load_images(data.corpus)
+    tokenizer = _of_the_model(spec) if data.tokenizer == OF_THE_MODEL else data.tokenizer
     return load_dataset(
-        data.corpus, tokenizer=data.tokenizer, held_out=data.held_out, seed=spec.job.seed
+        data.corpus, tokenizer=tokenizer, held_out=data.held_out, seed=spec.job.seed
     )
+
+
+def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
+    """Return the tokenizer that the job's pretrained model brings along.
+
+    Raises:
+        ConfigError: the model brings none.
+        DataError: it is not here.
+    """
+    if spec.model.name != "transformers":
+        raise ConfigError(
+            'tokenizer = "model" is that of a pretrained model',
+            given=f"model {spec.model.name!r}",
+            expected='name = "transformers" and source in [model], or another tokenizer in [data]',
+        )
+    found = load_tokenizer(CausalLMConfig(**spec.model.options))
+    fast = getattr(found, "backend_tokenizer", None)
+    if fast is None:
+        raise ConfigError(
+            "the tokenizer of this model is none of the tokenizers library",
+            given=type(found).__name__,
+            expected="a tokenizer.json beside the model",
+        )
+    return PretrainedTokenizer(fast)
 
 
 def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset) -> Any:
@@ -179,7 +209,9 @@ def _dealt(
     return shards, partial(dataset.held_out.batches, context=context)
 
 
-def _about(spec: JobSpec, dataset: Dataset | ImageDataset) -> dict[str, str]:
+def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
     """Return the metadata of a file of weights."""
     options = _options(spec, dataset)
+    if isinstance(model, CausalLM):
+        options = model.portable_options()
     return describe(spec.model.name, options=options, tokenizer=dataset.to_json())

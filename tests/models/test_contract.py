@@ -14,14 +14,21 @@ from atoll.checkpoint import describe, load_weights, save_weights
 from atoll.errors import ConfigError
 from atoll.models import IMAGES, MODELS, build_model
 
+TINY_LLAMA: dict[str, object] = {
+    "model_type": "llama", "vocab_size": 11, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 16, "tie_word_embeddings": True, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
 SMALL: dict[str, dict[str, object]] = {
     "gpt": {"vocab_size": 11, "layers": 2, "width": 16, "heads": 2, "context": 8},
     "gpt2": {"vocab_size": 11, "layers": 2, "width": 16, "heads": 2, "context": 8},
     "llama": {"vocab_size": 11, "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": 8},
     "resnet": {"classes": 4, "blocks": 1, "width": 8, "groups": 4},
+    "transformers": {"config": TINY_LLAMA, "context": 8},
     "vit": {"classes": 4, "image": 8, "patch": 4, "layers": 2, "width": 16, "heads": 2},
 }
-BATCH_NORM = {"classes": 4, "blocks": 1, "width": 8, "norm": "batch"}
 
 names = pytest.mark.parametrize("name", sorted(MODELS))
 
@@ -134,6 +141,7 @@ def test_model_can_be_laid_out_without_memory(name: str) -> None:
 
 @names
 def test_option_of_the_wrong_kind_is_refused(name: str) -> None:
-    option = next(iter(SMALL[name]))
-    with pytest.raises(ConfigError, match=f"'{option}'.*wrong kind.*expected: int"):
+    option, value = next(iter(SMALL[name].items()))
+    kind = type(value).__name__
+    with pytest.raises(ConfigError, match=f"'{option}'.*wrong kind.*expected: {kind}"):
         build_model(name, **{option: "2"})

@@ -22,7 +22,7 @@ from atoll.train.sample import load_model
 from atoll.train.trainer import Trainer, train_job
 from atoll.wire.messages import Point
 
-RESNET = {"name": "resnet", "blocks": 1, "width": 8, "groups": 4}
+RESNET = {"name": "resnet", "blocks": 1, "width": 8}
 
 
 def make_spec(**tables: dict[str, Any]) -> JobSpec:
@@ -30,8 +30,8 @@ def make_spec(**tables: dict[str, Any]) -> JobSpec:
         "job": {"nodes": 2, "threads": 1},
         "model": RESNET,
         "data": {"corpus": "segments"},
-        "train": {"steps": 40, "batch": 32, "lr": 0.01, "warmup": 4, "eval_tokens": 256},
-        "strategy": {"preset": "local-sgd", "every": 10},
+        "train": {"steps": 40, "batch": 64, "lr": 0.02, "warmup": 4, "eval_tokens": 256},
+        "strategy": {"preset": "local-sgd", "every": 2},
     }
     return read_spec({name: table | tables.get(name, {}) for name, table in base.items()})
 
@@ -64,7 +64,7 @@ def test_two_members_train_one_classifier(tmp_path: Path) -> None:
     first, second = train(make_spec(), MemoryGroups(2), tmp_path)
     assert first["digest"] == second["digest"]
     assert first["data_digest"] == load_images("segments").digest
-    assert first["tokens"] == 40 * 32
+    assert first["tokens"] == 40 * 64
     assert first["loss_final"] < 0.9 * first["first_loss_sum"] / first["first_tokens"]
     assert first["accuracy"] > 0.2  # guessing: 0.1
     assert "sample" not in first
@@ -136,6 +136,6 @@ def test_model_for_other_data_is_refused_with_those_that_fit(
 
 
 def test_classifier_is_no_writer(tmp_path: Path) -> None:
-    train(make_spec(train={"steps": 2}, strategy={"every": 2}), MemoryGroups(2), tmp_path)
+    train(make_spec(train={"steps": 2}), MemoryGroups(2), tmp_path)
     with pytest.raises(ConfigError, match=r"writes no text.*resnet, which takes images"):
         load_model(tmp_path / "w0" / "model.safetensors")

