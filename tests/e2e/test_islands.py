@@ -12,7 +12,10 @@ import pytest
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+START_S = 90.0
+"""How long a rank may take to be there: loading torch is slow on a busy machine."""
 
 
 def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
@@ -20,6 +23,7 @@ def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
     path = atoll.job(steps=steps, every=every)
     lines = [f"{key} = {value}" for key, value in {"ranks": "2", **island}.items()]
     text = path.read_text().replace("[strategy]", '[strategy]\ninner = "fsdp"')
+    text = text.replace("every = 1\n", "every = 25\n")  # checkpoints cost more than these rounds
     path.write_text("\n".join([text, "[island]", *lines]))
     return path
 
@@ -53,7 +57,7 @@ def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: in
     psutil.wait_procs(mine.values(), timeout=10)
     assert not any(process.is_running() for process in mine.values()), "all end, not only one"
     until(lambda: ["w0"] in contributors(client, job, since=before))
-    until(lambda: kinds(client, job).count("recovered") > back, timeout_s=60)
+    until(lambda: kinds(client, job).count("recovered") > back, timeout_s=START_S)
     seen = client.rounds(job)["last"]
     until(lambda: ["w0", "w1"] in contributors(client, job, since=seen))
     told = [line["text"] for line in client.logs(job)["lines"]]
@@ -79,7 +83,7 @@ def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
         until(lambda: len(client.nodes()) == 1)
         name = client.submit(job.read_text())
         assert client.job(name)["island"] == "shard=2"
-        until(lambda: ["w0", "w1"] in contributors(client, name, since=-1), timeout_s=60)
+        until(lambda: ["w0", "w1"] in contributors(client, name, since=-1), timeout_s=START_S)
         for size in sizes:
             kill_and_await_return(atoll, client, name, rank=victim)
             assert len(ranks(atoll, "w1")) == size
@@ -93,20 +97,20 @@ def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
 def test_job_of_islands_is_stopped_without_leftovers_and_goes_on_in_another_mesh(
     atoll: Atoll,
 ) -> None:
-    running = atoll.start("run", str(islands(atoll, steps=100_000, every=10)), "--local", "2")
-    folder = until(lambda: [p for p in atoll.runs.glob("tiny-*") if (p / "events.jsonl").exists()])[
-        0
-    ]
-    until(lambda: "checkpoint" in (folder / "events.jsonl").read_text(), timeout_s=60)
+    running = atoll.start("run", str(islands(atoll, steps=100_000, every=10)), "--local", "1")
+    until(lambda: list(atoll.runs.glob("tiny-*/events.jsonl")))
+    folder = atoll.job_folder()
+    events = folder / "events.jsonl"
+    until(lambda: "checkpoint" in events.read_text(), timeout_s=START_S)
     running.interrupt()
     assert running.wait().code == 130
     assert not atoll.processes()
     step = 50 + max(
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     )
-    again = ("--nodes", "1", "--set", "strategy.inner=tensor", "--set", f"train.steps={step}")
+    again = ("--set", "strategy.inner=tensor", "--set", f"train.steps={step}")
     done = atoll.run("resume", str(folder), *again, timeout_s=90)
     assert done.code == 0, done.both
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["nodes"], summary["steps"]) == (1, step)
+    assert (summary["steps"], summary["strategy"]["inner"]) == (step, "tensor")
     assert not atoll.processes()
