@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.config import MeshShape
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.sequence import SEQUENCE
-from atoll.strategies.inner.tensor_plans import plan_of
+from atoll.strategies.inner.tensor_plans import plan_of, splits
 from atoll.strategies.inner.units import pieces
 
 
@@ -29,25 +29,20 @@ def cut_tensors(model: nn.Module, recipe: Recipe) -> None:
     if ranks == 1:
         return
     words = {model.get_submodule(n): w for n, w in plan_of(model, recipe).words.items()}
-    halved: dict[int, nn.Parameter] = {}
-
-    def cut(part: nn.Module, name: str, dim: int) -> None:
-        whole = getattr(part, name, None)
-        if whole is None:
-            return
-        if id(whole) not in halved:  # a shared one is cut once
-            own = whole.detach().narrow(dim, 0, whole.shape[dim] // ranks).clone()
-            halved[id(whole)] = nn.Parameter(own, requires_grad=whole.requires_grad)
-        setattr(part, name, halved[id(whole)])
-
-    for part, word in words.items():
-        if word == "column" or (word == "vocabulary" and recipe.vocabulary):
-            cut(part, "weight", 0)
-            cut(part, "bias", 0)
-        elif word == "row":
-            cut(part, "weight", 1)
+    named = dict(model.named_parameters())
+    dims = {named[name]: dim for name, dim in splits(model, recipe).items()}
+    slices = {whole: _slice(whole, dim, ranks) for whole, dim in dims.items()}
+    for part in model.modules():
+        for name, whole in list(part.named_parameters(recurse=False)):
+            if whole in slices:  # a shared one stays shared
+                setattr(part, name, slices[whole])
     if recipe.sequence:
         _cut_sequence(words, ranks)
+
+
+def _slice(whole: nn.Parameter, dim: int, ranks: int) -> nn.Parameter:
+    own = whole.detach().narrow(dim, 0, whole.shape[dim] // ranks).clone()
+    return nn.Parameter(own, requires_grad=whole.requires_grad)
 
 
 def _cut_sequence(words: Mapping[nn.Module, str], ranks: int) -> None:

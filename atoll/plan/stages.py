@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atoll.plan.cutting import cut_tensors
 from atoll.plan.tracking import Tracking
-from atoll.strategies.inner.cuts import as_tuple, balanced, check_cuts, check_stages, weights_of
+from atoll.strategies.inner.cuts import as_tuple, check_cuts, check_stages, cuts_by_size
 from atoll.strategies.inner.precision import computing, widened
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.recompute import apply_recompute
@@ -122,7 +122,7 @@ class Cut:
         if self._recipe.cuts:
             self.cuts = check_cuts(self._recipe.cuts, units=len(units), stages=stages)
         else:
-            self.cuts = balanced(weights_of(units), stages=stages)
+            self.cuts = cuts_by_size(units, stages=stages)
         return self._rows_of_stages(cut_up(units, self.cuts), inputs, targets)
 
     def _rows_of_stages(
