@@ -142,8 +142,10 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "sent per node": _traffic(summary),
         "replicas identical": _identical(summary),
     }
+    if summary.get("accuracy") is not None:
+        rows["accuracy"] = f"{summary['accuracy']:.1%} of the held-out images"
     if not summary.get("same_data", True):
-        rows["data"] = "[red]members read different texts[/]; the same Python, or the same files?"
+        rows["data"] = "[red]members read different data[/]; the same Python, or the same files?"
     for name, text in rows.items():
         table.add_row(name, text)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.config import JobSpec
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, DataError
 from atoll.node.probe import torch_version
 
 OUR_OWN = "atoll."
@@ -29,8 +29,8 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
     """Refuse names and options that no machine will know; return the parameters of the model.
 
     What needs torch is checked only where torch is installed; the workers check all of it again.
-    The number is 0 where it cannot be known: without torch, for policies, or for a program of
-    somebody's own.
+    The number is 0 where it cannot be known: without torch, for policies, for a program of
+    somebody's own, or for a pretrained model that is not on this machine.
 
     Args:
         spec: The job.
@@ -39,6 +39,7 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
     Raises:
         ConfigError: a strategy, an option, a codec, a model or an environment is unknown, or they
             cannot work together; the nearest that works is named.
+        DataError: the job runs here, and the model that it names is not here.
     """
     if spec.kind == "rl":
         _check_policies(spec, here=here)
@@ -58,11 +59,18 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
 
     from atoll.codec.table import make_codec
     from atoll.models import build_model
+    from atoll.train.build import check_data
 
     make_codec(resolved.codec)
     build_outer(resolved)
-    with torch.device("meta"):  # shapes only: costs neither time nor memory
-        model = build_model(spec.model.name, **spec.model.options)
+    check_data(spec)
+    try:
+        with torch.device("meta"):  # shapes only: costs neither time nor memory
+            model = build_model(spec.model.name, **spec.model.options)
+    except DataError:  # a pretrained model that other machines may have
+        if here:
+            raise
+        return 0
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -95,16 +95,18 @@ class LaunchTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataTable:
-    """`[data]`: the text, how it becomes tokens, and how it is dealt out."""
+    """`[data]`: the text, how it becomes tokens, and how it is dealt out; or the images."""
 
     corpus: str = "stdlib"
-    """`stdlib` (sources of Python's standard library) or `files:GLOB`."""
+    """`stdlib` (sources of Python's standard library) or `files:GLOB`; for classifiers
+    `fashion-mnist`, `idx:FOLDER` or `segments` (drawn digits, nothing to install)."""
     tokenizer: str = "bytes"
-    """`bytes`, or `bpe:SIZE` (trained on the corpus)."""
+    """`bytes`, `bpe:SIZE` (trained on the corpus), or `model`: that of a pretrained model."""
     order: str = "shuffled"
-    """`shuffled`: blocks are dealt at random; `contiguous`: each slot gets one stretch."""
+    """`shuffled`: blocks are dealt at random; `contiguous`: each slot gets one stretch of the text,
+    or a few classes of images."""
     held_out: float = 0.05
-    """Share of the text that no shard contains."""
+    """Share of the text that no shard contains; images bring their own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,8 @@ class TrainTable:
     accumulate: int = 1
     """Parts that each rank's share of a batch is computed in, one after the other."""
     recompute: str = "none"
-    """Activations computed again in the backward pass: `none`, `full`, or `every:N` blocks."""
+    """Activations computed again in the backward pass: `none`, `full`, `matmul` (all but matrix
+    products) or `every:N` blocks."""
     compile: bool = False
     """Whether the model goes through `torch.compile`."""
     pace: str = "measured"
@@ -194,7 +197,7 @@ class ModelTable:
     """`[model]`: which model."""
 
     name: str = "gpt"
-    """A built-in model."""
+    """`gpt`, `gpt2`, `llama`, `resnet`, `vit`, or `transformers`: one of that library."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of that model (layers, width, ...): any other key of the table."""
 

@@ -25,6 +25,7 @@ def tiles(summary: Mapping[str, Any]) -> str:
     shown = {
         "held-out loss": _number(summary.get("loss_final"), "{:.4f}"),
         "before": _number(summary.get("loss_first"), "{:.4f}"),
+        "accuracy": _number(summary.get("accuracy"), "{:.1%}"),
         "nodes": summary.get("nodes"),
         "steps": summary.get("steps"),
         "tokens": _number(summary.get("tokens"), "{:,}"),

@@ -66,6 +66,7 @@ def summarise(
         "utilisation": compute_s / wall_s if wall_s else None,
         "loss_first": _loss_first(results, evaluations),
         "loss_final": final if final is not None else _last(evaluations),
+        "accuracy": _first_of(results, "accuracy"),
         "bytes_per_token": _first_of(results, "bytes_per_token"),
         "bytes_sent_per_node": round(sent),
         "bytes_sent_ddp_fp32": ddp,
