@@ -61,17 +61,38 @@ def bare_step(kind: Kind, model: GPT, mesh: DeviceMesh) -> Step:
         optimizer.zero_grad(set_to_none=True)
         loss = cross_entropy(trained(inputs.chunk(ranks)[mine]), targets.chunk(ranks)[mine])
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(trained.parameters(), CLIP)
+        _clip(list(trained.parameters()))
         optimizer.step()
         return loss.item()
 
     return step
 
 
+def _clip(parameters: list[nn.Parameter]) -> None:
+    """Clip by the norm of all; parameters may lie on meshes of their own."""
+    by_mesh: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            place = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            by_mesh.setdefault(place, []).append(parameter)
+    if len(by_mesh) == 1:
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        return
+    norms = []
+    for some in by_mesh.values():
+        norm = nn.utils.get_total_norm([p.grad for p in some if p.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = torch.stack(norms).norm()
+    for some in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(some, CLIP, total)
+
+
 def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Return AdamW, fused where it takes the parameters."""
     plain = not any(isinstance(p, DTensor) for p in parameters)
-    return torch.optim.AdamW(parameters, LR, betas=(0.9, 0.95), weight_decay=0.1, fused=plain)
+    return torch.optim.AdamW(
+        parameters, LR, betas=(0.9, 0.95), weight_decay=0.1, fused=plain or None
+    )
 
 
 def _cut_matrices(model: GPT, mesh: DeviceMesh) -> None:
