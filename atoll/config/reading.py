@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from atoll.config.island_checks import check_island
 from atoll.config.reading_rl import with_members, with_own_agreement
 from atoll.config.tables import JobSpec, LaunchTable
+from atoll.config.train_checks import check_train
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name
 
@@ -165,6 +166,7 @@ def _check_ranges(spec: JobSpec) -> None:
         if not value > 0:
             raise ConfigError(f"{name} is too small", given=value, expected="more than 0")
     check_island(spec)
+    check_train(spec)
     if not 0 <= spec.job.min_nodes <= spec.job.nodes:
         raise ConfigError(
             "min_nodes in [job] is out of range",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from atoll.config import MeshShape
+from atoll.config.reading import parse_spec
 from atoll.errors import ConfigError
 from atoll.island.world import build_mesh
 from atoll.strategies.inner.rows import Rows, sum_over_data
@@ -79,3 +80,21 @@ def _placed() -> tuple[int, int, float]:
 
 def test_ranks_of_one_tensor_group_have_the_same_rows(ranks: Ranks) -> None:
     assert ranks.run(4, _placed) == [(0, 2, 3.0), (0, 2, 3.0), (1, 2, 3.0), (1, 2, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("[train]\nbatch = 6\naccumulate = 4", "batch = 4 or 8"),
+        ('[strategy]\ninner = "ddp"\n[island]\nranks = 4\n[train]\nbatch = 6', "batch = 4 or 8"),
+        ('[train]\nrecompute = "some"', "every:N"),
+    ],
+)
+def test_a_job_file_that_cannot_work_is_refused_before_it_starts(lines: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parse_spec(f'[job]\nname = "one"\n{lines}\n')
+
+
+def test_rows_of_a_script_are_its_own_affair() -> None:
+    lines = '[job]\nname = "one"\nscript = "train.py"\n[train]\nbatch = 7\naccumulate = 2\n'
+    assert parse_spec(lines).train.batch == 7

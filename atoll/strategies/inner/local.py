@@ -88,7 +88,7 @@ class Local:
 
     def _backward(self, model: nn.Module, batch: Any) -> tuple[float, int]:
         """Compute the gradients of a batch in its parts; return the mean loss and the tokens."""
-        parts = [batch] if self._rows.parts == 1 else self._rows.deal(*_tensors(batch))
+        parts = [batch] if self._rows.accumulate == 1 else self._rows.deal(*_tensors(batch))
         share, value, tokens = 1.0 / len(parts), 0.0, 0
         for part in parts:
             loss, counted = self._loss_of(model, part)

@@ -10,11 +10,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from atoll.errors import ConfigError
+from atoll.config.train_checks import recomputed_every
 
-EVERY = "every:"
-WORDS = ("none", "full", "matmul", "every:N")
-"""Nothing; whole units; all of a unit but its matrix products; every N-th unit as a whole."""
 PRODUCTS = (
     "mm", "bmm", "addmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
@@ -30,10 +27,14 @@ def apply_recompute(units: Sequence[nn.Module], word: str) -> None:
     names and parameters stay as they are. A unit that is a single layer has to keep its input
     anyway and is left alone.
 
+    Args:
+        units: In the order of the forward pass.
+        word: `none`, `full`, `matmul` (all of a unit but its matrix products) or `every:N`.
+
     Raises:
         ConfigError: there is no such word.
     """
-    every = _every(word)
+    every = recomputed_every(word)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if word == "matmul":
         options["context_fn"] = _keeping_products
@@ -41,24 +42,6 @@ def apply_recompute(units: Sequence[nn.Module], word: str) -> None:
     compound = [unit for unit in units if any(True for _ in unit.children())]
     for unit in compound[::every] if every else ():
         unit.forward = functools.partial(forgetful, unit.forward, **options)
-
-
-def _every(word: str) -> int:
-    """Return of how many units one is computed again; 0: none.
-
-    Raises:
-        ConfigError: there is no such word.
-    """
-    fixed = {"none": 0, "full": 1, "matmul": 1}
-    if word in fixed:
-        return fixed[word]
-    number = word.removeprefix(EVERY)
-    if word.startswith(EVERY) and number.isdecimal() and int(number) > 0:
-        return int(number)
-    raise ConfigError(
-        "unknown way to recompute", given=repr(word), expected="one of " + ", ".join(WORDS),
-        remedy='recompute = "full" in [train] saves most',
-    )  # fmt: skip
 
 
 def _keeping_products() -> Any:

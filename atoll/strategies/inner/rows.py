@@ -11,6 +11,7 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from atoll.config.train_checks import check_rows
 from atoll.errors import ConfigError
 
 dist: Any = torch.distributed
@@ -56,18 +57,8 @@ class Rows:
         Raises:
             ConfigError: with the numbers and the nearest that work.
         """
-        parts = self.parts
-        if rows and rows % parts == 0:
-            return
-        words = [f"{self.ranks} data ranks"] if self.ranks > 1 else []
-        words += [f"accumulate = {self.accumulate}"] if self.accumulate > 1 else []
-        words += [f"{self.microbatches} microbatches"] if self.microbatches > 1 else []
-        below, above = rows // parts * parts, (rows // parts + 1) * parts
-        raise ConfigError(
-            "the rows of a batch cannot be dealt out evenly",
-            given=f"{rows} rows for {' x '.join(words) or 'one rank'}",
-            expected=f"a multiple of {parts}",
-            remedy=f"batch = {f'{below} or {above}' if below else above} in [train]",
+        check_rows(
+            rows, ranks=self.ranks, accumulate=self.accumulate, microbatches=self.microbatches
         )
 
     def share(self, *batch: Tensor) -> tuple[Tensor, ...]:
