@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from atoll.config.place import KEPT
 from atoll.errors import ConfigError
 
 
@@ -88,6 +89,7 @@ def worker_variables(worker: WorkerEnvironment) -> dict[str, str]:
         "ATOLL_UPLOAD_BPS": str(worker.upload_bps),
         "ATOLL_DOWNLOAD_BPS": str(worker.download_bps),
         "ATOLL_PACE": worker.pace,
+        KEPT: "",  # this process is no rank, even if its agent runs below one
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -23,7 +23,7 @@ def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
     path = atoll.job(steps=steps, every=every)
     lines = [f"{key} = {value}" for key, value in {"ranks": "2", **island}.items()]
     text = path.read_text().replace("[strategy]", '[strategy]\ninner = "fsdp"')
-    text = text.replace("every = 1\n", "every = 25\n")  # checkpoints cost more than these rounds
+    text = text.replace("[checkpoint]\nevery = 1", "[checkpoint]\nevery = 25")
     path.write_text("\n".join([text, "[island]", *lines]))
     return path
 
