@@ -132,6 +132,10 @@ class FollowerRun(Run):
         """How many optimizer steps the group has done."""
         return self._ranks.word.step if self._ranks.word is not None else 0
 
+    def _leave_soon(self) -> None:
+        """Let the first rank know at the next place that this process was asked to leave."""
+        self._ranks.note.asked = True
+
     # ---------------------------------------------------------------------------- training
 
     def wrap(

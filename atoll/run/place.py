@@ -108,8 +108,8 @@ class Place:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Remember that this process was asked to leave."""
-        self._ranks.note.asked = True
+        """Take note that this process was asked to leave."""
+        raise NotImplementedError
 
     def _give_signals_back(self) -> None:
         if self._before is not None:
