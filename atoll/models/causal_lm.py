@@ -84,7 +84,8 @@ class CausalLM(LanguageModel):
 
     def portable_options(self) -> dict[str, Any]:
         """Return options that rebuild the model where its source is not: for a file of weights."""
-        described = json.loads(self._theirs[0].config.to_json_string(use_diff=False))
+        told = json.loads(self._theirs[0].config.to_json_string(use_diff=False))
+        described = {key: value for key, value in told.items() if not key.startswith("_")}
         context, vocab_size = self.config.context, self.config.vocab_size
         return {"config": described, "context": context, "vocab_size": vocab_size}
 

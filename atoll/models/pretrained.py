@@ -29,7 +29,8 @@ class CausalLMConfig:
     gguf: str = ""
     """File in ``source`` in the GGUF format, quantised or not; empty: the library's own format."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Configuration for random weights, with its `model_type`."""
+    """Configuration for random weights, with its `model_type`; its `vocab_size` is that of the
+    data unless it says otherwise."""
     context: int = 256
     """Length of the sequences it is trained on, in tokens."""
     vocab_size: int = 0
@@ -123,7 +124,9 @@ def make_pretrained(config: CausalLMConfig) -> Any:
     settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     with _told(config):
         if config.config:
-            given = dict(config.config)
+            given = {"vocab_size": config.vocab_size, **config.config}
+            if not given["vocab_size"]:
+                del given["vocab_size"]
             described = transformers.AutoConfig.for_model(given.pop("model_type", ""), **given)
             return transformers.AutoModelForCausalLM.from_config(described, **settings)
         place = place_of(config.source)
