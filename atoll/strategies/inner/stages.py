@@ -28,12 +28,12 @@ def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
         ConfigError: trained parameters of the model are in none of them.
     """
     named: Any = getattr(model, "units", None)
-    sure = callable(named) or _is_sequential(model)
-    units: list[nn.Module] = (
-        list(named())
-        if callable(named)
-        else [unit for child in model.children() for unit in _flat(child)]
-    )
+    flat = _flat(model)
+    sure = callable(named) or flat != [model]
+    if callable(named):
+        units: list[nn.Module] = list(named())
+    else:
+        units = flat if sure else [unit for child in model.children() for unit in _flat(child)]
     held = {id(parameter) for unit in units for parameter in unit.parameters()}
     left = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
     if left:
@@ -81,14 +81,12 @@ def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | N
     )
 
 
-def _is_sequential(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
 def _flat(module: nn.Module) -> list[nn.Module]:
     """Return the pieces of a module, through lists and sequences in it."""
-    if _is_sequential(module) or isinstance(module, nn.ModuleList):
-        return [piece for child in module.children() for piece in _flat(child)]
+    if isinstance(module, nn.ModuleList) or (
+        isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    ):
+        return [piece for child in module for piece in _flat(child)]
     return [module]
 
 
