@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import config
+from atoll.config.mesh import AXIS_OF
 from atoll.errors import ConfigError
 from atoll.ids import safe_name
 
@@ -233,7 +234,8 @@ def _lay_island(tables: dict[str, Any], overrides: Overrides) -> None:
         island["mesh"] = _parse_mesh(overrides.mesh)
         island.pop("ranks", None)
         script = "script" in tables.get("job", {})
-        if strategy.get("inner", "") in ("", "local") and not script:
+        axis = AXIS_OF.get(strategy.get("inner", ""))
+        if overrides.inner is None and list(island["mesh"]) != [axis] and not script:
             strategy = {**strategy, "inner": "hybrid"}
     if overrides.ranks is not None:
         island["ranks"] = overrides.ranks

@@ -46,6 +46,9 @@ def test_job_file_is_read_and_options_win_over_it(tmp_path: Path) -> None:
 ISLANDS = '[strategy]\ninner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor = 2}\n'
 
 
+FSDP = '[strategy]\ninner = "fsdp"\n[island]\nranks = 4\n'
+
+
 @pytest.mark.parametrize(
     ("text", "options", "inner", "mesh"),
     [
@@ -55,6 +58,8 @@ ISLANDS = '[strategy]\ninner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor
         (ISLANDS, {"inner": "tensor", "ranks": 2}, "tensor", MeshShape(tensor=2)),
         (ISLANDS, {"inner": "hybrid"}, "hybrid", MeshShape(replicate=2, tensor=2)),
         (ISLANDS, {"mesh": "shard=2"}, "hybrid", MeshShape(shard=2)),
+        (FSDP, {"mesh": "shard=2"}, "fsdp", MeshShape(shard=2)),
+        (FSDP, {"mesh": "shard=2,tensor=2"}, "hybrid", MeshShape(shard=2, tensor=2)),
         (ISLANDS, {"inner": "local"}, "local", MeshShape()),
     ],
 )
