@@ -40,7 +40,7 @@ LATER: Mapping[str, Callable[[Any], float]] = MappingProxyType(
         "streaming": _outer_optimizer,
         "eager": lambda options: 1.0 + 2.0 * _outer_optimizer(options),
         "slowmo": lambda _: 1.0,
-        "sparta": _outer_optimizer,
+        "sparta": lambda options: _outer_optimizer(options) if options.every else 0.0,
         "demo": lambda _: 1.0,
         "onebit_adam": lambda _: 4.0,
     }

@@ -92,6 +92,7 @@ class Cut:
         rows = Rows(ranks=shape.data, accumulate=recipe.accumulate)
         self.microbatches = 1
         if shape.pipeline > 1:
+            check_stages(len(chain_of(model)[0]), self._pipeline)
             share = batch // (shape.data * recipe.accumulate)
             if recipe.microbatches:
                 check_microbatches(self._pipeline, recipe.microbatches)
@@ -100,7 +101,7 @@ class Cut:
             )
             rows = replace(rows, microbatches=self.microbatches)
         rows.check(batch)
-        self.rows = batch // rows.parts
+        self.rows = batch // (rows.ranks * rows.accumulate * rows.microbatches)
         """Rows that go through the model at once."""
 
     def places(self, inputs: Tensor, targets: Tensor) -> list[Stages]:
@@ -117,7 +118,6 @@ class Cut:
             passed, _ = self._run([self._model], (inputs,), targets, kept_output=False)
             return [Stages([self._model], [units], self._names, passed, 1)]
         units, _ = chain_of(self._model)
-        check_stages(len(units), self._pipeline)
         stages = self._pipeline.stages
         if self._recipe.cuts:
             self.cuts = check_cuts(self._recipe.cuts, units=len(units), stages=stages)
