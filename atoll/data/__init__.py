@@ -16,13 +16,14 @@ from atoll.data.pretrained import PretrainedTokenizer
 from atoll.data.shards import ORDERS, Shards
 from atoll.data.split import Split, split_text
 from atoll.data.stream import BatchStream, Deal
-from atoll.data.tokens import Tokenizer, make_tokenizer, tokenizer_from_json
+from atoll.data.tokens import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_from_json
 
 __all__ = [
     "CORPORA",
     "IMAGE_CORPORA",
     "ORDERS",
     "BatchStream",
+    "ByteTokenizer",
     "Corpus",
     "Cursor",
     "Dataset",

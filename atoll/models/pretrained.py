@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +181,16 @@ def _told(config: CausalLMConfig) -> Iterator[None]:
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
     """Draw no progress bars into the output of a worker."""
+    if sys.stderr.isatty():
+        yield
+        return
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        bars.disable_progress_bar()
+    bars.disable_progress_bar()
     try:
-        yield
+        # That of GGUF files cannot be switched off. Warnings of logging go where they went.
+        with redirect_stderr(StringIO()):
+            yield
     finally:
         if shown:
             bars.enable_progress_bar()

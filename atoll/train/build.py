@@ -14,6 +14,7 @@ from atoll.codec import make_codec
 from atoll.codec.codec import Codec
 from atoll.config import JobSpec
 from atoll.data import (
+    ByteTokenizer,
     Dataset,
     Deal,
     HeldOutBatches,
@@ -180,21 +181,36 @@ def _of_the_model(spec: JobSpec) -> PretrainedTokenizer:
     return PretrainedTokenizer(fast)
 
 
-def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset) -> Any:
+def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) -> Any:
     """Return a job's model with its first weights: the same in every process; seeds torch.
+
+    Args:
+        spec: The job.
+        dataset: Its data; None: they are looked at only as far as the model's size depends on it.
 
     Raises:
         ConfigError: no such model, or one of its options is wrong.
+        DataError: a pretrained model, or data that tell the model's size, are missing.
     """
+    options = _options(spec, dataset.model_options if dataset else _told_by_data(spec))
     torch.manual_seed(spec.job.seed)
-    return build_model(spec.model.name, **_options(spec, dataset))
+    return build_model(spec.model.name, **options)
 
 
-def _options(spec: JobSpec, dataset: Dataset | ImageDataset) -> dict[str, Any]:
+def _told_by_data(spec: JobSpec) -> Mapping[str, object]:
+    """Return what the data say of the model, without reading a text for it if that is possible."""
+    if spec.data.tokenizer == OF_THE_MODEL:
+        return {"vocab_size": _of_the_model(spec).vocab_size}
+    if spec.data.tokenizer == ByteTokenizer.name and not is_images(spec.data.corpus):
+        return {"vocab_size": ByteTokenizer.vocab_size}
+    return load_data(spec).model_options
+
+
+def _options(spec: JobSpec, from_data: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of the model, with what the data say of it."""
     known = model_row(spec.model.name).options
-    from_data = {name: value for name, value in dataset.model_options.items() if name in known}
-    return {**from_data, **spec.model.options}
+    fitting = {name: value for name, value in from_data.items() if name in known}
+    return {**fitting, **spec.model.options}
 
 
 def _dealt(
@@ -211,7 +227,7 @@ def _dealt(
 
 def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:
     """Return the metadata of a file of weights."""
-    options = _options(spec, dataset)
+    options = _options(spec, dataset.model_options)
     if isinstance(model, CausalLM):
         options = model.portable_options()
     return describe(spec.model.name, options=options, tokenizer=dataset.to_json())
