@@ -17,6 +17,26 @@ from atoll.strategies.inner.tensor_plans import plan_of, splits
 from atoll.strategies.inner.units import pieces
 
 
+def faked(model: nn.Module) -> None:
+    """Give a model on torch's device `meta` fake tensors of main memory, in place.
+
+    A weight that is in two places is one afterwards, too.
+    """
+    made: dict[Tensor, Tensor] = {}
+    for part in model.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                if parameter not in made:
+                    new = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    made[parameter] = nn.Parameter(new, requires_grad=parameter.requires_grad)
+                setattr(part, name, made[parameter])
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = made.setdefault(
+                    buffer, torch.empty(buffer.shape, dtype=buffer.dtype)
+                )
+
+
 def cut_tensors(model: nn.Module, recipe: Recipe) -> None:
     """Give every layer of a model the shapes of one tensor rank, in place; forward still runs.
 

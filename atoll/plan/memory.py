@@ -1,9 +1,9 @@
 """Predicts the memory of every rank of an island from a job file, without taking any.
 
-The model is built on fake tensors: shapes and types without numbers. It is cut as the ranks would
-cut it, one microbatch goes forward and backward, the optimizer takes a step; what is alive when is
-counted (see `tracking`). Formulas are left for two things only: what sharding gathers for a moment,
-and how many microbatches a pipeline keeps.
+The model is built without weights and given fake tensors: shapes and types without numbers. It is
+cut as the ranks would cut it, one microbatch goes forward and backward, the optimizer takes a step;
+what is alive when is counted (see `tracking`). Formulas are left for two things only: what sharding
+gathers for a moment, and how many microbatches a pipeline keeps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from atoll.config import JobSpec
 from atoll.data import Dataset, ImageDataset
 from atoll.errors import ConfigError
+from atoll.plan.cutting import faked
 from atoll.plan.leader import leader_memory
 from atoll.plan.ranks import Maker, RankMemory
 from atoll.plan.stages import Cut
@@ -112,8 +113,12 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
     )  # fmt: skip
     dataset = data if data is not None else load_data(spec)
     recipe = Recipe.of(spec)
-    with torch.random.fork_rng(devices=[]), FakeTensorMode():
-        ranks, cut, held, elements, model_bytes = _ranks(spec, recipe, dataset)
+    with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            model = whole_model(spec, dataset)
+        with FakeTensorMode():
+            faked(model)
+            ranks, cut, held, elements, model_bytes = _ranks(spec, recipe, dataset, model)
     leader = leader_memory(spec, resolved, dataset)
     first = replace(
         ranks[0], outer=leader.outer, exchange=leader.exchange,
@@ -127,10 +132,9 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
 
 
 def _ranks(
-    spec: JobSpec, recipe: Recipe, dataset: Any
+    spec: JobSpec, recipe: Recipe, dataset: Any, model: Any
 ) -> tuple[list[RankMemory], Cut, int, int, int]:
     """Return the memory of each rank, and what was found on the way."""
-    model = whole_model(spec, dataset)
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
     model_bytes = sum(t.numel() * t.element_size() for t in whole.values())
     elements = sum(p.numel() for p in model.parameters())

@@ -39,6 +39,10 @@ JOBS = {
     + '[strategy]\ninner = "fsdp"\n[island]\nranks = 2\n'
     + '[train]\noptimizer = "sgd"\nmomentum = 0.9\n',
     "muon": GPT + '[strategy]\ninner = "ddp"\n[island]\nranks = 2\n[train]\noptimizer = "muon"\n',
+    "transformers": '[model]\nname = "transformers"\ncontext = 16\n[model.config]\n'
+    + 'model_type = "llama"\nhidden_size = 16\nintermediate_size = 40\nnum_hidden_layers = 2\n'
+    + "num_attention_heads = 2\nnum_key_value_heads = 2\ntie_word_embeddings = true\n"
+    + '[strategy]\ninner = "hybrid"\n[island]\nmesh = {{ shard = 2, tensor = 2 }}\n',
     "images": '[model]\nname = "resnet"\n[strategy]\ninner = "fsdp"\n[island]\nranks = 2\n',
 }
 
@@ -88,7 +92,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_static_memory_of_every_rank_is_predicted_to_the_byte(ranks: Ranks, folder: Path, name: str) -> None:
+def test_static_memory_of_every_rank_is_predicted_to_the_byte(
+    ranks: Ranks, folder: Path, name: str
+) -> None:
     spec = job(name, folder)
     plan = plan_memory(spec)
     for rank, measured in zip(plan.ranks, ranks.run(spec.mesh.ranks, _measured, spec), strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.config import JobSpec
+from atoll.models import MODELS
 from atoll.plan.memory import plan_memory, sample
 from atoll.plan.stages import Cut
 from atoll.strategies.inner.precision import computing, widened
@@ -18,7 +19,6 @@ from atoll.strategies.inner.recipe import Recipe
 from atoll.train.build import load_data, whole_model
 from tests.plan.jobs import job
 
-MODELS = ("gpt", "gpt2", "llama", "resnet", "vit")
 WITHIN = 0.02
 
 
