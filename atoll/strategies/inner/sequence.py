@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -65,7 +66,7 @@ class _Own(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.data
+        return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.data
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
