@@ -82,7 +82,9 @@ class PipelineParts:
         self.shape = PipelineShape(recipe.schedule, mesh["pipeline"].size(), recipe.chunks)
         if recipe.microbatches:
             check_microbatches(self.shape, recipe.microbatches)
-        criterion_of(model)
+        # The criterion alone: with its method the whole model would stay in memory. Tensor
+        # parallelism may put its own in the same place.
+        vars(model)["criterion"] = criterion_alone(model)
         units, sure = chain_of(model)
         check_stages(len(units), self.shape)
         self.cuts = _agreed_cuts(model, units, sure, recipe, self.shape, device, sample)
@@ -105,7 +107,7 @@ class PipelineParts:
             )
             for number, stage in own.items()
         }
-        self._criterion = criterion_alone(model)
+        self._criterion = criterion_of(model)
         found = {n: p for stage in own.values() for n, p in stage.trained().items()}
         self._parameters = {name: found[name] for name in sorted(found, key=order.__getitem__)}
         self._buffers = {n: b for stage in own.values() for n, b in stage.saved(saved).items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.strategies.inner.cuts import as_tuple
 from atoll.strategies.inner.precision import computing
+from atoll.strategies.inner.whole import criterion_of
 
 
 def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
@@ -165,6 +166,11 @@ def criterion_alone(model: nn.Module) -> Callable[[Any, Tensor], Tensor]:
         for name, child in model.named_children()
         if next(child.parameters(), None) is None
     }
-    hollow.__dict__ |= {"_parameters": {}, "_modules": bare, "_buffers": dict(model._buffers)}
-    found: Callable[[Any, Tensor], Tensor] = hollow.criterion  # type: ignore[assignment]
-    return found
+    kept = {name: value for name, value in vars(model).items() if not _holds_modules(value)}
+    kept |= {"_parameters": {}, "_modules": bare, "_buffers": dict(model._buffers)}
+    hollow.__dict__ = kept
+    return criterion_of(hollow)
+
+
+def _holds_modules(value: object) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(item, nn.Module) for item in value)
