@@ -57,9 +57,9 @@ class GradientNorm:
             if parameter.grad is not None:
                 local = local_of(parameter.grad)
                 (counted if name in self._counted else others).append(local)
-        squares = _squares(counted)
-        spoilt = not math.isfinite(squares) or not math.isfinite(_squares(others))
-        told = torch.tensor([squares, float(spoilt)], dtype=torch.float64, device=self._device)
+        squares = _squares(counted, self._device)
+        spoilt = ~torch.isfinite(squares + _squares(others, self._device))
+        told = torch.stack([squares, spoilt.double()])
         dist.all_reduce(told)
         total, bad = told.tolist()
         return Length(math.sqrt(total) if total >= 0 else math.nan, bad == 0)
@@ -75,12 +75,12 @@ def complete(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
-def _squares(tensors: list[Tensor]) -> float:
+def _squares(tensors: list[Tensor], device: torch.device) -> Tensor:
     """Return the sum of squares of all numbers; not finite if one of them is not."""
     if not tensors:
-        return 0.0
-    lengths = torch._foreach_norm(tensors)
-    return float(torch.stack([length.double() for length in lengths]).square().sum())
+        return torch.zeros((), dtype=torch.float64, device=device)
+    lengths = [length.double() for length in torch._foreach_norm(tensors)]
+    return torch.stack(lengths).square().sum().to(device)
 
 
 def _counts(parameter: nn.Parameter, mesh: DeviceMesh, *, stage: int) -> bool:
