@@ -10,6 +10,7 @@ the node agent kills in the end.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import queue
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, cast
+from typing import cast
 
 from atoll import config
 from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
@@ -33,8 +34,8 @@ from atoll.node.exits import ERROR_FILE, count_oom_kills
 from atoll.node.launchers.launcher import THREADS
 from atoll.node.launchers.shares import usable_cpus
 from atoll.node.losses import Losses, with_shape
+from atoll.node.output import read_lines
 from atoll.node.rank_ends import RankEnd, cause, died, error_file, explain
-from atoll.wire.limits import MAX_LOG_LINE
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class Island:
         )
         self._ranks.append(popen)
         threading.Thread(target=self._await_end, args=(rank, popen), daemon=True).start()
-        stream = cast(IO[bytes], popen.stdout)
+        stream = cast(io.BufferedReader, popen.stdout)
         reader = threading.Thread(target=_pass_on, args=(rank, stream), daemon=True)
         reader.start()
         self._readers.append(reader)
@@ -302,11 +303,10 @@ def _left_s(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def _pass_on(rank: int, stream: IO[bytes]) -> None:
+def _pass_on(rank: int, stream: io.BufferedReader) -> None:
     """Pass the lines of a rank on, whole; those of all but the first are marked with its number."""
     mark = b"[rank %d] " % rank if rank else b""
     with stream:
-        while line := stream.readline(MAX_LOG_LINE):
-            end = b"" if line.endswith(b"\n") else b"\n"
-            sys.stdout.buffer.write(mark + line + end)
+        for line in read_lines(stream):
+            sys.stdout.buffer.write(mark + line + b"\n")
             sys.stdout.buffer.flush()

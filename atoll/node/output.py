@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol
@@ -33,31 +33,39 @@ class Readable(Protocol):
 def read_output(stream: Readable, path: Path, on_line: LineHandler, tail: deque[str]) -> None:
     """Pass on what a process prints, line by line, until its last holder closes the pipe.
 
-    A carriage return ends a line too: progress bars would otherwise be one endless line.
-
     Args:
         stream: Its output.
         path: The file that keeps it.
         on_line: Called with every line, in the thread that reads.
         tail: Gets every line too.
     """
-    rest = b""
     with OutputFile(path) as output:
-        while block := stream.read1(65536):
-            output.write(block)
-            *lines, rest = (rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-            if len(rest) > 4 * MAX_LOG_LINE:  # no end of line in sight: cut it here
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                _pass_on(line, tail, on_line)
-        if rest:
-            _pass_on(rest, tail, on_line)
+        for line in read_lines(stream, on_block=output.write):
+            text = line.decode("utf-8", "replace")[:MAX_LOG_LINE]
+            tail.append(text)
+            on_line(text)
 
 
-def _pass_on(line: bytes, tail: deque[str], on_line: LineHandler) -> None:
-    text = line.decode("utf-8", "replace")[:MAX_LOG_LINE]
-    tail.append(text)
-    on_line(text)
+def read_lines(
+    stream: Readable, *, on_block: Callable[[bytes], None] = lambda block: None
+) -> Iterator[bytes]:
+    """Yield what a process prints, without the ends of lines, until the pipe is closed.
+
+    A carriage return ends a line too: progress bars would otherwise be one endless line.
+
+    Args:
+        stream: Its output.
+        on_block: Called with everything as it was read.
+    """
+    rest = b""
+    while block := stream.read1(65536):
+        on_block(block)
+        *lines, rest = (rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if len(rest) > 4 * MAX_LOG_LINE:  # no end of line in sight: cut it here
+            lines, rest = [*lines, rest], b""
+        yield from lines
+    if rest:
+        yield rest
 
 
 class OutputFile:
