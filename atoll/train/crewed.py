@@ -18,7 +18,6 @@ from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.inner.far_optimizer import FarOptimizer
 from atoll.strategies.inner.picture import Picture
 from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.rows import Rows
 from atoll.strategies.inner.spread import Spread
 from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
 from atoll.strategies.strategy import Inner
@@ -65,10 +64,9 @@ class Island:
         """Let all ranks build their parts; from now on what was built is their picture.
 
         Raises:
-            ConfigError: the model, its optimizer or its batches cannot be divided like that.
+            ConfigError: the model or its optimizer cannot be divided like that.
         """
-        task, model, recipe = built.task, built.model, Recipe.of(self._spec)
-        Rows.of(self._mesh, accumulate=recipe.accumulate).check(self._spec.train.batch)
+        task, model = built.task, built.model
         self._whole = model
         named = dict(model.named_parameters())
         self._worker.picture = {**named, **dict(model.named_buffers())}

@@ -13,10 +13,11 @@ from atoll.checkpoint import BackgroundSaver, Store, adopt, resume, save_weights
 from atoll.clock import Clock, RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
-from atoll.errors import GroupLeft, HubError, LeftBehind, StorageFull
+from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.alone import Alone
 from atoll.group.group import Group
 from atoll.strategies.inner.local import Local, language_model_loss
+from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.past import note
 from atoll.strategies.strategy import Inner, Outer, SyncResult
 from atoll.task import Task
@@ -109,6 +110,7 @@ class Trainer:
     built: Built
     task: Task
     outer: Outer
+    inner: Inner
     stream: MemberStream
     recorder: Recorder
 
@@ -145,8 +147,7 @@ class Trainer:
         built = build(self.spec, member=self.group.me, slot=slot, num_slots=num_slots)
         self.built, self.task, self.outer = built, built.task, built.outer
         self.group.policy = built.policy
-        if self.island is not None:
-            self.island.settle(built)
+        self.inner = self._inner()
         self.slot, self.num_slots, self.resumed = slot, num_slots, round_ >= 0
         if round_ >= 0:
             cursor = self._restore(round_)
@@ -236,7 +237,7 @@ class Trainer:
             return self._ended(LEFT)
         loop = Loop(
             task=self.task, stream=self.stream,
-            inner=self._inner(),
+            inner=self.inner,
             outer=self.outer, group=self.group, steps=self.spec.train.steps,
             recorder=self.recorder, totals=self.totals, clock=self.clock,
             after_round=self._after_round, should_stop=should_stop, recover=self._recover,
@@ -244,10 +245,24 @@ class Trainer:
         return self._ended(loop.run())
 
     def _inner(self) -> Inner:
-        """Return how a step is computed."""
+        """Return how a step is computed, with everything ready for it.
+
+        Raises:
+            ConfigError: the machine cannot compute like that, or there are no ranks to do it.
+        """
         if self.island is not None:
+            self.island.settle(self.built)
             return self.island.inner()
-        return Local(language_model_loss, clip=self.spec.train.clip)
+        if self.spec.mesh.ranks > 1:
+            raise ConfigError(
+                "a member of this job is several ranks, and this process is alone",
+                given=f"mesh {self.spec.mesh}", expected=f"{self.spec.mesh.ranks} ranks",
+                remedy='start it with `atoll run`, or set inner = "local" in [strategy]',
+            )  # fmt: skip
+        recipe = Recipe.of(self.spec)
+        local = Local(language_model_loss, clip=recipe.clip, recipe=recipe)
+        local.prepare(self.built.model)
+        return local
 
     def _begin(self) -> None:
         """Make sure that all start alike, and evaluate before the first step."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -125,6 +124,19 @@ def lead(task: Task, crew: Crew, worker: Worker) -> Spread:
     task.optimizer = FarOptimizer(task.optimizer, names=named, crew=crew, worker=worker)
     task.push()
     return Spread(crew, picture)
+
+
+def count_calls(member: Member) -> list[str]:
+    """Return the verbs of all commands from now on."""
+    assert member.crew is not None
+    told, call = [], member.crew.call
+
+    def counted(verb: str, *args: Any, **values: Any) -> Any:
+        told.append(verb)
+        return call(verb, *args, **values)
+
+    member.crew.call = counted  # type: ignore[method-assign]
+    return told
 
 
 def axis_size(worker: Worker, axis: str) -> int:
