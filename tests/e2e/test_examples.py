@@ -22,8 +22,11 @@ def test_every_example_has_a_test_here() -> None:
         "actors.py",
         "brackets.toml",  # test_rl_text.py
         "elastic.toml",
+        "fashion_mnist.toml",  # test_model_examples.py, as the next and gpt_fsdp.toml
+        "fine_tune.toml",
         "four_laptops.toml",
         "gpt.toml",
+        "gpt_fsdp.toml",
         "lightning_trainer.py",
         "muloco.toml",
         "plain_loop.py",
