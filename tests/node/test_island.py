@@ -18,9 +18,13 @@ from atoll.config import (
     JobSpec,
     JobTable,
     MeshShape,
+    RankPlace,
     StrategyTable,
     TrainTable,
     dump_spec,
+    kept_place,
+    rank_environment,
+    rank_place,
 )
 from atoll.errors import AtollError, OutOfMemory, RankLost, ScriptError
 from atoll.node.launchers.launcher import Exit
@@ -154,6 +158,17 @@ print("port", os.environ["MASTER_PORT"])
     ended, lines = run(to_end(island_of(script), tmp_path))
     assert ended.code == 0, ended.tail
     assert sum(line.startswith("port") for line in lines) == 1
+
+
+def test_rank_of_somebody_elses_program_is_none_of_an_island() -> None:
+    place = RankPlace(1, 4, local_rank=1, address="127.0.0.1", port=4711, local_ranks=2)
+    assert kept_place(place.variables()) is None
+    assert rank_place(place.variables()) == place
+    environment = rank_environment(
+        place, defaults={"A": "1", "B": "1"}, environment={"B": "2", "RANK": "9"}, C="3"
+    )
+    assert kept_place(environment) == place
+    assert [environment[name] for name in "ABC"] == ["1", "2", "3"]
 
 
 # --------------------------------------------------------------------------- a rank that dies
