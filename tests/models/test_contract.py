@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,11 @@ def test_option_of_the_wrong_kind_is_refused(name: str) -> None:
     kind = type(value).__name__
     with pytest.raises(ConfigError, match=f"'{option}'.*wrong kind.*expected: {kind}"):
         build_model(name, **{option: "2"})
+
+
+def test_every_model_and_option_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = {word for line in text.splitlines() if line.startswith("| `") for word in
+            re.findall(r"`(\w+)`", line.split(" | ")[0])}  # fmt: skip
+    assert set(MODELS) <= rows
+    assert {option for row in MODELS.values() for option in row.options} <= rows
