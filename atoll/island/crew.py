@@ -78,6 +78,11 @@ class Crew:
         """
         if self.ended:
             raise WireError("the crew was sent home already", given=verb)
+        if self.broken:
+            raise WireError(
+                "an earlier command failed in the middle: the ranks are no longer in step",
+                given=verb, remedy="start the island anew",
+            )  # fmt: skip
         self.broken = True
         if self._group is not None:
             self._tell(verb, tensors, values)

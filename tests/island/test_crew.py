@@ -72,3 +72,26 @@ def test_a_failure_of_one_rank_is_raised(ranks: Ranks) -> None:
     with pytest.raises(WireError, match="on purpose"):
         ranks.run(2, _failing)
     assert len(ranks.run(2, _commands, ["again"])) == 2
+
+
+def _broken() -> tuple[str, bool]:
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+
+    def fail() -> None:
+        raise ValueError("on this rank")
+
+    crew.on("fail", fail)
+    with pytest.raises(ValueError, match="on this rank"):
+        crew.call("fail") if crew.leads else crew.serve()
+    if not crew.leads:
+        return "", crew.ended
+    with pytest.raises(WireError) as caught:
+        crew.call("fail")
+    crew.end()  # nobody listens, and nobody is waited for
+    return str(caught.value), crew.ended
+
+
+def test_a_command_that_failed_is_the_last_one(ranks: Ranks) -> None:
+    told, other = ranks.run(2, _broken)
+    assert "no longer in step" in told[0]
+    assert (told[1], other[1]) == (True, False)
