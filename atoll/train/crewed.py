@@ -21,7 +21,7 @@ from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.spread import Spread
 from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
 from atoll.strategies.strategy import Inner
-from atoll.train.build import Built, load_data, whole_model
+from atoll.train.build import Built, whole_model
 from atoll.train.optimizers import build_optimizer
 
 STEPS_APART = 7_919
@@ -56,7 +56,7 @@ class Island:
             return copy.deepcopy(self._whole)
         if self._spec.job.threads:
             torch.set_num_threads(self._spec.job.threads)
-        return whole_model(self._spec, load_data(self._spec))
+        return whole_model(self._spec)
 
     # -------------------------------------------------------------------- on the first rank
 

@@ -14,7 +14,7 @@ from atoll.config import TrainTable
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.strategies.inner.divide import divide
 from atoll.strategies.inner.transport import local_of
-from atoll.strategies.inner.worker import Worker
+from atoll.strategies.inner.worker import SEED, Worker
 from tests.island.leading import STEPS, Member, by_itself, led, same, table
 from tests.island.pool import Ranks
 
@@ -170,3 +170,24 @@ def test_a_gradient_that_is_not_finite_is_refused_and_the_others_go_home(ranks: 
     assert len(steps) == 3
     assert "the gradient is not finite; the update was refused on every rank" in steps[-1]
     assert "step 3" in steps[-1]
+
+
+# ----------------------------------------------------------------------------- dropout
+
+
+def _seeds(axes: dict[str, int]) -> int:
+    """Return what torch was seeded with on this rank."""
+
+    def use(member: Member) -> None:
+        assert member.crew is not None
+        member.crew.call(SEED, seed=5)
+
+    led(use, "dropout", table(), axes, vocabulary=False)
+    return torch.initial_seed()
+
+
+def test_only_ranks_that_see_the_same_rows_and_layers_draw_the_same(ranks: Ranks) -> None:
+    first, neighbour, second, third = ranks.run(4, _seeds, {"shard": 2, "tensor": 2})
+    assert first == neighbour == 5, "ranks along the tensor axis"
+    assert second == third != first
+    assert len(set(ranks.run(4, _seeds, {"replicate": 2, "pipeline": 2}))) == 4
