@@ -69,12 +69,23 @@ class CausalLM(LanguageModel):
         return cast(Tensor, self._theirs[0](input_ids=ids, use_cache=False).logits)
 
     def tensor_plan(self) -> Mapping[str, str]:
-        """Return how ranks may share its matrices: the library's own plan in our words, if any."""
+        """Return how ranks may share its matrices: the library's own plan in our words, if any.
+
+        Raises:
+            ConfigError: the plan has words that stand for nothing here, e.g. that norms of queries
+                need them whole. Half of it would be a wrong plan.
+        """
         theirs = self._theirs[0]
         known: Mapping[str, str] = getattr(theirs.config, "base_model_tp_plan", None) or {}
         prefix = f"{theirs.base_model_prefix}."
-        if not set(known.values()) <= set(_WORDS):
-            return {}  # half a plan would be a wrong one
+        foreign = [f"{name}: {word}" for name, word in known.items() if word not in _WORDS]
+        if foreign:
+            raise ConfigError(
+                "a part of this model cannot be split over tensor ranks",
+                given=f"{theirs.config.model_type}, {foreign[0]}",
+                expected="a plan of the words " + ", ".join(_WORDS),
+                remedy='inner = "fsdp", or a plan of your own in [island]',
+            )
         plan = {prefix + name: _WORDS[word] for name, word in known.items()}
         if plan:
             whole = {id(module): name for name, module in self.named_modules()}

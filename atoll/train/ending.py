@@ -9,17 +9,26 @@ import torch
 
 from atoll import __version__
 from atoll.config import JobSpec
-from atoll.data import Dataset
+from atoll.data import Dataset, ImageDataset
 from atoll.strategies.strategy import Outer
 from atoll.train.build import Built
-from atoll.train.evaluate import Evaluation, evaluate
+from atoll.train.evaluate import Evaluation, LossOfBatch, evaluate
 from atoll.train.metrics import Totals
 from atoll.train.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
 
 
-def last_look(built: Built, *, seed: int) -> dict[str, Any]:
-    """Evaluate on all that is held out; a language model writes something, too."""
-    found = evaluate(built.model, built.held_out)
+def last_look(built: Built, *, seed: int, loss_of: LossOfBatch | None = None) -> dict[str, Any]:
+    """Evaluate on all that is held out; a language model writes something, too.
+
+    Args:
+        built: What was trained; `built.model` carries the final parameters.
+        seed: Of what the model writes.
+        loss_of: Computes losses where many processes can, together; a classifier, whose answers
+            are looked at, is evaluated by `built.model` alone.
+    """
+    if isinstance(built.dataset, ImageDataset):
+        loss_of = None
+    found = evaluate(built.model, built.held_out, loss_of=loss_of)
     look: dict[str, Any] = {"loss_final": found.loss}
     if found.accuracy is not None:
         look["accuracy"] = found.accuracy

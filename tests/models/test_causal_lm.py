@@ -76,6 +76,11 @@ def test_tensor_plan_shares_heads_hidden_features_and_vocabulary() -> None:
     assert plan["model.embed_tokens"] == plan["lm_head"] == "vocabulary"
 
 
+def test_plan_with_words_that_stand_for_nothing_here_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be split over tensor ranks.*olmo2, layers"):
+        tiny(model_type="olmo2").tensor_plan()
+
+
 def test_model_is_loaded_from_a_folder(folder: Path) -> None:
     model = build_model("transformers", source=str(folder), context=8).eval()
     assert torch.equal(model(IDS), tiny()(IDS))
