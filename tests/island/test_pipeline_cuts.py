@@ -86,6 +86,12 @@ def test_a_profile_finds_the_slow_unit_and_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_units_that_are_alike_cost_the_same() -> None:
+    model = gpt(layers=4)
+    times = profile(model.units(), model.criterion, *batch_for(model), device=CPU)
+    assert len(set(times[2:6])) == 1 < len(set(times))
+
+
 def test_without_data_models_are_cut_by_their_weights() -> None:
     model = gpt(layers=6, vocab_size=2000)
     units = chain_of(model)[0]

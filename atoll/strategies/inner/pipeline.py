@@ -281,9 +281,12 @@ def _agreed_cuts(
             if recipe.cuts:
                 found = check_cuts(recipe.cuts, units=len(units), stages=shape.stages)
             elif sample is not None:
+                share = len(sample[0]) // (recipe.shape.data * recipe.accumulate)
+                number = microbatches_of(shape, wanted=recipe.microbatches, rows=share)
                 costs = profile(
-                    units, criterion_of(model), *sample, device=device, precision=recipe.precision
-                )
+                    units, criterion_of(model), *(t[: max(1, share // number)] for t in sample),
+                    device=device, precision=recipe.precision,
+                )  # fmt: skip
                 found = balanced(costs, stages=shape.stages)
             else:
                 found = cuts_by_size(units, stages=shape.stages)
