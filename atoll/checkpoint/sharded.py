@@ -147,6 +147,7 @@ def save_sharded(
     texts: Mapping[str, str] | None = None,
     numbers: Mapping[str, float] | None = None,
     ties: Mapping[str, str] | None = None,
+    steps_on: Mapping[str, Tensor] | None = None,
     job: str = "",
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
@@ -164,6 +165,7 @@ def save_sharded(
         texts: Kept along, e.g. from `describe`; those of the first rank count.
         numbers: Kept along, too.
         ties: Second names of tensors, see `ties_of`; found by itself in a whole model.
+        steps_on: Name of a parameter -> the tensor that the optimizer has for it, if not itself.
         job: Name for the manifest; the folder's by default.
         keep: Which older checkpoints are kept.
         group: The ranks; all by default. Without a process group this process is the only one.
@@ -173,7 +175,8 @@ def save_sharded(
         CheckpointError: a rank could not write, or its optimizer is not over this model.
     """
     about = About(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
-    saving, trained = _begin(folder, round_, model, optimizer, about, job, keep, group, copy=False)
+    trained = Trained(model, optimizer, steps_on=steps_on)
+    saving = _begin(folder, round_, trained, about, job=job, keep=keep, group=group, copy=False)
     saving.write(trained.texts())
     return saving.finish()
 
@@ -188,6 +191,7 @@ def start_sharded(
     texts: Mapping[str, str] | None = None,
     numbers: Mapping[str, float] | None = None,
     ties: Mapping[str, str] | None = None,
+    steps_on: Mapping[str, Tensor] | None = None,
     job: str = "",
     keep: Keep | None = None,
     group: dist.ProcessGroup | None = None,
@@ -198,19 +202,19 @@ def start_sharded(
     does not exist. In between each rank's main memory holds a copy of its pieces.
     """
     about = About(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
-    saving, trained = _begin(folder, round_, model, optimizer, about, job, keep, group, copy=True)
+    trained = Trained(model, optimizer, steps_on=steps_on)
+    saving = _begin(folder, round_, trained, about, job=job, keep=keep, group=group, copy=True)
     saving.write_beside(trained.texts())
     return saving
 
 
 def _begin(
-    folder: Path, round_: int, model: nn.Module | Spread, optimizer: Optimizer | None,
-    about: About, job: str, keep: Keep | None, group: dist.ProcessGroup | None, *, copy: bool,
-) -> tuple[ShardedSave, Trained]:  # fmt: skip
+    folder: Path, round_: int, trained: Trained, about: About, *, job: str, keep: Keep | None,
+    group: dist.ProcessGroup | None, copy: bool,
+) -> ShardedSave:  # fmt: skip
     """Plan who writes what, and take it; collective."""
     ranks = Ranks(group)
     files = Folder(folder, job=job, keep=keep, versions={**versions(), "format": FORMAT})
-    trained = Trained(model, optimizer)
     about = msgspec.structs.replace(about, ties={**trained.ties, **about.ties})
 
     def tensors() -> dict[str, Tensor]:
@@ -224,7 +228,7 @@ def _begin(
             save(state, storage_writer=writer, process_group=group, no_dist=not ranks.many)
     except CheckpointException as error:
         raise _failed(error, "written") from error
-    return ShardedSave(files, round_, about, ranks, writer), trained
+    return ShardedSave(files, round_, about, ranks, writer)
 
 
 def load_sharded(
@@ -233,6 +237,7 @@ def load_sharded(
     model: nn.Module | Spread,
     optimizer: Optimizer | None,
     *,
+    steps_on: Mapping[str, Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> About:
     """Put a sharded checkpoint back, onto any number of ranks and any mesh; every rank calls this.
@@ -242,6 +247,7 @@ def load_sharded(
         round_: Which checkpoint.
         model: As for `save_sharded`; its tensors are filled in place.
         optimizer: Over its parameters; None: only the model is loaded.
+        steps_on: As for `save_sharded`.
         group: The ranks; all by default.
 
     Raises:
@@ -251,7 +257,7 @@ def load_sharded(
     """
     ranks = Ranks(group)
     about, pieces = _opened(folder, round_, ranks)
-    trained = Trained(model, optimizer)
+    trained = Trained(model, optimizer, steps_on=steps_on)
     wanted = trained.model_tensors()
     shapes = ranks.share(lambda: {name: tuple(t.shape) for name, t in wanted.items()})
     refuse_another_model(pieces, {name: size for held in shapes for name, size in held.items()})

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from atoll.checkpoint.weights import MODEL_PREFIX
@@ -43,8 +44,21 @@ class Spread(Protocol):
 class Trained:
     """What a rank holds of a model and its optimizer."""
 
-    def __init__(self, model: nn.Module | Spread, optimizer: Optimizer | None) -> None:
-        """Look at a model, wrapped or not, or at a rank's part of one."""
+    def __init__(
+        self,
+        model: nn.Module | Spread,
+        optimizer: Optimizer | None,
+        *,
+        steps_on: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Look at a model, wrapped or not, or at a rank's part of one.
+
+        Args:
+            model: What is trained.
+            optimizer: Of it.
+            steps_on: Tensors by which the optimizer knows parameters, where these are others: a
+                plain tensor for this rank's piece of a DTensor.
+        """
         self.optimizer = optimizer
         self.ties: dict[str, str] = {}
         """Second names of tensors -> the name under which they are saved."""
@@ -55,6 +69,8 @@ class Trained:
         else:
             self.parameters = dict(model.parameters())
             self.buffers = dict(model.buffers())
+        self._known = dict(steps_on) if steps_on is not None else dict(self.parameters)
+        self._names = {id(tensor): name for name, tensor in self._known.items()}
 
     def model_tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers."""
@@ -69,29 +85,32 @@ class Trained:
         """
         if self.optimizer is None:
             return {}
-        names = {id(p): name for name, p in self.parameters.items()}
         found: dict[str, Tensor] = {}
         for parameter, state in self.optimizer.state.items():
-            if id(parameter) not in names:
+            if id(parameter) not in self._names:
                 raise CheckpointError(
                     "the optimizer trains a tensor that is not in the model",
                     given=f"shape {tuple(parameter.shape)}",
                     remedy="build it over the parameters of the model as it is now",
                 )
+            name = self._names[id(parameter)]
             for key, value in state.items():
                 if isinstance(value, bool | int | float):
                     value = torch.tensor(value, dtype=torch.float64)
                 if isinstance(value, Tensor):
-                    found[f"{OPTIMIZER_PREFIX}{names[id(parameter)]}/{key}"] = value.detach()
+                    piece = _as_piece(value.detach(), of=self.parameters[name], known=parameter)
+                    found[f"{OPTIMIZER_PREFIX}{name}/{key}"] = piece
         return found
 
     def texts(self) -> dict[str, str]:
         """Return what is saved of the optimizer beside tensors."""
         if self.optimizer is None:
             return {}
-        names = {id(p): name for name, p in self.parameters.items()}
         groups = [
-            {"names": [names[id(p)] for p in group["params"]], "options": _plain_options(group)}
+            {
+                "names": [self._names[id(p)] for p in group["params"]],
+                "options": _plain_options(group),
+            }
             for group in self.optimizer.param_groups
         ]
         return {KIND: type(self.optimizer).__name__, GROUPS: json.dumps(groups)}
@@ -116,7 +135,7 @@ class Trained:
             parameter = self.parameters.get(name)
             if not full.startswith(OPTIMIZER_PREFIX) or parameter is None:
                 continue
-            if id(parameter) not in trained:
+            if id(self._known.get(name)) not in trained:
                 continue
             if tuple(parameter.shape) == size:
                 found[full] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
@@ -142,6 +161,8 @@ class Trained:
         states: dict[str, dict[str, Any]] = {}
         for full, tensor in tensors.items():
             name, _, key = full.removeprefix(OPTIMIZER_PREFIX).rpartition("/")
+            if isinstance(tensor, DTensor) and not isinstance(self._known[name], DTensor):
+                tensor = tensor.to_local()
             states.setdefault(name, {})[key] = tensor
         options = {
             name: group["options"]
@@ -149,7 +170,7 @@ class Trained:
             for group in json.loads(told.get(GROUPS, "[]"))
             for name in group["names"]
         }
-        names = {id(p): name for name, p in self.parameters.items()}
+        names = self._names
         ready = self.optimizer.state_dict()
         order = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         ready["state"] = {i: states[name] for i, name in enumerate(order) if name in states}
@@ -159,6 +180,15 @@ class Trained:
                 if key in group:
                     group[key] = tuple(value) if isinstance(group[key], tuple) else value
         self.optimizer.load_state_dict(ready)
+
+
+def _as_piece(value: Tensor, *, of: Tensor, known: Tensor) -> Tensor:
+    """Return the state of a piece as a DTensor that lies as its parameter does."""
+    if not isinstance(of, DTensor) or isinstance(known, DTensor) or value.shape != known.shape:
+        return value
+    return DTensor.from_local(
+        value, of.device_mesh, of.placements, run_check=False, shape=of.shape, stride=of.stride()
+    )
 
 
 def plain(name: str) -> str:

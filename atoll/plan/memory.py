@@ -28,7 +28,7 @@ from atoll.strategies.table import resolve
 from atoll.train.build import load_data, whole_model
 from atoll.train.optimizers import build_optimizer
 
-PROGRAM_BYTES = 330_000_000
+PROGRAM_BYTES = 350_000_000
 """What Python, torch and Atoll take of main memory before there is any model; measured on Linux."""
 
 

@@ -29,9 +29,15 @@ from atoll.checkpoint.sharded import (
     start_sharded,
 )
 from atoll.checkpoint.spread_state import ties_of
-from atoll.config import MeshShape
+from atoll.config import MeshShape, parse_spec
 from atoll.errors import CheckpointCorrupt, CheckpointError
 from atoll.island.world import build_mesh
+from atoll.models import build_model
+from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.own_part import OwnPart
+from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.transport import as_part
+from atoll.train.optimizers import build_optimizer
 from atoll.wire.manifest import checkpoint_folder
 from tests.island.pool import Ranks
 
@@ -256,3 +262,86 @@ def test_failure_of_one_rank_is_told_by_all_and_leaves_no_checkpoint(
         "other cannot be saved" in told for told in ranks.run(2, _one_cannot_write, tmp_path)
     )
     assert not DirectoryStore(tmp_path).latest() > 0
+
+
+# ------------------------------------------------------------------------- the trainer's own parts
+
+GPT = '[model]\nname = "gpt"\nlayers = 2\nwidth = 24\nheads = 4\ncontext = 8\nvocab_size = 64\n'
+
+
+class Divided:
+    """A rank's part of a GPT as inner strategies make it, with its optimizer."""
+
+    def __init__(self, shape: MeshShape, *, seed: int) -> None:
+        spec = parse_spec(f"{GPT}[job]\nseed = {seed}\n")
+        torch.manual_seed(seed)
+        model: Any = build_model("gpt", **spec.model.options)
+        self.ties = ties_of(model)
+        optimizer = build_optimizer(model, spec.train)
+        names = {p: name for name, p in model.named_parameters()}
+        groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+        device = torch.device("cpu")
+        self.parts = divide(
+            model, Recipe(shape=shape), mesh=build_mesh(shape, device=device), device=device
+        )
+        self.own = OwnPart(optimizer, self.parts.parameters(), groups=groups, state={})
+
+    def whole(self) -> dict[str, Any]:
+        """Return everything as lists of numbers by name, gathered."""
+        found: dict[str, Any] = {}
+        for name, parameter in self.parts.parameters().items():
+            state = self.own.optimizer.state.get(self.own.steps_on[name], {})
+            for key, value in {"": parameter.detach(), **state}.items():
+                if isinstance(parameter, DTensor) and value.dim() and key:
+                    value = as_part(value, like=parameter)
+                full = value.full_tensor() if isinstance(value, DTensor) else value
+                found[f"{name}/{key}"] = full.tolist()
+        return found
+
+
+def _save_parts(folder: Path, shape: MeshShape) -> dict[str, Any]:
+    divided = Divided(shape, seed=1)
+    ids = torch.arange(64).view(8, 8) % 64
+    divided.parts.backward(ids, ids + 1 - 64 * (ids == 63).long())
+    divided.own.step()
+    save_sharded(
+        folder, 1, divided.parts, divided.own.optimizer, step=1, ties=divided.ties,
+        steps_on=divided.own.steps_on,
+    )  # fmt: skip
+    return divided.whole()
+
+
+def _load_parts(folder: Path, shape: MeshShape) -> dict[str, Any]:
+    divided = Divided(shape, seed=2)
+    load_sharded(folder, 1, divided.parts, divided.own.optimizer, steps_on=divided.own.steps_on)
+    return divided.whole()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [MeshShape(shard=4), MeshShape(pipeline=2, tensor=2), MeshShape(replicate=2), MeshShape()],
+    ids=str,
+)
+def test_parts_of_inner_strategies_go_on_under_any_mesh(
+    ranks: Ranks, trained: tuple[Path, dict[str, Any]], shape: MeshShape
+) -> None:
+    folder, before = trained
+    assert len(before) == 4 * 14
+    assert _together(ranks.run(shape.ranks, _load_parts, folder, shape)) == before
+
+
+@pytest.fixture(scope="module")
+def trained(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint of a GPT over four ranks in a square, after a step."""
+    folder = tmp_path_factory.mktemp("trained") / "job"
+    return folder, _together(ranks.run(4, _save_parts, folder, SQUARE))
+
+
+def test_exported_parts_are_a_whole_gpt(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    export_sharded(trained[0], 1, tmp_path / "gpt.safetensors")
+    model = build_model("gpt", **parse_spec(GPT).model.options)
+    model.load_state_dict(load_file(tmp_path / "gpt.safetensors"))
+    for name, parameter in model.named_parameters():
+        assert parameter.tolist() == trained[1][name + "/"]
