@@ -126,6 +126,27 @@ def test_dropouts_differ_inside_a_split_and_agree_outside(ranks: Ranks) -> None:
     assert torch.equal(inside, again[0])
 
 
+def _cross(case: Case) -> tuple[float, float]:
+    """Random numbers after a split with two inputs, and without it."""
+    torch.manual_seed(11)
+    torch.randint(2**62, ())
+    expected = torch.rand(()).item()
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in ("q", "k", "out")})
+    model.dropout = torch.nn.Dropout(0.5)
+    split(case, model)
+    torch.manual_seed(11)
+    queries = model["q"](torch.ones(2, 4))
+    keys = model["k"](torch.zeros(2, 4))
+    model["out"](model["dropout"](queries + keys))
+    return torch.rand(()).item(), expected
+
+
+def test_a_split_of_two_inputs_gives_the_shared_numbers_back(ranks: Ranks) -> None:
+    plan = {"q": "column", "k": "column", "out": "row"}
+    found = ranks.run(2, _cross, Case(recipe={"plan": plan}))
+    assert [after for after, _ in found] == [expected for _, expected in found]
+
+
 def _with_dropout(case: Case, recompute: bool) -> tuple[float, dict[str, Tensor]]:
     from torch.utils.checkpoint import checkpoint
 

@@ -86,7 +86,10 @@ class Apart:
         self._before: list[tuple[torch.Generator, Tensor]] = []
 
     def enter(self, device: torch.device) -> None:
-        """Begin a stretch; what an unfinished one has left is forgotten."""
+        """Begin a stretch; one that was left by an exception is forgotten.
+
+        Recomputation does that: it stops a forward pass as soon as it has what it needs.
+        """
         drawn = int(torch.randint(2**62, ()).item())
         seed = (drawn + SPREAD * (self._rank + 1)) % 2**63
         self._before = [(source, source.get_state()) for source in _generators(device)]

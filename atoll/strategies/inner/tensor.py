@@ -138,8 +138,9 @@ class _Entrance:
         """Be the hook before a column layer."""
         x, *others = given
         if x is not self._given:
+            inside = self._given is not None  # another input of the same split
             self._given, self._spread = x, self._whole(x)
-            if self._apart is not None and part.training:
+            if self._apart is not None and part.training and not inside:
                 self._apart.enter(x.device)
         return (self._spread, *others)
 
@@ -217,7 +218,8 @@ def _split_loss(module: nn.Module, model: nn.Module, plan: Plan, mesh: DeviceMes
         head = model.get_submodule(name)
         if word == "vocabulary" and isinstance(head, nn.Linear) and head in here:
             owner = cast(Any, model)
-            owner.criterion = split_criterion(
-                owner.criterion, group=mesh.get_group(), tokens=head.out_features
-            )
+            if callable(getattr(model, "criterion", None)):
+                owner.criterion = split_criterion(
+                    owner.criterion, group=mesh.get_group(), tokens=head.out_features
+                )
             return

@@ -129,7 +129,8 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (given,) = gradients
         chances, place, here = ctx.saved_tensors
-        slope = chances - ctx.smoothing / ctx.tokens if ctx.smoothing else chances.clone()
-        right = here[..., None].to(slope.dtype) * (ctx.smoothing - 1.0)
-        slope.scatter_add_(-1, place, right)
-        return slope.mul_(given[..., None]), None, None, None
+        spread = given[..., None]
+        flat = ctx.smoothing / ctx.tokens
+        slope = (chances - flat) * spread if flat else chances * spread
+        right = spread * (ctx.smoothing - 1.0) * here[..., None]
+        return slope.scatter_add_(-1, place, right), None, None, None
