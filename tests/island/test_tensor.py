@@ -126,6 +126,25 @@ def test_dropouts_differ_inside_a_split_and_agree_outside(ranks: Ranks) -> None:
     assert torch.equal(inside, again[0])
 
 
+def _dropped_pieces(case: Case) -> Tensor:
+    model, inputs, _ = make(case)
+    split(case, model)
+    seen: list[Tensor] = []
+    part = model.blocks[0].dropout
+    part.register_forward_pre_hook(lambda _, given: (torch.ones_like(given[0]),))
+    part.register_forward_hook(lambda _, __, outputs: seen.append(outputs.detach()))
+    torch.manual_seed(11)
+    model(inputs)
+    return seen[0]
+
+
+def test_pieces_of_a_sequence_drop_different_features(ranks: Ranks) -> None:
+    case = Case(options={"dropout": 0.5}, recipe={"sequence": True})
+    first, second = ranks.run(2, _dropped_pieces, case)
+    assert first.shape == second.shape == (ROWS, LENGTH // 2, WIDTH)
+    assert not torch.equal(first, second)
+
+
 def _cross(case: Case) -> tuple[float, float]:
     """Random numbers after a split with two inputs, and without it."""
     torch.manual_seed(11)

@@ -100,16 +100,26 @@ class TestWhereFrom:
         assert words["model.layers.0.self_attn.q_proj"] == "column"
         assert words["lm_head"] == words["model.embed_tokens"] == "vocabulary"
 
-    def test_experts_of_transformers_are_refused_by_their_name(self) -> None:
-        from transformers import MixtralConfig, MixtralForCausalLM
+    @pytest.mark.parametrize(
+        ("kind", "options", "part"),
+        [
+            ("MixtralForCausalLM", {"num_local_experts": 2}, r"mlp\.experts.*'packed_colwise'"),
+            ("Olmo2ForCausalLM", {}, r"self_attn\.q_proj: 'colwise_gather_output'"),
+        ],
+    )
+    def test_what_transformers_splits_in_other_ways_is_refused_by_its_name(
+        self, kind: str, options: dict[str, int], part: str
+    ) -> None:
+        import transformers
 
+        library: Any = transformers
+        build = getattr(library, kind)
         config: Any = {
             "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, **options,
         }  # fmt: skip
-        build: Any = MixtralForCausalLM
-        model = build(MixtralConfig(**config))
-        with pytest.raises(ConfigError, match=r"cannot be split.*model\.layers\.\*\.mlp\.experts"):
+        model = build(build.config_class(**config))
+        with pytest.raises(ConfigError, match=r"cannot be split.*model\.layers\.\*\." + part):
             plan_of(model, recipe())
 
     def test_well_known_names_will_do(self) -> None:

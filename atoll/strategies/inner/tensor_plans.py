@@ -46,14 +46,11 @@ THEIRS: Mapping[str, str] = MappingProxyType(
     {
         "colwise": "column",
         "rowwise": "row",
-        "colwise_gather_output": "vocabulary",
-        "colwise_rep": "vocabulary",
-        "embedding_rowwise": "vocabulary",
         "replicated_with_grad_allreduce": "inside",
         "replicate": "replicate",
     }
 )
-"""Word of a plan of `transformers` -> ours."""
+"""Word of a plan of `transformers` -> ours; theirs for an output layer means `vocabulary`."""
 
 HEADS = ("heads", "kv_heads", "num_attention_heads", "num_key_value_heads")
 """Where configurations of models say how many heads there are."""
@@ -185,20 +182,28 @@ def _translated(prefix: str, inner: Any) -> dict[str, str]:
         return {}
     theirs |= dict(getattr(type(inner), "_tp_plan", None) or {})
     found: dict[str, str] = {}
+    ends = _ends(inner)
     for pattern, word in theirs.items():
-        if word not in THEIRS:
+        if pattern not in ends and word not in THEIRS:
             raise ConfigError(
                 "a part of this model cannot be split over tensor ranks",
                 given=f"{prefix}{pattern}: {word!r} in the plan of {type(inner).__name__}",
                 expected="one of " + ", ".join(THEIRS),
                 remedy='inner = "fsdp", or a plan of your own in [island]',
             )
-        found[prefix + pattern] = THEIRS[word]
-    if "vocabulary" in found.values():  # the embedding may be the same matrix
-        embedding = inner.get_input_embeddings()
-        names = (name for name, module in inner.named_modules() if module is embedding)
-        found |= {prefix + name: "vocabulary" for name in names}
+        if pattern in ends:  # both: they may be the same matrix
+            found |= {prefix + name: "vocabulary" for name in ends}
+        else:
+            found[prefix + pattern] = THEIRS[word]
     return found
+
+
+def _ends(inner: Any) -> set[str]:
+    """Return the names of embedding and output layer of a `PreTrainedModel` that has both."""
+    first, last = inner.get_input_embeddings(), inner.get_output_embeddings()
+    if last is None:
+        return set()
+    return {name for name, module in inner.named_modules() if module is first or module is last}
 
 
 def _well_known(model: nn.Module) -> dict[str, str]:
