@@ -98,7 +98,7 @@ def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
             Panel(escape(sample), title="what the model writes", title_align="left"),
             soft_wrap=True,
         )
-    _say_files(console, folder)
+    _say_files(console, folder, writes=summary.get("accuracy") is None)
 
 
 def write(
@@ -135,7 +135,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "nodes": str(summary["nodes"]),
         "steps, tokens": f"{summary['steps']}, {screen.count(summary['tokens'])}",
         "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
-        "held-out loss": _from_to(summary.get("loss_first"), summary.get("loss_final")),
+        "held-out loss": _from_to(summary),
         "time": _time(summary),
         "tokens/s": f"{screen.count(summary['tokens_per_s'] or 0)} "
         f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'] or 0)})",
@@ -171,16 +171,20 @@ def _traffic(summary: Mapping[str, Any]) -> str:
     return f"{sent}, {times:,.0f} x less than data parallel ({screen.size(other)})"
 
 
-def _from_to(first: float | None, final: float | None) -> str:
-    numbers = ["-" if value is None else f"{value:.3f}" for value in (first, final)]
-    return f"{numbers[0]} -> {numbers[1]} nats per token"
+def _from_to(summary: Mapping[str, Any]) -> str:
+    losses = (summary.get("loss_first"), summary.get("loss_final"))
+    numbers = ["-" if value is None else f"{value:.3f}" for value in losses]
+    of_what = "token" if summary.get("accuracy") is None else "image"
+    return f"{numbers[0]} -> {numbers[1]} nats per {of_what}"
 
 
-def _say_files(console: Console, folder: Path) -> None:
+def _say_files(console: Console, folder: Path, *, writes: bool) -> None:
+    """Say where things are, and how a model that writes is let to."""
     where = escape(screen.shown(folder))
     console.print(f"report   {where}/report.html", soft_wrap=True)
     if (folder / EPISODES).is_dir():
         console.print(f"episodes {where}/{EPISODES}*.gif", soft_wrap=True)
     if (folder / "model.safetensors").exists():
         console.print(f"model    {where}/model.safetensors", soft_wrap=True)
-        console.print(f"         atoll generate {where} --prompt 'def '", soft_wrap=True)
+        if writes:
+            console.print(f"         atoll generate {where} --prompt 'def '", soft_wrap=True)
