@@ -129,6 +129,7 @@ class Trainer:
         """Remember where things are; nothing is built yet."""
         self.spec, self.group, self.directory = spec, group, directory
         self.lifeline, self.island = lifeline, island
+        self._loss_of = island.loss if island is not None else None
         self.clock, self.store = clock, store
         self.totals = Totals()
         self.began = clock.monotonic()
@@ -318,7 +319,7 @@ class Trainer:
         if not finished:
             return {}
         began = self.clock.monotonic()
-        look = last_look(self.built, seed=self.spec.job.seed)
+        look = last_look(self.built, seed=self.spec.job.seed, loss_of=self._loss_of)
         self.totals.evaluation_s += self.clock.monotonic() - began
         self.recorder.point({"held_out_loss": look["loss_final"]})
         return look
@@ -349,7 +350,7 @@ class Trainer:
                 self.built.model, self.built.held_out,
                 limit_tokens=self.spec.train.eval_tokens, share=members.index(self.group.me),
                 shares=len(members),
-                loss_of=None if self.island is None else self.island.loss,
+                loss_of=self._loss_of,
             )  # fmt: skip
         seconds = self.clock.monotonic() - began
         self.totals.evaluation_s += seconds
