@@ -171,7 +171,7 @@ def together(case: Case) -> Found:
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what ranks send each other, and the elements of it: those of the whole result."""
+    """Counts what ranks send each other; elements and bytes are those of the whole result."""
 
     NAMES: Mapping[str, str] = {
         "all_reduce": "sum", "allreduce": "sum", "all_gather_into_tensor": "gather",
@@ -183,6 +183,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
         self.elements: Counter[str] = Counter()
+        self.sent_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -196,4 +197,5 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
             while isinstance(sent, list | tuple):
                 sent = sent[0]
             self.elements[what] += sent.numel()
+            self.sent_bytes += sent.numel() * sent.element_size()
         return found

@@ -229,6 +229,28 @@ def test_half_precision_works_inside(
             assert (gradients[name] - gradient).norm() < 5 * bound * gradient.norm(), name
 
 
+def _half_sent(case: Case) -> tuple[int, int]:
+    model, inputs, _ = make(case)
+    split(case, model)
+    with Collectives() as forward, torch.autocast("cpu", torch.bfloat16):
+        outputs = model(inputs)
+    with Collectives() as backward:
+        outputs.float().sum().backward()
+    return forward.sent_bytes, backward.sent_bytes
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_half_precision_is_half_as_much_to_send(ranks: Ranks, sequence: bool) -> None:
+    recipe = {"vocabulary": False, "sequence": sequence}
+    case = Case(dtype=torch.float32, recipe=recipe)
+    activations = ROWS * LENGTH * WIDTH
+    (forward, backward), _ = ranks.run(2, _half_sent, case)
+    # With pieces a sum is a gather and a scatter; and the ends of the model are not half.
+    blocks = 2 * LAYERS * activations * 2 * (2 if sequence else 1)
+    ends = activations * 4 if sequence else 0
+    assert (forward, backward) == (blocks + ends, blocks + ends)
+
+
 def _compiled(case: Case) -> dict[str, Tensor]:
     model, inputs, targets = make(case)
     split(case, model)

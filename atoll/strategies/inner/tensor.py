@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -155,6 +156,9 @@ class _Entrance:
         self._given = self._spread = None
 
     def _whole(self, x: Tensor) -> DTensor:
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind) and x.is_floating_point():
+            x = x.to(torch.get_autocast_dtype(kind))  # else what is sent is twice as long
         if self._sequence:
             return joined(x, self._mesh)
         return DTensor.from_local(x, self._mesh, [Replicate()], run_check=False)
