@@ -4,7 +4,8 @@ Every kind of parallelism inside an island, against the same step written by han
 recipe of that kind: the same model, batch, optimizer and clipping in the same processes, segments
 of both taking turns. `ratio` is the median over pairs of Atoll's tokens per second divided by those
 by hand. Ranks are processes with one thread each. For pipelines `bubble` is the measured share of a
-step in which a rank has nothing to do, and `bubble_expected` the closed form of its schedule.
+step in which a rank has nothing to do, `bubble_expected` the closed form of its schedule, and
+`bubble_played` what that schedule comes to with the times that were measured for each stage.
 """
 
 from __future__ import annotations

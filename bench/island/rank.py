@@ -5,21 +5,25 @@ from __future__ import annotations
 import statistics
 import time
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import IslandTable, JobSpec, ModelTable, StrategyTable, TrainTable
 from atoll.config.place import RankPlace
 from atoll.island.crew import Crew
 from atoll.island.world import build_mesh, world
-from atoll.train.build import build, load_data, whole_model
+from atoll.strategies.inner.bubble import measure_bubble
+from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.recipe import Recipe
+from atoll.train.build import build, whole_model
 from atoll.train.crewed import Island
 from bench.island.bare import bare_step
 from bench.island.kinds import BATCH, CLIP, CONTEXT, LR, MODEL, Kind
 
-BARE = "bare"
+BARE, BUBBLE = "bare", "bubble"
 
 
 def spec_of(kind: Kind) -> JobSpec:
@@ -48,12 +52,13 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
         mesh = build_mesh(spec.mesh, device=device)
         crew = Crew(rank=place.rank, ranks=place.ranks)
         island = Island(spec, crew, mesh=mesh, device=device)
-        by_hand = bare_step(kind, whole_model(spec, load_data(spec)), mesh)
+        by_hand = bare_step(kind, whole_model(spec), mesh)
 
         def bare(*, steps: int) -> float:
             return [by_hand(*data[i % len(data)]) for i in range(steps)][-1]
 
         crew.on(BARE, bare)
+        crew.on(BUBBLE, lambda: bubble(spec, data[0], mesh=mesh, device=device))
         if not place.leads:
             crew.serve()
             return {}
@@ -77,7 +82,7 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
             for name, side in turns:
                 sides[name].append(seconds_of(side, steps))
             turns.reverse()
-        bubbles = _bubble(crew, kind)
+        idle = crew.call(BUBBLE)
         crew.end()
     tokens = steps * BATCH * CONTEXT
     ratios = [b / a for a, b in zip(sides["atoll"], sides["bare"], strict=True)]
@@ -87,14 +92,27 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
         "ratio": round(statistics.median(ratios), 4),
         "atoll_tokens_per_s": round(tokens / statistics.median(sides["atoll"])),
         "bare_tokens_per_s": round(tokens / statistics.median(sides["bare"])),
-        **bubbles,
+        **idle,
         "pairs": [round(ratio, 4) for ratio in ratios],
         "steps_per_segment": steps,
     }
 
 
-def _bubble(crew: Crew, kind: Kind) -> dict[str, Any]:
-    return {"bubble": "", "bubble_expected": ""}
+def bubble(
+    spec: JobSpec, data: tuple[Tensor, Tensor], *, mesh: DeviceMesh, device: torch.device
+) -> dict[str, Any]:
+    """Return the idle share of real steps of a pipeline; collective."""
+    if mesh["pipeline"].size() == 1:
+        return {"bubble": "", "bubble_expected": "", "bubble_played": ""}
+    model = whole_model(spec)
+    parts = divide(model, Recipe.of(spec), mesh=mesh, device=device, sample=data)
+    parts.train(True)
+    seen = measure_bubble(cast(Any, parts), *data, steps=7)
+    return {
+        "bubble": round(seen.measured, 4),
+        "bubble_expected": round(seen.expected, 4),
+        "bubble_played": round(seen.played, 4),
+    }
 
 
 def seconds_of(side: Any, steps: int) -> float:
