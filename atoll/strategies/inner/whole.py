@@ -83,7 +83,8 @@ class WholeParts:
             # By hand, this once: it shows whether the forward pass leaves parameters out.
             self._unused = not average(list(self._parameters.values()), self._group)
         complete(self._parameters.values())
-        average_changes(self._buffers.values(), before, mesh=self.mesh)
+        if before:
+            average_changes(self._buffers.values(), before, mesh=self.mesh)
         return sum_over_data(total / self._rows.ranks, self.mesh)
 
     @torch.no_grad()
