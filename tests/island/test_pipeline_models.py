@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
+from unittest.mock import patch
 
 import pytest
+import torch
 from torch import Tensor
 
 from atoll.models import MODELS
 from tests.island.pipeline_kit import merged, pipeline
 from tests.island.pool import Ranks
-from tests.island.reference import assert_same, gpt, gradients
+from tests.island.reference import assert_same, batch_for, gpt, gradients, plain
 from tests.models.test_contract import small, some_batch, stirred
 
 WORDS = [
@@ -68,3 +71,16 @@ def _left(axes: dict[str, int]) -> list[str]:
 def test_what_is_on_other_ranks_is_let_go(ranks: Ranks, axes: dict[str, int]) -> None:
     for left in ranks.run(2 * axes.get("tensor", 1), _left, axes):
         assert left == []
+
+
+def _compiled() -> dict[str, Tensor]:
+    quick = partial(torch.compile, backend="eager")  # the same graphs, without a C++ compiler
+    with patch.object(torch, "compile", lambda forward, **_: quick(forward)):
+        parts = pipeline(gpt(), {"pipeline": 2}, compile=True, recompute="every:2")
+    parts.backward(*batch_for(gpt()))
+    return gradients(parts)
+
+
+def test_stages_may_be_compiled(ranks: Ranks) -> None:
+    _, expected = plain("gpt")
+    assert_same(merged(ranks.run(2, _compiled)), expected)
