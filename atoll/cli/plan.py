@@ -52,13 +52,12 @@ def memory(
     from atoll.cli import screen
     from atoll.cli.jobfile import Overrides, read_target
     from atoll.cli.plan_pages import page
-    from atoll.plan.memory import plan_memory
+    from atoll.plan.memory import plan_memory, sizes_of
     from atoll.plan.remedies import nearest_change
-    from atoll.train.build import load_data
 
     spec = read_target(job, Overrides(settings=settings or ())).spec
     wanted = parse_size(memory_) if memory_ else 0
-    data = load_data(spec) if spec.kind == "trainer" else None
+    data = sizes_of(spec) if spec.kind == "trainer" else None
     found = plan_memory(spec, data=data)
     limit = wanted or _needed(found)
     fits = not limit or found.worst_bytes <= limit

@@ -65,13 +65,13 @@ class LeaderMemory:
     """During a round: the mean of all, and packets."""
 
 
-def leader_memory(spec: JobSpec, resolved: Resolved, dataset: Any) -> LeaderMemory:
+def leader_memory(spec: JobSpec, resolved: Resolved, dataset: Any = None) -> LeaderMemory:
     """Return what a member keeps for rounds with others.
 
     Args:
         spec: The job.
         resolved: Its strategy.
-        dataset: What it trains on.
+        dataset: What it trains on, if the model's size depends on it.
 
     Raises:
         ConfigError: an option or the codec is unknown or out of range.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.config import JobSpec
-from atoll.data import Dataset, ImageDataset
+from atoll.data import Dataset, ImageDataset, is_images
 from atoll.errors import ConfigError
 from atoll.plan.cutting import faked
 from atoll.plan.leader import leader_memory
@@ -25,7 +25,7 @@ from atoll.plan.stages import Cut
 from atoll.strategies.fitting import check
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.table import resolve
-from atoll.train.build import load_data, whole_model
+from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optimizers import build_optimizer
 
 PROGRAM_BYTES = 350_000_000
@@ -94,7 +94,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
 
     Args:
         spec: The job.
-        data: What it trains on, if that is loaded already: the model depends on it.
+        data: What `sizes_of` returned, if that is known already.
 
     Raises:
         ConfigError: the job would be refused at its start, or is none of the built-in trainer.
@@ -111,7 +111,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
         resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
         optimizer=spec.train.optimizer,
     )  # fmt: skip
-    dataset = data if data is not None else load_data(spec)
+    dataset = data if data is not None else sizes_of(spec)
     recipe = Recipe.of(spec)
     with torch.random.fork_rng(devices=[]):
         with torch.device("meta"):
@@ -132,7 +132,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
 
 
 def _ranks(
-    spec: JobSpec, recipe: Recipe, dataset: Any, model: Any
+    spec: JobSpec, recipe: Recipe, dataset: Dataset | ImageDataset | None, model: Any
 ) -> tuple[list[RankMemory], Cut, int, int, int]:
     """Return the memory of each rank, and what was found on the way."""
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -159,10 +159,28 @@ def _ranks(
     return found, cut, max(each.held for each in places), elements, model_bytes
 
 
-def sample(dataset: Any, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets as a model takes them, without sense."""
-    if isinstance(dataset, ImageDataset):
-        side = dataset.train.pixels.shape[1]
+def sizes_of(spec: JobSpec) -> Dataset | ImageDataset | None:
+    """Return a job's data if the size of its model depends on them; None: nothing is read.
+
+    Raises:
+        ConfigError: no such data, or none for the job's model.
+        DataError: they are missing or too small.
+    """
+    check_data(spec)
+    told = is_images(spec.data.corpus) or spec.data.tokenizer.startswith("bpe")
+    return load_data(spec) if told else None
+
+
+def sample(data: Dataset | ImageDataset | None, model: Any, *, rows: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as a model takes them, without sense.
+
+    Args:
+        data: What `sizes_of` returned.
+        model: Of the job.
+        rows: Of the batch.
+    """
+    if isinstance(data, ImageDataset):
+        side = data.train.pixels.shape[1]
         return torch.zeros(rows, 1, side, side), torch.zeros(rows, dtype=torch.int64)
     ids = torch.zeros(rows, model.config.context, dtype=torch.int64)
     return ids, torch.zeros_like(ids)

@@ -36,7 +36,7 @@ def nearest_change(plan: MemoryPlan, *, limit_bytes: int, data: Any) -> Change |
     Args:
         plan: Of the job as it is.
         limit_bytes: What a rank may take where it computes.
-        data: What it trains on.
+        data: What it trains on, if the model's size depends on it.
     """
     for words, spec in _changes(plan, limit_bytes=limit_bytes):
         try:

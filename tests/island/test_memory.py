@@ -12,12 +12,12 @@ from torch import Tensor
 
 from atoll.config import JobSpec, parse_spec
 from atoll.island.world import build_mesh
-from atoll.plan.memory import plan_memory, sample
+from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.strategies.inner.divide import divide
 from atoll.strategies.inner.own_part import OwnPart
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.transport import local_of
-from atoll.train.build import load_data, whole_model
+from atoll.train.build import whole_model
 from atoll.train.optimizers import build_optimizer
 from tests.island.pool import Ranks
 
@@ -64,9 +64,9 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 
 def _measured(spec: JobSpec) -> dict[str, int]:
-    dataset, recipe = load_data(spec), Recipe.of(spec)
-    model: Any = whole_model(spec, dataset)
-    inputs, targets = sample(dataset, model, rows=spec.train.batch)
+    recipe = Recipe.of(spec)
+    model: Any = whole_model(spec)
+    inputs, targets = sample(sizes_of(spec), model, rows=spec.train.batch)
     optimizer = build_optimizer(model, spec.train)
     names = {p: name for name, p in model.named_parameters()}
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]

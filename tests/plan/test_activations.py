@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.config import JobSpec
 from atoll.models import MODELS
-from atoll.plan.memory import plan_memory, sample
+from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.plan.stages import Cut
 from atoll.strategies.inner.precision import computing, widened
 from atoll.strategies.inner.recipe import Recipe
-from atoll.train.build import load_data, whole_model
+from atoll.train.build import whole_model
 from tests.plan.jobs import job
 
 WITHIN = 0.02
@@ -24,9 +24,9 @@ WITHIN = 0.02
 
 def saved_bytes(spec: JobSpec) -> int:
     """Return what autograd keeps of a real forward pass, without the model's own tensors."""
-    dataset, rows = load_data(spec), spec.train.batch // spec.train.accumulate
-    model: Any = whole_model(spec, dataset)
-    inputs, targets = sample(dataset, model, rows=rows)
+    rows = spec.train.batch // spec.train.accumulate
+    model: Any = whole_model(spec)
+    inputs, targets = sample(sizes_of(spec), model, rows=rows)
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), inputs)}
     kept: dict[int, Tensor] = {}
 
@@ -84,10 +84,10 @@ def test_stages_keep_as_many_passes_as_their_order_says(
     plan = plan_memory(spec)
     assert (plan.rows, plan.cuts, plan.guessed) == (2, (3,), False)
     assert plan.held == max(held)
-    dataset, recipe = load_data(spec), Recipe.of(spec)
+    recipe = Recipe.of(spec)
     with FakeTensorMode():
-        cut = Cut(whole_model(spec, dataset), recipe, batch=spec.train.batch)
-        places = cut.places(*sample(dataset, whole_model(spec, dataset), rows=cut.rows))
+        cut = Cut(whole_model(spec), recipe, batch=spec.train.batch)
+        places = cut.places(*sample(sizes_of(spec), whole_model(spec), rows=cut.rows))
     for rank, place, count in zip(plan.ranks, places, held, strict=True):
         assert place.held == count
         assert rank.activations == place.passed.kept * count

@@ -16,7 +16,7 @@ from atoll.plan.leader import leader_memory, tensors_in
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
-from atoll.train.build import load_data, whole_model
+from atoll.train.build import whole_model
 from atoll.train.optimizers import build_optimizer
 from tests.plan.jobs import job
 
@@ -50,10 +50,10 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_outer_state_is_what_members_keep_after_rounds(tmp_path: Path, name: str) -> None:
     spec = job(tmp_path, strategy=STRATEGIES[name], sizes=SIZES, train="steps = 100")
-    resolved, dataset = resolve(spec.strategy, steps=spec.train.steps), load_data(spec)
+    resolved = resolve(spec.strategy, steps=spec.train.steps)
 
     def member(group: Group) -> tuple[int, int]:
-        model: Any = whole_model(spec, dataset)
+        model: Any = whole_model(spec)
         own = {_key(t) for t in (*model.parameters(), *model.buffers())}
         task = Task(model, build_optimizer(model, spec.train), member=group.me, last=100)
         outer, codec = build_outer(resolved), make_codec(resolved.codec)
@@ -68,7 +68,7 @@ def test_outer_state_is_what_members_keep_after_rounds(tmp_path: Path, name: str
         return nbytes, _whole(model)
 
     (measured, model_bytes), _ = MemoryGroups(2).together(member)
-    found = leader_memory(spec, resolved, dataset)
+    found = leader_memory(spec, resolved)
     assert found.outer == pytest.approx(measured, rel=0.05, abs=0.02 * model_bytes)
     assert (found.exchange > 0) == (name != "alone")
 
@@ -86,7 +86,7 @@ def test_diloco_keeps_three_vectors_and_error_feedback_three_more(tmp_path: Path
     for codec in ("fp32", "feedback(int8)"):
         spec = job(tmp_path, strategy=f'outer = "diloco"\ncodec = "{codec}"')
         resolved = resolve(spec.strategy, steps=spec.train.steps)
-        found[codec] = leader_memory(spec, resolved, load_data(spec))
-    model = sum(p.nbytes for p in whole_model(spec, load_data(spec)).parameters())
+        found[codec] = leader_memory(spec, resolved)
+    model = sum(p.nbytes for p in whole_model(spec).parameters())
     assert found["fp32"].outer == pytest.approx(3 * model, rel=0.01)
     assert found["feedback(int8)"].outer == pytest.approx(6 * model, rel=0.01)
