@@ -30,6 +30,7 @@ from tests.island.reference import MODELS as OTHERS
 STEPS, ROWS = 4, 8
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     **OTHERS,
+    "single": lambda: gpt().float(),
     "even": lambda: gpt(vocab_size=18),  # its vocabulary can be halved
 }
 
@@ -66,10 +67,11 @@ def task_of(model: nn.Module, train: TrainTable) -> Task:
     return Task(model, optimizer, StepSchedule(optimizer, learning_rate(train)), last=train.steps)
 
 
-def by_itself(name: str, train: TrainTable) -> Member:
+def by_itself(name: str, train: TrainTable, **words: Any) -> Member:
     """Return a member of one process, which trains the usual way."""
     task = task_of(MODELS[name](), train)
-    return Member(task, Local(language_model_loss, clip=train.clip), outer_of(task))
+    local = Local(language_model_loss, clip=train.clip, recipe=Recipe(**words))
+    return Member(task, local, outer_of(task))
 
 
 def outer_of(task: Task) -> Outer:

@@ -62,6 +62,25 @@ def test_every_mesh_trains_like_one_process(
     assert_equal(found[0], trained(by_itself("even", train)))
 
 
+@pytest.mark.parametrize("axes", [{"replicate": 2}, {"shard": 2}], ids=["ddp", "fsdp"])
+def test_in_fp32_two_ranks_are_two_halves_of_a_batch_bit_for_bit(
+    ranks: Ranks, axes: dict[str, int]
+) -> None:
+    """Where sums are in the same order; the factor that clips comes from sums in another one."""
+    train = table(clip=0.0)
+    found = ranks.run(2, _run, "single", train, axes, {})[0]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks: products of other numbers of threads round otherwise
+    try:
+        expected = trained(by_itself("single", train, accumulate=2))
+    finally:
+        torch.set_num_threads(threads)
+    assert [x for x, _ in found[0]] == pytest.approx([x for x, _ in expected[0]], rel=1e-6)
+    for name, tensor in expected[1].items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(found[1][name], tensor), name
+
+
 @pytest.mark.parametrize("name", ["perceptron", "odd", "untied"])
 def test_models_of_any_kind_train_over_a_square(ranks: Ranks, name: str) -> None:
     """Without units or a plan, with frozen and unused parameters and a buffer."""
