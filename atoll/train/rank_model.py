@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,7 +75,8 @@ class RankModel:
         """Look at a model that is spread already; collective.
 
         Raises:
-            ConfigError: it was spread in a way that shows no whole tensors.
+            ConfigError: it was spread in a way that shows no whole tensors, or not every rank has
+                a part of each.
         """
         _check(model)
         self._model, self._crew = model, crew
@@ -84,6 +86,7 @@ class RankModel:
         parameters = {_plain(name): p for name, p in plain.named_parameters()}
         saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
         buffers = {_plain(n): b for n, b in plain.named_buffers() if id(b) in saved}
+        _check_alike([*parameters, *buffers], crew=crew)
         circles = Circles()
         self._transport = Transport({**parameters, **buffers}, device=device, circles=circles)
         self._moments = Moments(optimizer, parameters, device=device, circles=circles)
@@ -236,4 +239,21 @@ def _check(model: nn.Module) -> None:
             given=type(model).__name__,
             expected="fully_shard, which shows them as DTensors",
             remedy='torch.distributed.fsdp.fully_shard(module, mesh=run.mesh["shard"])',
+        )
+
+
+def _check_alike(names: Sequence[str], *, crew: Crew) -> None:
+    """Refuse a model of which ranks have different parameters; the same error on every rank.
+
+    Raises:
+        ConfigError: they have.
+    """
+    told = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
+    rows = crew.gather(torch.tensor([int.from_bytes(told), len(names)]))
+    if len({tuple(row) for row in rows.tolist()}) > 1:
+        raise ConfigError(
+            "the ranks of an island have different parameters",
+            given=f"{', '.join(str(int(row[1])) for row in rows)} tensors on ranks 0, 1, ...",
+            expected="the same model on every rank, each with a part of every tensor",
+            remedy="for a pipeline use the built-in trainer, which divides models into stages",
         )

@@ -308,12 +308,10 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: Ranks, tmp_path: Path)
 
 
 def _elsewhere(folder: str) -> str:
-    with pytest.raises(ConfigError) as caught, enter(WAYS["fsdp"][0], folder=Path(folder)) as run:
-        _ = run.mesh
-        if run.rank == 0:
-            run.stepped()
-        else:
-            run.finish()
+    run = enter(WAYS["fsdp"][0], folder=Path(folder))
+    _ = run.mesh
+    with pytest.raises(ConfigError) as caught:
+        (run.finish if run.rank else run.stepped)()
     return str(caught.value)
 
 
@@ -331,7 +329,8 @@ def _refused(folder: str) -> list[str]:
                 ask()
             told.append(str(caught.value))
     model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
-    for outer, spread in (("ddp", by_fsdp(net(), run)), ("diloco", model)):
+    stage = net()[run.rank : run.rank + 3]  # type: ignore[index]
+    for outer, spread in (("ddp", by_fsdp(net(), run)), ("diloco", model), ("diloco", stage)):
         with pytest.raises(ConfigError) as caught:
             run.wrap(spread, adamw(spread), outer=outer)
         told.append(str(caught.value))
@@ -343,9 +342,18 @@ def test_what_an_island_cannot_do_is_refused_on_every_rank(ranks: Ranks, tmp_pat
     assert first == second[3:]
     assert "run.mesh" in second[0]
     assert "queues and topics" in second[1]
+    assert "combine" in first[0]
     assert "fully_shard" in first[1]
-    with pytest.raises(ConfigError, match="3 ranks"):
-        ranks.run(3, _shares, "fsdp", str(tmp_path))
+    assert "different parameters" in first[2]
+    for told in ranks.run(3, _too_many, str(tmp_path)):
+        assert "shard=2" in told
+        assert "3 ranks" in told
+
+
+def _too_many(folder: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        enter(WAYS["fsdp"][0], folder=Path(folder))
+    return str(caught.value)
 
 
 def test_a_process_alone_may_spread_its_model_over_itself(ranks: Ranks, tmp_path: Path) -> None:
