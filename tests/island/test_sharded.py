@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from atoll.checkpoint import DirectoryStore
+from atoll.checkpoint import DirectoryStore, describe
 from atoll.checkpoint.sharded import (
     FORMAT,
     export_sharded,
@@ -30,6 +30,7 @@ from atoll.checkpoint.sharded import (
 )
 from atoll.checkpoint.spread_state import ties_of
 from atoll.config import MeshShape, parse_spec
+from atoll.data import ByteTokenizer
 from atoll.errors import CheckpointCorrupt, CheckpointError
 from atoll.island.world import build_mesh
 from atoll.models import build_model
@@ -38,6 +39,7 @@ from atoll.strategies.inner.own_part import OwnPart
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.transport import as_part
 from atoll.train.optimizers import build_optimizer
+from atoll.train.sample import load_model, write_text
 from atoll.wire.manifest import checkpoint_folder
 from tests.island.pool import Ranks
 
@@ -304,9 +306,11 @@ def _save_parts(folder: Path, shape: MeshShape) -> dict[str, Any]:
     ids = torch.arange(64).view(8, 8) % 64
     divided.parts.backward(ids, ids + 1 - 64 * (ids == 63).long())
     divided.own.step()
+    options = parse_spec(GPT).model.options
     save_sharded(
         folder, 1, divided.parts, divided.own.optimizer, step=1, ties=divided.ties,
         steps_on=divided.own.steps_on,
+        texts=describe("gpt", options=options, tokenizer=ByteTokenizer().to_json()),
     )  # fmt: skip
     return divided.whole()
 
@@ -337,11 +341,11 @@ def trained(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, _together(ranks.run(4, _save_parts, folder, SQUARE))
 
 
-def test_exported_parts_are_a_whole_gpt(
+def test_exported_parts_are_a_whole_gpt_that_can_write(
     trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     export_sharded(trained[0], 1, tmp_path / "gpt.safetensors")
-    model = build_model("gpt", **parse_spec(GPT).model.options)
-    model.load_state_dict(load_file(tmp_path / "gpt.safetensors"))
+    model, tokenizer = load_model(tmp_path / "gpt.safetensors")
+    assert write_text(model, tokenizer, "\x01", tokens=2, temperature=0.0, seed=1)
     for name, parameter in model.named_parameters():
         assert parameter.tolist() == trained[1][name + "/"]
