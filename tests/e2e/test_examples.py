@@ -22,9 +22,11 @@ def test_every_example_has_a_test_here() -> None:
         "actors.py",
         "brackets.toml",  # test_rl_text.py
         "elastic.toml",
+        "embedding_server.py",  # tests/integrations, as the next script
         "fashion_mnist.toml",  # test_model_examples.py, as the next and gpt_fsdp.toml
         "fine_tune.toml",
         "four_laptops.toml",
+        "fsdp_diloco.py",
         "gpt.toml",
         "gpt_fsdp.toml",
         "lightning_trainer.py",
