@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.checkpoint import describe
 from atoll.codec import make_codec
@@ -17,6 +18,7 @@ from atoll.data import (
     ByteTokenizer,
     Dataset,
     Deal,
+    HeldOut,
     HeldOutBatches,
     ImageDataset,
     ImageShards,
@@ -38,6 +40,10 @@ from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
 
 OF_THE_MODEL = "model"
 """`tokenizer` in `[data]` that means: the one that the pretrained model brings along."""
+
+MOST_LOGITS = 1 << 26
+"""Most logits of one forward pass of an evaluation, 256 MB in fp32: with the fifty thousand tokens
+of a pretrained model, a usual batch would take gigabytes."""
 
 EVALUATIONS = 10
 CHECKPOINTS = 8
@@ -222,7 +228,15 @@ def _dealt(
         return ImageShards(dataset.train, slots=slots, seed=seed, order=order), dataset.batches
     context = model.config.context
     shards = Shards(dataset.train, slots=slots, context=context, seed=seed, order=order)
-    return shards, partial(dataset.held_out.batches, context=context)
+    rows = max(1, MOST_LOGITS // (context * dataset.tokenizer.vocab_size))
+    return shards, partial(_held_out, dataset.held_out, context=context, rows=rows)
+
+
+def _held_out(
+    held_out: HeldOut, *, context: int, rows: int, batch: int, limit_tokens: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield held-out sequences, at most `rows` of them at a time."""
+    return held_out.batches(context=context, batch=min(batch, rows), limit_tokens=limit_tokens)
 
 
 def _about(spec: JobSpec, dataset: Dataset | ImageDataset, model: Any) -> dict[str, str]:

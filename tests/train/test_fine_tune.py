@@ -150,6 +150,18 @@ def test_tokenizer_of_a_model_that_brings_none_is_refused(spec: JobSpec, model: 
         build(other, member="w0", slot=0, num_slots=1)
 
 
+def test_evaluation_of_a_large_vocabulary_takes_fewer_sequences_at_a_time(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build(spec, member="w0", slot=0, num_slots=1).held_out
+    monkeypatch.setattr("atoll.train.build.MOST_LOGITS", 3 * 16 * 300)
+    cut = build(spec, member="w0", slot=0, num_slots=1).held_out
+    assert max(len(inputs) for inputs, _ in whole(batch=64)) == 64
+    assert max(len(inputs) for inputs, _ in cut(batch=64)) == 3
+    one, other = (torch.cat([x for x, _ in batches(batch=64)]) for batches in (whole, cut))
+    assert torch.equal(one, other)
+
+
 def test_random_model_has_the_vocabulary_of_the_data() -> None:
     config = {
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
