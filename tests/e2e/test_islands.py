@@ -23,7 +23,7 @@ def islands(atoll: Atoll, *, steps: int, every: int, **island: str) -> Path:
     path = atoll.job(steps=steps, every=every)
     lines = [f"{key} = {value}" for key, value in {"ranks": "2", **island}.items()]
     text = path.read_text().replace("[strategy]", '[strategy]\ninner = "fsdp"')
-    text = text.replace("[checkpoint]\nevery = 1", "[checkpoint]\nevery = 25")
+    text = text.replace("[checkpoint]\nevery = 1", "[checkpoint]\nevery = 5")
     path.write_text("\n".join([text, "[island]", *lines]))
     return path
 
@@ -56,10 +56,10 @@ def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: in
     mine[rank].kill()
     psutil.wait_procs(mine.values(), timeout=10)
     assert not any(process.is_running() for process in mine.values()), "all end, not only one"
-    until(lambda: ["w0"] in contributors(client, job, since=before))
+    until(lambda: ["w0"] in contributors(client, job, since=before), timeout_s=START_S)
     until(lambda: kinds(client, job).count("recovered") > back, timeout_s=START_S)
     seen = client.rounds(job)["last"]
-    until(lambda: ["w0", "w1"] in contributors(client, job, since=seen))
+    until(lambda: ["w0", "w1"] in contributors(client, job, since=seen), timeout_s=START_S)
     told = [line["text"] for line in client.logs(job)["lines"]]
     assert any(f"rank {rank} of the 2 of w1 was killed" in line for line in told)
 
@@ -67,7 +67,7 @@ def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: in
 def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
     """Stop a job after its round; return what its members reported."""
     client.stop(job, grace_s=20.0)
-    until(lambda: client.job(job)["state"] == "stopped", timeout_s=40)
+    until(lambda: client.job(job)["state"] == "stopped", timeout_s=START_S)
     return [member["result"] for member in client.job(job)["members"]]
 
 
@@ -80,7 +80,7 @@ def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="both", slots=2)
     with hub.client() as client:
-        until(lambda: len(client.nodes()) == 1)
+        until(lambda: len(client.nodes()) == 1, timeout_s=START_S)
         name = client.submit(job.read_text())
         assert client.job(name)["island"] == "shard=2"
         until(lambda: ["w0", "w1"] in contributors(client, name, since=-1), timeout_s=START_S)
@@ -97,19 +97,19 @@ def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
 def test_job_of_islands_is_stopped_without_leftovers_and_goes_on_in_another_mesh(
     atoll: Atoll,
 ) -> None:
-    running = atoll.start("run", str(islands(atoll, steps=100_000, every=10)), "--local", "1")
-    until(lambda: list(atoll.runs.glob("tiny-*/events.jsonl")))
+    running = atoll.start("run", str(islands(atoll, steps=100_000, every=5)), "--local", "1")
+    until(lambda: list(atoll.runs.glob("tiny-*/events.jsonl")), timeout_s=START_S)
     folder = atoll.job_folder()
     events = folder / "events.jsonl"
     until(lambda: "checkpoint" in events.read_text(), timeout_s=START_S)
     running.interrupt()
-    assert running.wait().code == 130
+    assert running.wait(timeout_s=START_S).code == 130
     assert not atoll.processes()
     step = 50 + max(
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     )
     again = ("--set", "strategy.inner=tensor", "--set", f"train.steps={step}")
-    done = atoll.run("resume", str(folder), *again, timeout_s=90)
+    done = atoll.run("resume", str(folder), *again, timeout_s=2 * START_S)
     assert done.code == 0, done.both
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["strategy"]["inner"]) == (step, "tensor")
