@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from atoll.strategies.inner.stages import chain_of, check_chain
 from tests.island.pool import Ranks
 from tests.island.reference import CPU, FEATURES, Perceptron, batch_for, gpt, odd
 
+dist: Any = torch.distributed
 COSTS = st.lists(st.integers(0, 9) | st.floats(0, 10, allow_nan=False), min_size=1, max_size=9)
 
 
@@ -170,13 +172,16 @@ def _cut(model: nn.Module, axes: dict[str, int], *, known: bool, **words: Any) -
     mesh = build_mesh(MeshShape(**axes), device=CPU)
     sample = batch_for(model) if known and mesh.get_rank() == 0 else None
     recipe = Recipe(shape=MeshShape(**axes), **words)
+    found: Any
     try:
         parts = divide(model, recipe, mesh=mesh, device=CPU, sample=sample)
         assert isinstance(parts, PipelineParts)
         parts.backward(*batch_for(model))
+        found = parts.cuts
     except ConfigError as error:
-        return str(error)
-    return parts.cuts
+        found = str(error)
+    dist.barrier()  # others may still be on their way into the groups of the mesh
+    return found
 
 
 def _measured() -> Any:

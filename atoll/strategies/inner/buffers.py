@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from atoll.strategies.inner.rows import sum_over_data
+from atoll.strategies.inner.rows import DATA_AXES, sum_over_data
 
 
 @torch.no_grad()
@@ -24,7 +25,8 @@ def average_changes(
         before: Copies of what they were, equal on all data ranks.
         mesh: With the axes `replicate` and `shard`.
     """
-    ranks = mesh["replicate"].size() * mesh["shard"].size()
+    names = mesh.mesh_dim_names or ()
+    ranks = math.prod(mesh.shape[names.index(axis)] for axis in DATA_AXES)
     if ranks == 1 or not before:
         return
     now = list(buffers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class PipelineParts:
         self._recipe, self._device = recipe, device
         self._group = mesh.get_group("pipeline")
         self._rank = mesh.get_local_rank("pipeline")
+        self._rows = Rows.of(mesh)
         self.shape = PipelineShape(recipe.schedule, mesh["pipeline"].size(), recipe.chunks)
         if recipe.microbatches:
             check_microbatches(self.shape, recipe.microbatches)
@@ -140,10 +142,10 @@ class PipelineParts:
         Raises:
             ConfigError: the rows of the batch cannot be dealt out evenly.
         """
-        ranks, recipe = Rows.of(self.mesh).ranks, self._recipe
-        share = rows // (ranks * recipe.accumulate)
+        recipe = self._recipe
+        share = rows // (self._rows.ranks * recipe.accumulate)
         number = microbatches_of(self.shape, wanted=recipe.microbatches, rows=share)
-        Rows.of(self.mesh, accumulate=recipe.accumulate, microbatches=number).check(rows)
+        replace(self._rows, accumulate=recipe.accumulate, microbatches=number).check(rows)
         return number
 
     def passes(self, rows: int) -> int:
@@ -160,7 +162,7 @@ class PipelineParts:
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
         parts = self._recipe.accumulate
         runs = number * parts // passes
-        mine = Rows.of(self.mesh).share(inputs, targets)
+        mine = self._rows.share(inputs, targets)
         for parameter in self._parameters.values():
             parameter.grad = None
         before = [buffer.clone() for buffer in self._buffers.values()]
@@ -179,7 +181,7 @@ class PipelineParts:
 
         Rows are filled up with copies of the first one, so that all microbatches are alike.
         """
-        share, number = Rows.of(self.mesh), self.shape.ranks
+        share, number = self._rows, self.shape.ranks
         rows = len(inputs)
         each = -(-rows // (share.ranks * number))
         first = share.rank * number * each
@@ -249,7 +251,7 @@ class PipelineParts:
         """Return the mean over the ranks that see data of what the last ranks of rows have."""
         last = self.shape.ranks - 1
         dist.broadcast(total, group_src=last, group=self._group)
-        return sum_over_data(total, self.mesh) / Rows.of(self.mesh).ranks
+        return sum_over_data(total, self.mesh) / self._rows.ranks
 
     def _let_go(self) -> None:
         """Give back what was gathered: it would outlive a change of the shards."""
