@@ -26,6 +26,7 @@ PARTS = {
     "picture": "picture",
     "outer": "outer state",
     "exchange": "a round",
+    "checkpoint": "a checkpoint",
 }
 """Field of a rank's memory -> heading of its column."""
 

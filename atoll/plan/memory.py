@@ -123,12 +123,24 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
     first = replace(
         ranks[0], outer=leader.outer, exchange=leader.exchange,
         picture=leader.picture if len(ranks) > 1 else 0,
+        checkpoint=_checkpoint(ranks, model_bytes=model_bytes, outer=leader.outer),
     )  # fmt: skip
     return MemoryPlan(
         spec=spec, ranks=(first, *ranks[1:]), elements=elements, model_bytes=model_bytes,
         rows=cut.rows, held=held, cuts=cut.cuts, device=_device(spec),
         guessed=bool(cut.cuts) and not recipe.cuts,
     )  # fmt: skip
+
+
+def _checkpoint(ranks: list[RankMemory], *, model_bytes: int, outer: int) -> int:
+    """Return the bytes of the copy in memory that is written while training goes on.
+
+    It holds the model, the optimizer's whole state and that of the outer strategy. An island's
+    first rank gathers the optimizer's state before it copies it.
+    """
+    some = ranks[0]
+    optimizer = round(model_bytes * some.optimizer / max(1, some.parameters))
+    return model_bytes + optimizer + outer + (optimizer if len(ranks) > 1 else 0)
 
 
 def _ranks(

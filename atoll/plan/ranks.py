@@ -43,6 +43,8 @@ class RankMemory:
     """Of the first rank: what the outer strategy and its codec keep in main memory."""
     exchange: int = 0
     """Of the first rank: what a round needs for a moment."""
+    checkpoint: int = 0
+    """Of the first rank: the copy that a checkpoint is written from; what is gathered for it."""
 
     @property
     def static(self) -> int:
@@ -57,7 +59,7 @@ class RankMemory:
     @property
     def leading(self) -> int:
         """What the first rank has in main memory besides."""
-        return self.picture + self.outer + self.exchange
+        return self.picture + self.outer + self.exchange + self.checkpoint
 
     def figures(self) -> dict[str, Any]:
         """Return all numbers, sums included, for JSON."""
