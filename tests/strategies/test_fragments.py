@@ -13,7 +13,10 @@ from atoll.strategies.fragments import Fragment, cut, layer_of, names_of
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    """What members agree on: tables that every model makes for itself are not among it."""
+    saved = model.state_dict().keys()
+    buffers = [b for name, b in model.named_buffers() if name in saved and b.is_floating_point()]
+    return [*model.parameters(), *buffers]
 
 
 def fragments_of(model: nn.Module, count: int, pattern: str = "strided") -> list[Fragment]:
