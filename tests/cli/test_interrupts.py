@@ -6,11 +6,20 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from atoll.cli.interrupts import Interrupts, RememberedInterrupt
 from atoll.cli.main import app, main
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler() -> Iterator[None]:
+    """What other packages have left behind in this process is no matter here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_signal_sets_the_flag_ends_waits_and_raises_nothing() -> None:

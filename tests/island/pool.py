@@ -1,12 +1,16 @@
 """Ranks for tests: processes that stay, and do one function after the other together.
 
-A process that loads torch costs seconds; a function of a test does not.
+A process that loads torch costs seconds; a function of a test does not. Each is done in a fork of
+the process that waits, which never computes itself: torch remembers meshes beyond their group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import pickle
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -29,25 +33,38 @@ def free_port() -> int:
 
 def _rank(pipe: Connection) -> None:
     """Do what is asked, in a process group of the ranks asked for, until the pipe ends."""
+    os.setsid()
     torch.set_num_threads(1)
     while True:
         try:
-            function, args, rank, ranks, port = pipe.recv()
+            order = pipe.recv()
         except EOFError:
             os._exit(0)
+        child = os.fork()
+        if not child:
+            _do(pipe, *order)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            os._exit(1)
+
+
+def _do(pipe: Connection, function: Any, args: Any, rank: int, ranks: int, port: int) -> None:
+    """Do one function in a process group of its own, and tell what came of it."""
+    try:
+        torch.manual_seed(0)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
+            timeout=timedelta(seconds=60),
+        )  # fmt: skip
         try:
-            torch.manual_seed(0)
-            dist.init_process_group(
-                "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
-                timeout=timedelta(seconds=60),
-            )  # fmt: skip
-            try:
-                found: Any = function(*args)
-            finally:
-                dist.destroy_process_group()
-            pipe.send((True, found))
-        except BaseException as error:
-            pipe.send((False, (error, traceback.format_exc())))
+            found: Any = function(*args)
+        finally:
+            dist.destroy_process_group()
+        told = pickle.dumps((True, found))  # by value: this process is gone before it is read
+    except BaseException as error:
+        told = pickle.dumps((False, (error, traceback.format_exc())))
+    pipe.send_bytes(told)
 
 
 class Ranks:
@@ -78,7 +95,7 @@ class Ranks:
                 self.close()
                 raise TimeoutError(f"rank {rank} of {function.__name__} gave no answer")
             try:
-                good, value = pipe.recv()
+                good, value = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 self.close()
                 raise RuntimeError(f"rank {rank} of {function.__name__} died") from None
@@ -106,6 +123,8 @@ class Ranks:
         processes, self._processes = self._processes, []
         for process, pipe in processes:
             pipe.close()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
         for process, _ in processes:
             process.join(10.0)
