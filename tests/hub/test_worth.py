@@ -101,7 +101,7 @@ def check(
     steps=st.lists(st.floats(0.02, 0.3), min_size=2, max_size=6), exchange_s=st.floats(0.05, 5.0),
     route=st.sampled_from(["relay", "direct"]), paced=st.booleans(), which=st.integers(0, 5),
 )  # fmt: skip
-@example([0.03125, 0.25, 0.25, 0.28125], exchange_s=1.0, route="relay", paced=True, which=0)
+@example(steps=[0.03125, 0.25, 0.25, 0.28125], exchange_s=1.0, route="relay", paced=True, which=0)
 def test_rate_without_a_machine_is_foretold(
     steps: list[float], exchange_s: float, route: str, paced: bool, which: int
 ) -> None:
