@@ -60,7 +60,7 @@ def main() -> None:
         if arguments.only in kind.name:
             sys.stderr.write(f"{kind.name} ...\n")
             quick = arguments.quick
-            rows.append(run(kind, pairs=3 if quick else 15, segment_s=0.4 if quick else 2.0))
+            rows.append(run(kind, pairs=3 if quick else 11, segment_s=0.4 if quick else 1.0))
     shown = ("inner", "mesh", "ratio", "atoll_tokens_per_s", "bare_tokens_per_s", "bubble",
              "bubble_expected")  # fmt: skip
     emit({"rows": rows}, [{name: row[name] for name in shown} for row in rows])

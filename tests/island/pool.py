@@ -57,14 +57,13 @@ def _do(pipe: Connection, function: Any, args: Any, rank: int, ranks: int, port:
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
             timeout=timedelta(seconds=60),
         )  # fmt: skip
-        try:
-            found: Any = function(*args)
-        finally:
-            dist.destroy_process_group()
+        found: Any = function(*args)
+        dist.destroy_process_group()
         told = pickle.dumps((True, found))  # by value: this process is gone before it is read
     except BaseException as error:
         told = pickle.dumps((False, (error, traceback.format_exc())))
     pipe.send_bytes(told)
+    pipe.recv()  # nobody hangs up while another rank still connects
 
 
 class Ranks:
@@ -103,6 +102,8 @@ class Ranks:
                 found.append(value)
             elif failed is None:
                 failed = value
+        for _, pipe in self._processes[:ranks]:
+            pipe.send(None)
         if failed is not None:
             self.close()  # others may still be in a collective
             failed[0].add_note(failed[1])
