@@ -48,9 +48,10 @@ def bare_step(kind: Kind, model: GPT, mesh: DeviceMesh) -> Step:
     if kind.mesh.get("tensor", 1) > 1:
         _cut_matrices(model, mesh["tensor"])
     if kind.mesh.get("shard", 1) > 1:
+        axes: Any = ("replicate", "shard") if kind.mesh.get("replicate", 1) > 1 else "shard"
         for block in model.blocks:
-            fully_shard(block, mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["shard"])
+            fully_shard(block, mesh=mesh[axes])
+        fully_shard(model, mesh=mesh[axes])
     elif kind.mesh.get("replicate", 1) > 1:
         trained = DistributedDataParallel(model, process_group=mesh.get_group("replicate"))
     optimizer = _optimizer(list(trained.parameters()))

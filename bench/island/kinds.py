@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 LR, CLIP = 1e-3, 1.0
 BATCH, CONTEXT = 16, 128
-MODEL = {"layers": 4, "width": 128, "heads": 4, "context": CONTEXT, "tie": False}
+MODEL = {"layers": 4, "width": 256, "heads": 4, "context": CONTEXT, "tie": False}
 
 
 @dataclass(frozen=True, slots=True)

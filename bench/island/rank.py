@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import IslandTable, JobSpec, ModelTable, StrategyTable, TrainTable
 from atoll.config.place import RankPlace
+from atoll.group.alone import Alone
 from atoll.island.crew import Crew
 from atoll.island.world import build_mesh, world
 from atoll.strategies.inner.bubble import measure_bubble
@@ -65,6 +66,7 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
         built = build(spec, member="w0", slot=0, num_slots=1)
         island.settle(built)
         inner, outer, task = island.inner(), built.outer, built.task
+        outer.setup(task, group=Alone(), codec=built.codec)
 
         def ours(*, steps: int) -> float:
             return [inner.step(task, data[i % len(data)], outer).loss for i in range(steps)][-1]
