@@ -6,12 +6,29 @@ and values shared by groups of heads as in Ainslie et al., "GQA", https://arxiv.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.models.rotation import turned
+
+BLOCK_PLAN: Mapping[str, str] = MappingProxyType(
+    {
+        "blocks.*.norm_attention": "sequence",
+        "blocks.*.norm_mlp": "sequence",
+        "blocks.*.dropout": "sequence",
+        "blocks.*.attention.queries": "column",
+        "blocks.*.attention.keys": "column",
+        "blocks.*.attention.values": "column",
+        "blocks.*.attention.merge": "row",
+        "blocks.*.up": "column",
+        "blocks.*.down": "row",
+    }
+)
+"""How ranks may share blocks of this attention and an MLP, see `Trainable.tensor_plan`."""
 
 
 class Attention(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.models.attention import Attention
+from atoll.models.attention import BLOCK_PLAN, Attention
 from atoll.models.language import LayeredLanguageModel
 from atoll.models.sizes import check_chance, check_heads, check_positive
 
@@ -80,15 +80,7 @@ class GPT2(LayeredLanguageModel):
         return {
             "embedding.tokens": "vocabulary",
             "embedding": "cut",
-            "blocks.*.norm_attention": "sequence",
-            "blocks.*.norm_mlp": "sequence",
-            "blocks.*.dropout": "sequence",
-            "blocks.*.attention.queries": "column",
-            "blocks.*.attention.keys": "column",
-            "blocks.*.attention.values": "column",
-            "blocks.*.attention.merge": "row",
-            "blocks.*.up": "column",
-            "blocks.*.down": "row",
+            **BLOCK_PLAN,
             "head": "vocabulary",
             "norm": "sequence",
         }

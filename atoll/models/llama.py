@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.errors import ConfigError
-from atoll.models.attention import Attention
+from atoll.models.attention import BLOCK_PLAN, Attention
 from atoll.models.language import LayeredLanguageModel
 from atoll.models.rotation import rotation_tables
 from atoll.models.sizes import check_chance, check_heads, check_positive
@@ -111,16 +111,8 @@ class Llama(LayeredLanguageModel):
         return {
             "embedding": "vocabulary",
             "dropout": "cut",
-            "blocks.*.norm_attention": "sequence",
-            "blocks.*.norm_mlp": "sequence",
-            "blocks.*.dropout": "sequence",
-            "blocks.*.attention.queries": "column",
-            "blocks.*.attention.keys": "column",
-            "blocks.*.attention.values": "column",
-            "blocks.*.attention.merge": "row",
+            **BLOCK_PLAN,
             "blocks.*.gate": "column",
-            "blocks.*.up": "column",
-            "blocks.*.down": "row",
             "head": "vocabulary",
             "norm": "sequence",
         }

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.errors import ConfigError
-from atoll.models.attention import Attention
+from atoll.models.attention import BLOCK_PLAN, Attention
 from atoll.models.classifier import Classifier
 from atoll.models.sizes import check_chance, check_heads, check_positive
 
@@ -90,15 +90,7 @@ class ViT(Classifier):
         """Return how ranks may share its matrices: by heads and hidden features."""
         return {
             "embedding": "cut",
-            "blocks.*.norm_attention": "sequence",
-            "blocks.*.norm_mlp": "sequence",
-            "blocks.*.dropout": "sequence",
-            "blocks.*.attention.queries": "column",
-            "blocks.*.attention.keys": "column",
-            "blocks.*.attention.values": "column",
-            "blocks.*.attention.merge": "row",
-            "blocks.*.up": "column",
-            "blocks.*.down": "row",
+            **BLOCK_PLAN,
             "norm": "join",
         }
 

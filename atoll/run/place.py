@@ -109,7 +109,7 @@ class Place:
 
     def _leave_soon(self) -> None:
         """Take note that this process was asked to leave."""
-        raise NotImplementedError
+        raise NotImplementedError  # a member and a follower each have their own way
 
     def _give_signals_back(self) -> None:
         if self._before is not None:

@@ -74,11 +74,11 @@ class Wrapping(Optimizer):
     @property
     def skipped(self) -> bool:
         """Whether the last step was not taken because gradients had overflowed."""
-        raise NotImplementedError
+        raise NotImplementedError  # torch's Optimizer, the base, cannot have abstract methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one optimizer step, and what belongs to it."""
-        raise NotImplementedError
+        raise NotImplementedError  # as above
 
     @property
     def overflow_found(self) -> bool:

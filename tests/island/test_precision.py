@@ -137,7 +137,7 @@ class _Rates:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # nothing resumes here: a test that does is wrong
 
 
 class _Watching(OuterDefaults):
