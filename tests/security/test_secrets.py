@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -107,6 +108,14 @@ def test_backup_keeps_keys_for_the_owner_alone_and_nodes_know_the_hub_again(
             assert client.hub()["role"] == "node"
 
 
+def command_lines_of_the_family() -> list[str]:
+    lines = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # what a node measures with ends at once
+            lines.append(" ".join(process.cmdline()))
+    return lines
+
+
 def test_no_secret_stands_in_a_command_line(tmp_path: Path) -> None:
     """Every user of a machine can read the command lines of all processes."""
     embedded = Embedded(folder=tmp_path / "hub", jobs=tmp_path / "runs", nodes=1)
@@ -115,8 +124,7 @@ def test_no_secret_stands_in_a_command_line(tmp_path: Path) -> None:
             ready = embedded.start(interrupts)
             with ready.hub.client() as client:
                 until(lambda: client.nodes(), timeout_s=30.0)
-            family = psutil.Process().children(recursive=True)
-            lines = [" ".join(process.cmdline()) for process in family]
+            lines = command_lines_of_the_family()
             assert any("atoll.node" in line for line in lines)
             for secret in (ready.hub.token, parse_ticket(ready.ticket).secret):
                 assert not any(secret in line for line in lines)
