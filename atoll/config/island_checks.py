@@ -10,17 +10,25 @@ def check_island(spec: JobSpec) -> None:
     """Refuse islands that nothing here can start.
 
     Raises:
-        ConfigError: the mesh contradicts itself, it goes over several machines, or the program is
-            none that several processes run together.
+        ConfigError: the mesh contradicts itself, its ranks cannot be dealt to its machines, or the
+            program is none that several processes run together.
     """
     ranks = spec.mesh.ranks  # raises where its numbers do not go together
-    if spec.island.machines > 1:
+    machines = spec.island.machines
+    if machines < 1 or ranks % machines or (machines > 1 and ranks < machines):
+        nearest = max(1, round(ranks / max(1, machines))) * max(1, machines)
         raise ConfigError(
-            "the ranks of an island are started on one machine",
-            given=f"machines = {spec.island.machines} in [island]",
-            expected="machines = 1",
-            remedy="one island per machine, nodes = 2 in [job], which any outer strategy keeps "
-            "together; or a script of your own under torchrun on the machines",
+            "the ranks of an island cannot be dealt out to its machines",
+            given=f"{ranks} ranks ({spec.mesh}), machines = {machines} in [island]",
+            expected="equally many ranks on every machine, at least one",
+            remedy=f"take {nearest} ranks, or a number of machines that divides {ranks}",
+        )
+    if machines > 1 and spec.launch.launcher == "container" and spec.launch.network != "host":
+        raise ConfigError(
+            "the machines of an island dial each other",
+            given=f"network = {spec.launch.network!r} in [launch], machines = {machines}",
+            expected='network = "host"',
+            remedy='set network = "host" in [launch], or machines = 1',
         )
     if ranks > 1 and (spec.rl.active or spec.job.command):
         what = "policies learn" if spec.rl.active else "a command runs"

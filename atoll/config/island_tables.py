@@ -17,7 +17,8 @@ class IslandTable:
     """How many ranks each axis has, e.g. `{replicate = 2, tensor = 2}`; `[strategy] inner` with one
     axis needs none."""
     machines: int = 1
-    """Over how many machines of one network an island goes; its ranks are dealt out evenly."""
+    """Over how many machines of one network an island goes; its ranks are dealt out evenly, in
+    runs. Each takes a place of a node of its own; [needs] are those of one machine."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: an accelerator per rank where a machine has enough of them."""
     on_loss: str = "wait"

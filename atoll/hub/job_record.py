@@ -66,6 +66,11 @@ class Job(msgspec.Struct, kw_only=True):
     """By slot what each member does, where that differs: critic, or actor of which policy."""
     island: str = ""
     """How each member lies over its processes, e.g. `replicate=2 tensor=2`; empty: it is one."""
+    machines: int = 1
+    """Places that each member takes: its own, and those of its hands."""
+    hands: dict[str, Member] = {}
+    """The further machines of islands, by name: no members, so no round and no rule of the job
+    knows of them; `slot` is that of their member."""
     batch: str = ""
     """Label of the jobs that were submitted together."""
     key: str = ""

@@ -32,6 +32,17 @@ class Stop(Message, frozen=True):
     """Which attempt is meant; 0: whichever runs."""
 
 
+class Gate(Message, frozen=True):
+    """Where the first machine of an island awaits its hands, and by what they know each other.
+
+    Kept by the hub in memory only, and told to processes of the same job only.
+    """
+
+    dial: str
+    """host:port of the keeper on the island's first machine."""
+    secret: str
+
+
 class ProcessState(Message, frozen=True):
     """A node tells: a process of a job changed its state."""
 

@@ -79,7 +79,7 @@ def test_options_say_how_a_member_lies_over_its_processes(
         ({"mesh": "tensr=2"}, "tensor"),
         ({"mesh": "replicate=2,tensor=2", "ranks": 6}, "set ranks ="),
         ({"ranks": 2}, "one of ddp, fsdp"),
-        ({"settings": ["island.machines=2"], "inner": "fsdp", "ranks": 2}, "torchrun"),
+        ({"settings": ["island.machines=2"], "inner": "fsdp", "ranks": 3}, "4 ranks, or"),
     ],
 )
 def test_islands_that_cannot_be_are_refused_with_what_can(
