@@ -12,6 +12,7 @@ from atoll.hub import (
     rest_access,
     rest_blobs,
     rest_files,
+    rest_gates,
     rest_history,
     rest_hub,
     rest_jobs,
@@ -106,6 +107,8 @@ def routes(context: Context) -> list[BaseRoute]:
         # A node brings back what a job left on it; the handler looks which files those may be.
         at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
            get=rest_files.get_file, put=rest_files.put_file),
+        at(f"{job}/gates/{{member}}", ("job",), audited=False, get=rest_gates.show_gate,
+           put=rest_gates.open_gate),
         at("/api/blobs/{sha256}", everyone, audited=False, get=rest_blobs.get_blob,
            put=rest_blobs.put_blob),
         at("/api/alarms", operator, viewer, get=rest_alarms.show),

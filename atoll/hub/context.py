@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from atoll.clock import Clock
 from atoll.hub.access import Access
 from atoll.hub.admission import DEFAULT_LIMITS, Limits
 from atoll.hub.audit import Audit
+from atoll.hub.gates import Gates
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Message
 
@@ -78,3 +79,5 @@ class Context:
     """Who did what."""
     limits: Limits = DEFAULT_LIMITS
     """What strangers may take."""
+    gates: Gates = field(default_factory=Gates)
+    """Where islands await their further machines."""

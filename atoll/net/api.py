@@ -16,6 +16,7 @@ import httpx
 from atoll.errors import CheckpointMissing, HubError, HubUnreachable
 from atoll.ids import new_token
 from atoll.net.access import AccessCalls
+from atoll.net.gate_calls import GateCalls
 from atoll.net.queue_calls import QueueCalls
 from atoll.net.rest import Rest
 from atoll.net.streams import (
@@ -45,7 +46,7 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient(AccessCalls, QueueCalls):
+class HubClient(AccessCalls, GateCalls, QueueCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub

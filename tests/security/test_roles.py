@@ -59,6 +59,9 @@ TABLE = {
     "GET /api/jobs/{job}/files/{path:path}": "operator viewer job",
     # A node may bring back artifacts of members that were placed on it, and nothing else.
     "PUT /api/jobs/{job}/files/{path:path}": "operator job",
+    # For the launches of one member and its hands alone: see tests/hub/test_gates.py.
+    "GET /api/jobs/{job}/gates/{member}": "",
+    "PUT /api/jobs/{job}/gates/{member}": "",
     "GET /api/blobs/{sha256}": "operator node job other",
     "PUT /api/blobs/{sha256}": "operator node job other",
     "GET /api/alarms": "operator viewer",
@@ -88,7 +91,7 @@ METHODS = ("GET", "PUT", "DELETE", "PATCH", "POST")
 
 VALUES = {
     "ticket": "0" * 10, "node": "nobody", "name": "style.css", "sha256": "0" * 64,
-    "path": "note.txt", "alarm": "none",
+    "path": "note.txt", "alarm": "none", "member": "w0",
 }  # fmt: skip
 
 
