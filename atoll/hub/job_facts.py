@@ -53,6 +53,13 @@ def island_told(spec: JobSpec) -> str:
     return str(spec.mesh) if spec.mesh.ranks > 1 else ""
 
 
+def nodes_told(job: Job) -> str:
+    """Return how many places a job wants, for people."""
+    if job.machines == 1:
+        return f"{job.nodes_wanted} nodes"
+    return f"{job.nodes_wanted * job.machines} nodes, {job.machines} for each member"
+
+
 def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
     """Return how far the policies of a job are, all together: a share of `job.steps`.
 

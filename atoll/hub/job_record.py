@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from atoll.config.rl_seats import ACTOR
+from atoll.errors import unknown
 from atoll.hub.measures import Measures
-from atoll.ids import member_id
+from atoll.ids import is_hand, member_id
 
 STATES = ("waiting", "running", "done", "failed", "stopped")
 ENDED = frozenset({"done", "failed", "stopped"})
@@ -109,6 +110,15 @@ class Job(msgspec.Struct, kw_only=True):
     result: dict[str, Any] = {}
 
     @property
+    def processes(self) -> list[Member]:
+        """Its members and their hands: all that takes places on nodes."""
+        return [*self.members.values(), *self.hands.values()]
+
+    def process(self, name: str) -> Member | None:
+        """Return the record of a member or a hand, if there is one."""
+        return (self.hands if is_hand(name) else self.members).get(name)
+
+    @property
     def origin(self) -> str:
         """From where it goes on that has no checkpoint, for people."""
         return "where each of its members stood" if self.kind == "rl" else "the beginning"
@@ -144,3 +154,12 @@ class Job(msgspec.Struct, kw_only=True):
         return frozenset(
             member_id(slot) for slot, seat in enumerate(self.seats) if seat["role"] != ACTOR
         )
+
+
+def change_fields(target: Any, changes: dict[str, Any], known: frozenset[str]) -> None:
+    """Set fields of a record; a wrong name is a bug of the caller and changes nothing."""
+    for name in changes:
+        if name not in known:
+            raise unknown(f"field of a {type(target).__name__.lower()}", name, known)
+    for name, value in changes.items():
+        setattr(target, name, value)
