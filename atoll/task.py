@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +25,18 @@ class Scheduler(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take up a state that `state_dict` returned."""
+        ...
+
+
+class LossScale(Protocol):
+    """What a loss is multiplied by against underflow in half precision."""
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint has to keep; from any thread while training rests."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Take up a state that `state_dict` returned."""
         ...
 
@@ -50,6 +63,25 @@ class Elsewhere(Protocol):
     def push(self) -> None:
         """Put the picture into the model that is trained."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """A tensor that lies elsewhere, in parts: it is put together whenever somebody asks for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fetch: Callable[[], Tensor]
+    """Returns it in main memory; from the thread that trains, while training rests."""
+
+    @property
+    def layout(self) -> torch.layout:
+        """How its numbers lie: without gaps."""
+        return torch.strided
+
+    def numel(self) -> int:
+        """Return how many numbers it has."""
+        return math.prod(self.shape)
 
 
 @dataclass(slots=True)
@@ -133,6 +165,8 @@ class Task:
     """Whether members that agree on gradients have agreed not to take this step."""
     elsewhere: Elsewhere | None = field(default=None, repr=False)
     """Where the model is trained if not in `model` itself: spread over the ranks of an island."""
+    scaler: LossScale | None = field(default=None, repr=False)
+    """The scale of the loss, where the trainer scales it."""
     losses: Losses = field(default_factory=Losses, repr=False)
     """Of the steps since the last round."""
     waited_s: float = 0.0
@@ -178,6 +212,12 @@ class Task:
         """Let training go on from what `model` shows. To be called after it was changed."""
         if self.elsewhere is not None:
             self.elsewhere.push()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's `state_dict()`; tensors that lie elsewhere as :class:`Far`."""
+        far = getattr(self.optimizer, "far_state_dict", self.optimizer.state_dict)
+        found: dict[str, Any] = far()
+        return found
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters in registration order, a shared one once.

@@ -5,6 +5,9 @@
                        delivered, and starts it again when it dies
     writer process     hashes, writes, flushes, publishes, uploads, copies (see `writer`)
 
+What is spread over the ranks of an island goes into a file instead, see `scratch`: no rank has the
+memory for all of it.
+
 There are two images. While one is written, a further save is skipped and said so; the last save of
 a run takes the other image. A writer that dies finds the newest image again and writes it again:
 every step of it can be repeated.
@@ -24,10 +27,12 @@ from atoll.checkpoint.image import Image, image_nbytes
 from atoll.checkpoint.memory import PAGE_BYTES, SharedMemory, remove_leftovers
 from atoll.checkpoint.orders import FolderTarget, HubTarget, Order, Region, Setup
 from atoll.checkpoint.part import SHARED, Part
+from atoll.checkpoint.scratch import Scratch
 from atoll.checkpoint.store import stamped, versions
 from atoll.checkpoint.supervisor import Supervisor
 from atoll.checkpoint.writer_process import COMMAND
 from atoll.errors import CheckpointError, StorageFull
+from atoll.task import Far
 from atoll.wire.messages import CheckpointPart, Event
 
 logger = logging.getLogger(__name__)
@@ -86,6 +91,7 @@ class BackgroundSaver:
         scratch = scratch.resolve()
         remove_leftovers(scratch)
         self._memories = [SharedMemory(scratch=scratch) for _ in range(IMAGES)]
+        self._files = [Scratch(scratch) for _ in range(IMAGES)]
         self._moment = moment
         self._versions = versions()
         self._last: tuple[str, Saved] | None = None
@@ -190,6 +196,8 @@ class BackgroundSaver:
         with self._growing:
             for memory in self._memories:
                 memory.close()
+            for file in self._files:
+                file.close()
 
     @property
     def writer_pid(self) -> int:
@@ -198,6 +206,8 @@ class BackgroundSaver:
 
     def _copy(self, parts: Sequence[Part], slot: int) -> list[Region]:
         """Copy parts into an image; return where they are."""
+        if any(isinstance(tensor, Far) for part in parts for tensor in part.tensors.values()):
+            return self._files[slot].write(parts)
         memory = self._memories[slot]
         sizes = [image_nbytes(part) for part in parts]
         offsets = [sum(_pages(size) for size in sizes[:index]) for index in range(len(sizes))]

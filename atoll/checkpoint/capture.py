@@ -186,7 +186,8 @@ def collect(
     own = {
         **progress,
         "tokens": task.tokens,
-        "optimizer": task.optimizer.state_dict(),
+        "optimizer": task.optimizer_state(),
+        "scaler": task.scaler.state_dict() if task.scaler is not None else {},
         "random": random_state(),
         "outer": {k: v for k, v in outer.items() if own_model or not k.startswith(SHARED_STATE)},
         "codec": dict(codec),
@@ -269,8 +270,10 @@ def restore(
     if _model_tensors(own) and not borrowed and donor is None:
         holder, extra = own, mine["model"]
     _load_model(task, plain_names(_model_tensors(holder)), extra=extra)
-    optimizer = _tree_of(donor)["optimizer"] if donor is not None else mine["optimizer"]
-    _load(task.optimizer, optimizer, kind="optimizer")
+    giver = _tree_of(donor) if donor is not None else mine
+    _load(task.optimizer, giver["optimizer"], kind="optimizer")
+    if task.scaler is not None:
+        _load(task.scaler, giver.get("scaler", {}), kind="scale of the loss")
     if task.scheduler is not None and mine["scheduler"] is not None:
         _load(task.scheduler, mine["scheduler"], kind="scheduler")
     task.step, task.round = int(mine["step"]), int(mine["round"])

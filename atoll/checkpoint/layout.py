@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
@@ -73,7 +72,7 @@ class Layout:
     metadata: Mapping[str, str]
 
 
-def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
+def lay_out(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of tensors and texts; nothing is copied.
 
     Raises:

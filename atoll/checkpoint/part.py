@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from atoll.checkpoint.files import Buffer
 from atoll.checkpoint.layout import lay_out
 from atoll.errors import CheckpointCorrupt
+from atoll.task import Far
 from atoll.wire.manifest import SHARED_PART, member_part
 
 __all__ = ["SHARED", "STATE", "Part", "member_part", "part_blocks", "read_part"]
@@ -34,11 +35,12 @@ class Part:
 
     name: str
     """File name, `shared.safetensors` or `w3.safetensors`."""
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]
+    """Those that are :class:`Far` come one by one when their bytes are written."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def part_blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Buffer]:
+def part_blocks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Buffer]:
     """Yield the bytes of a safetensors file, tensor by tensor.
 
     Raises:
@@ -48,6 +50,8 @@ def part_blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> I
     yield layout.head
     for place in layout.places:
         tensor = tensors[place.name]
+        if isinstance(tensor, Far):
+            tensor = tensor.fetch()
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data

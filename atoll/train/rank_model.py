@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
 from atoll.island.crew import Crew
-from atoll.strategies.inner.moments import Moments, State
+from atoll.strategies.inner.moments import Moments, State, far_state
 from atoll.strategies.inner.picture import PULL, PUSH
 from atoll.strategies.inner.transport import Circles, Transport
 from atoll.strategies.wrapped import Wrapping
 
 TAKE, GIVE = "take the optimizer", "give the optimizer"
+OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """Only children of modules that wrap another: they are in no name of the whole model."""
 
@@ -103,6 +105,8 @@ class RankModel:
             (PULL, self._pull),
             (PUSH, self._push),
             (TAKE, self._take),
+            (OUTLINE, self._moments.outline),
+            (FETCH, self._moments.fetch),
             (GIVE, self._give),
         ):
             crew.on(verb, do)
@@ -183,9 +187,16 @@ class ScriptOptimizer(Wrapping):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as that of an optimizer of the whole model; it is gathered for this."""
+        return self._as_whole(self._crew.call(TAKE))
+
+    def far_state_dict(self) -> dict[str, Any]:
+        """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
+        fetch = partial(self._crew.call, FETCH)
+        return self._as_whole(far_state(self._crew.call(OUTLINE), fetch=fetch))
+
+    def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         for own, group in zip(self._whole.param_groups, self.inner.param_groups, strict=True):
             own.update(_settings(group))
-        found: dict[str, dict[str, Tensor]] = self._crew.call(TAKE)
         for group in self._whole.param_groups:
             for parameter in group["params"]:
                 if self._names[id(parameter)] in found:

@@ -44,8 +44,11 @@ class Saving:
     saver: BackgroundSaver | None
 
     def reserve(self, task: Task, outer: Outer, *, shared: bool) -> None:
-        """Get memory for later saves ahead; the optimizer has its state by now."""
-        if self.saver is None:
+        """Get memory for later saves ahead; the optimizer has its state by now.
+
+        An island has none to get: its state goes to the disk as it comes from the ranks.
+        """
+        if self.saver is None or task.elsewhere is not None:
             return
         task.pull()
         own, common = collect(

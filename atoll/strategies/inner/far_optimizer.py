@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
 from atoll.island.crew import Crew
-from atoll.strategies.inner.worker import GIVE, TAKE, Worker
+from atoll.strategies.inner.moments import far_state
+from atoll.strategies.inner.worker import FETCH, GIVE, OUTLINE, TAKE, Worker
 
 
 class FarOptimizer(Optimizer):
@@ -68,7 +70,14 @@ class FarOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as that of an optimizer of the whole model; it is gathered for this."""
-        found: dict[str, dict[str, Tensor]] = self._crew.call(TAKE)
+        return self._as_whole(self._crew.call(TAKE))
+
+    def far_state_dict(self) -> dict[str, Any]:
+        """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
+        fetch = partial(self._crew.call, FETCH)
+        return self._as_whole(far_state(self._crew.call(OUTLINE), fetch=fetch))
+
+    def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         self._whole.state.clear()
         for name, own in found.items():
             self._whole.state[self._named[name]] = own

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +12,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from atoll.strategies.inner.transport import Circles, Transport, as_part, local_of
+from atoll.strategies.inner.transport import Circles, Kind, Transport, as_part, local_of
+from atoll.task import Far
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
 
 State = Mapping[str, Mapping[str, Tensor]]
 """Parameter -> key of the optimizer -> whole tensor."""
+
+Outline = dict[str, dict[str, Tensor | Kind]]
+"""Parameter -> key of the optimizer -> whole tensor, or what a large one is."""
+
+AT_ONCE = 1024
+"""Tensors of so few numbers come along with an outline."""
 
 _BETWEEN = "\n"
 
@@ -46,20 +54,46 @@ class Moments:
         self._optimizer, self._parts = optimizer, parts
         self._keys = steps_on if steps_on is not None else parts
         self._device, self._circles = device, circles
+        self._outlined: Transport | None = None
 
     def gather(self) -> dict[str, dict[str, Tensor]]:
         """Return the whole state, in main memory, on the first rank; others get nothing."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for both, whole in self._transport_now().gather():
+            name, _, key = both.partition(_BETWEEN)
+            found.setdefault(name, {})[key] = whole.to("cpu", copy=True)
+        return found
+
+    def outline(self) -> Outline:
+        """Return what `gather` would, but large tensors by their kind: `fetch` brings them."""
+        self._outlined = transport = self._transport_now()
+        found: Outline = {}
+        for both, kind in transport.kinds.items():
+            name, _, key = both.partition(_BETWEEN)
+            entry: Tensor | Kind = kind
+            if kind.elements <= AT_ONCE:
+                whole = transport.whole(both)
+                entry = kind if whole is None else whole.to("cpu", copy=True)
+            found.setdefault(name, {})[key] = entry
+        return found
+
+    def fetch(self, name: str, key: str) -> Tensor | None:
+        """Return a whole tensor of the last `outline`, in main memory, on the first rank.
+
+        It may be the optimizer's own.
+        """
+        if self._outlined is None:
+            raise RuntimeError("an outline comes first")
+        whole = self._outlined.whole(name + _BETWEEN + key)
+        return None if whole is None else whole.cpu()
+
+    def _transport_now(self) -> Transport:
         parts: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             for key, value in self._optimizer.state.get(self._keys[name], {}).items():
                 if isinstance(value, Tensor):
                     parts[name + _BETWEEN + key] = _as_the(value, of=part)
-        found: dict[str, dict[str, Tensor]] = {}
-        transport = Transport(parts, device=self._device, circles=self._circles)
-        for both, whole in transport.gather():
-            name, _, key = both.partition(_BETWEEN)
-            found.setdefault(name, {})[key] = whole.to("cpu", copy=True)
-        return found
+        return Transport(parts, device=self._device, circles=self._circles)
 
     def deal(
         self, state: State | None = None, groups: Sequence[Mapping[str, Any]] | None = None
@@ -70,6 +104,7 @@ class Moments:
             state: On the first rank; None on the others.
             groups: On the first rank: the settings of the parameter groups, without parameters.
         """
+        self._outlined = None  # its parts are about to be replaced
         told: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
         if dist.get_world_size() > 1:
             dist.broadcast_object_list(told, src=0)
@@ -105,6 +140,24 @@ class Moments:
             value = part if isinstance(tensor, DTensor) else local_of(part)
             state.setdefault(places[id(tensor)], {})[key] = value
         self._optimizer.load_state_dict({"state": state, "param_groups": packed})
+
+
+def far_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str, dict[str, Any]]:
+    """Return the state that an outline is of, with a :class:`Far` for every large tensor.
+
+    Args:
+        outline: On the first rank.
+        fetch: Called with `name` and `key` when one of them is needed.
+    """
+    return {
+        name: {
+            key: Far(entry.shape, entry.dtype, partial(fetch, name=name, key=key))
+            if isinstance(entry, Kind)
+            else entry
+            for key, entry in own.items()
+        }
+        for name, own in outline.items()
+    }
 
 
 def _as_the(value: Tensor, *, of: Tensor) -> Tensor:

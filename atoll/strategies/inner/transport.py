@@ -20,7 +20,7 @@ BUCKET_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """What a tensor is as a whole."""
 
     shape: tuple[int, ...]
@@ -28,6 +28,7 @@ class _Kind:
 
     @property
     def elements(self) -> int:
+        """Its numbers."""
         return math.prod(self.shape)
 
 
@@ -73,14 +74,15 @@ class Transport:
         """
         self._parts, self._device = parts, device
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
-        own = {name: _Kind(tuple(part.shape), part.dtype) for name, part in parts.items()}
-        told: list[dict[str, _Kind]] = [own] * ranks
+        own = {name: Kind(tuple(part.shape), part.dtype) for name, part in parts.items()}
+        told: list[dict[str, Kind]] = [own] * ranks
         if ranks > 1:
             dist.all_gather_object(told, own)
-        self._kinds = {name: kind for found in told for name, kind in found.items()}
+        self.kinds = {name: kind for found in told for name, kind in found.items()}
+        """Every tensor that some rank has a part of; the same on all ranks."""
         self._holders = {
             name: tuple(rank for rank, found in enumerate(told) if name in found)
-            for name in self._kinds
+            for name in self.kinds
         }
         self._buckets = self._packed()
         self._groups = {b.ranks: circles.of(b.ranks) for b in self._buckets}
@@ -93,14 +95,14 @@ class Transport:
         def close() -> None:
             if held:
                 ranks = tuple(sorted({0, *self._holders[held[0]]}))
-                buckets.append(_Bucket(tuple(held), ranks, self._kinds[held[0]].dtype))
+                buckets.append(_Bucket(tuple(held), ranks, self.kinds[held[0]].dtype))
                 held.clear()
 
         elements = 0
-        for name, kind in self._kinds.items():
+        for name, kind in self.kinds.items():
             like = held and (
                 self._holders[held[0]] == self._holders[name]
-                and self._kinds[held[0]].dtype == kind.dtype
+                and self.kinds[held[0]].dtype == kind.dtype
                 and elements + kind.elements <= BUCKET_ELEMENTS
             )
             if not like:
@@ -118,18 +120,23 @@ class Transport:
         One at a time is in memory; all ranks MUST go through to the end. What is yielded may be the
         part itself.
         """
-        for name, holders in self._holders.items():
-            part = self._parts.get(name)
-            whole = None if part is None else whole_of(part, device=self._device)
-            sender = holders[0]
-            if sender and self._rank == sender and whole is not None:
-                dist.send(whole.to(self._device).contiguous(), 0)
-            elif sender and self._rank == 0:
-                kind = self._kinds[name]
-                whole = torch.empty(kind.shape, dtype=kind.dtype, device=self._device)
-                dist.recv(whole, sender)
-            if self._rank == 0 and whole is not None:
+        for name in self.kinds:
+            whole = self.whole(name)
+            if whole is not None:
                 yield name, whole
+
+    @torch.no_grad()
+    def whole(self, name: str) -> Tensor | None:
+        """Return one whole tensor on the first rank, maybe the part itself; None on the others."""
+        part, sender = self._parts.get(name), self._holders[name][0]
+        whole = None if part is None else whole_of(part, device=self._device)
+        if sender and self._rank == sender and whole is not None:
+            dist.send(whole.to(self._device).contiguous(), 0)
+        elif sender and self._rank == 0:
+            kind = self.kinds[name]
+            whole = torch.empty(kind.shape, dtype=kind.dtype, device=self._device)
+            dist.recv(whole, sender)
+        return whole if self._rank == 0 else None
 
     @torch.no_grad()
     def deal(self, wholes: Mapping[str, Tensor] | None) -> None:
@@ -137,7 +144,7 @@ class Transport:
         for bucket in self._buckets:
             if self._rank not in bucket.ranks:
                 continue
-            kinds = [self._kinds[name] for name in bucket.names]
+            kinds = [self.kinds[name] for name in bucket.names]
             flat = torch.empty(
                 sum(kind.elements for kind in kinds), dtype=bucket.dtype, device=self._device
             )
@@ -153,7 +160,7 @@ class Transport:
                     local_of(part).copy_(local_part(piece, like=part))
 
 
-def _views(flat: Tensor, kinds: Sequence[_Kind]) -> list[Tensor]:
+def _views(flat: Tensor, kinds: Sequence[Kind]) -> list[Tensor]:
     pieces = torch.split(flat, [kind.elements for kind in kinds])
     return [piece.view(kind.shape) for piece, kind in zip(pieces, kinds, strict=True)]
 

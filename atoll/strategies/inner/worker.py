@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from atoll.island.crew import Crew
 from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.moments import Moments, State
+from atoll.strategies.inner.moments import Moments, Outline, State
 from atoll.strategies.inner.norm import GradientNorm
 from atoll.strategies.inner.own_part import OwnPart, clip_factor
 from atoll.strategies.inner.parts import Parts
@@ -24,8 +24,9 @@ from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.transport import Circles, Transport
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
-GRADIENTS, UPDATE = "gradients", "update"
+GRADIENTS, UPDATE, SCALE = "gradients", "update", "scale"
 TAKE, GIVE = "take the optimizer", "give the optimizer"
+OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
 """Verbs, with those of :mod:`atoll.strategies.inner.picture`."""
 
 SEEDS_APART = 1_000_003
@@ -79,14 +80,16 @@ class Worker:
         self.mesh, self._device, self._recipe = mesh, device, recipe
         self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
         self._circles = Circles()
+        self.scaler = Scaler(recipe.precision)
+        """Of the loss, against underflow; equal on all ranks."""
         self.picture: Mapping[str, Tensor] | None = None
         """On the first rank: the whole model's parameters and buffers by name."""
         self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
         """On the first rank: a state of the optimizer that all are about to take up."""
         verbs: dict[str, Callable[..., Any]] = {
             BUILD: self.build, STEP: self.step, LOSS: self.loss, PULL: self.pull, PUSH: self.push,
-            TAKE: self.take, GIVE: self.give, SEED: self.seed, GRADIENTS: self.gradients,
-            UPDATE: self.update,
+            TAKE: self.take, OUTLINE: self.outline, FETCH: self.fetch, GIVE: self.give,
+            SEED: self.seed, GRADIENTS: self.gradients, UPDATE: self.update, SCALE: self.rescale,
         }  # fmt: skip
         for verb, handler in verbs.items():
             crew.on(verb, handler)
@@ -118,7 +121,7 @@ class Worker:
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = OwnPart(optimizer, parameters, groups=groups, state=state)
-        self._norm, self._scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
+        self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
         self._moments = Moments(
             optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
             circles=self._circles,
@@ -139,11 +142,6 @@ class Worker:
         torch.manual_seed(seed + SEEDS_APART * place)
 
     # ---------------------------------------------------------------------------- training
-
-    @property
-    def scale(self) -> float:
-        """What losses are multiplied by against underflow; 1 but for fp16."""
-        return self._scaler.scale
 
     def step(self, inputs: Tensor, targets: Tensor, *, lr: Sequence[float]) -> Stepped:
         """Compute gradients and update; see `gradients` and `update`."""
@@ -167,7 +165,7 @@ class Worker:
         Raises:
             ConfigError: the rows cannot be dealt out evenly.
         """
-        scaler = self._scaler
+        scaler = self.scaler
         loss = float(self._parts.backward(inputs, targets, scale=scaler.scale))
         length = self._norm.measure()
         norm = length.value / scaler.scale
@@ -179,6 +177,10 @@ class Worker:
         self._own.forget()
         overflowed = not usable and not scaler.exhausted
         return Stepped(loss, norm, taken=False, overflowed=overflowed)
+
+    def rescale(self, *, scale: float, good_steps: int) -> None:
+        """Go on with the scale of a saved state, on all ranks alike."""
+        self.scaler.load_state_dict({"scale": scale, "good_steps": good_steps})
 
     def update(self, *, lr: Sequence[float]) -> None:
         """Clip the gradients by the length of all, and take a step with them.
@@ -212,6 +214,14 @@ class Worker:
     def take(self) -> dict[str, dict[str, Tensor]]:
         """Return the whole state of the optimizer on the first rank, and nothing on the others."""
         return self._moments.gather()
+
+    def outline(self) -> Outline:
+        """Return what `take` would, but large tensors by their kind."""
+        return self._moments.outline()
+
+    def fetch(self, *, name: str, key: str) -> Tensor | None:
+        """Return one of them on the first rank."""
+        return self._moments.fetch(name, key)
 
     def give(self) -> None:
         """Take up the state of the optimizer that the first rank was `offered`."""
