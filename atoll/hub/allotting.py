@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.hub.fitting import Place, Want, misfit, room
+from atoll.hub.island_places import Deal, Room, network_of
 
 Key = tuple[str, int]
 """A job, and the slot of the process that it lacks; -1: the whole job, which has not started."""
@@ -40,6 +41,10 @@ class Ask:
     """Node on which the last attempt ended: taken if there is no other."""
     beside: Mapping[str, int] = field(default_factory=dict)
     """Living processes of the job, by node."""
+    machines: int = 1
+    """Places of one member, which are of use together only."""
+    there: tuple[str, ...] = ()
+    """Nodes of those that the member has, where a running job asks."""
 
     @property
     def running(self) -> bool:
@@ -109,8 +114,7 @@ def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = Fals
         }
         total = sum(free.values())
         if total >= ask.least:
-            wanted = min(ask.most, total)
-            nodes = spread(free, wanted, beside=living, avoid=ask.avoid, places=here)
+            nodes = _nodes(ask, free, beside=living, places=here)
             for name in nodes:
                 here[name] = here[name].with_one_more(ask.want.needs, gpus=ask.want.gpus)
                 living[name] += 1
@@ -122,6 +126,25 @@ def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = Fals
             usable = _usable(ask, here, least=1 if settling else ask.least)
             keepers |= {name: job for name in usable if name not in keepers}
     return Allotment(granted, short)
+
+
+def _nodes(
+    ask: Ask, free: Mapping[str, int], *, beside: Mapping[str, int], places: Mapping[str, Place]
+) -> list[str]:
+    """Return the node of each process that an ask gets; of islands, one island after the other."""
+    wanted = min(ask.most, sum(free.values()))
+    if ask.machines == 1:
+        return spread(free, wanted, beside=beside, avoid=ask.avoid, places=places)
+    rooms = {
+        name: Room(
+            count=count, slots=places[name].free_slots, network=network_of(places[name].source)
+        )
+        for name, count in free.items()
+    }
+    deal = Deal(rooms=rooms, beside=beside, avoid=ask.avoid)
+    if ask.running:
+        return deal.islands([wanted], there=ask.there)
+    return deal.islands([ask.machines] * (wanted // ask.machines))
 
 
 def spread(

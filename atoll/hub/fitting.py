@@ -40,7 +40,7 @@ class Want:
     on: tuple[str, ...] = ()
     """Nodes that may run it; none: any."""
     gpus: int = 1
-    """Accelerators for it, if it wants any: an island has one for every rank."""
+    """Accelerators for it, if it wants any: an island has one for every rank of a machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,8 @@ class Place:
     """Why it gives its work back, if it does."""
     stats: Mapping[str, float] = field(default_factory=dict)
     taken: Taken = field(default_factory=Taken)
+    source: str = ""
+    """Network address that it comes from; empty: not known."""
 
     @property
     def free_slots(self) -> int:
@@ -102,7 +104,7 @@ def want_of(spec: JobSpec) -> Want:
         mounts=tuple(mount.partition(":")[0] for mount in spec.launch.mounts),
         direct=spec.job.route == "direct" and spec.job.nodes > 1,
         on=tuple(spec.job.on),
-        gpus=1 if spec.island.device == "cpu" else spec.mesh.ranks,
+        gpus=1 if spec.island.device == "cpu" else spec.mesh.ranks // spec.island.machines,
     )
 
 

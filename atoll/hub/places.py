@@ -41,7 +41,7 @@ class Places:
         """
         taken: dict[str, Taken] = {}
         for job in self._jobs.list():
-            for member in job.members.values() if job.state == "running" else ():
+            for member in job.processes if job.state == "running" else ():
                 if member.state in LIVE_STATES or (job.job, member.member) in pausing:
                     before = taken.get(member.node, Taken())
                     want = self.want(job)
@@ -58,6 +58,7 @@ class Places:
                     draining=why,
                     stats=session.stats if session is not None else node.stats,
                     taken=taken.get(node.node, Taken()),
+                    source=session.source if session is not None else "",
                 )
             )
         return places

@@ -19,9 +19,11 @@ LONGEST = 255
 async def open_gate(request: Request, context: Context) -> Response:
     """PUT /api/jobs/J/gates/M: the first machine of member M's island awaits its hands there."""
     job, member = job_of(request, context), _member_of(request)
-    if identity_of(request).member != member:
-        raise forbidden(identity_of(request))
-    if context.stores.jobs.get(job).state != "running":
+    asking, record = identity_of(request), context.stores.jobs.get(job)
+    newest = record.members.get(member)
+    if asking.member != member or (newest is not None and asking.attempt < newest.attempt):
+        raise forbidden(asking)
+    if record.state != "running":
         raise HubError("the job does not run", given=job, expected="a member of a running job")
     gate = await body_as(request, Gate)
     if not 0 < len(gate.dial) <= LONGEST or not 0 < len(gate.secret) <= LONGEST:

@@ -94,6 +94,8 @@ class Session:
     """How far the sender's wall clock is off."""
     requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     """Requests being worked on, by their id."""
+    source: str = ""
+    """Network address that the present connection comes from."""
     hang_up: Callable[[int, str], None] = lambda code, reason: None
     """Closes the present connection."""
 
@@ -214,6 +216,7 @@ class Sessions:
             vars(error)["speaker"] = getattr(envelope.body, "session", "")[:MAX_ADDRESS]
             raise
         session, resumed = self._attach(hello, identity)
+        session.source = source
         return envelope, session, resumed
 
     def _attach(self, hello: Hello, identity: Identity) -> tuple[Session, bool]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atoll.config import parse_spec
 from atoll.errors import AtollError, JobError
-from atoll.ids import is_reducer
+from atoll.ids import is_hand, is_reducer
 from atoll.node.artifacts import collect
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
@@ -212,11 +212,11 @@ class Attempt:
         machine.watch.add(
             process, member=member, limit_bytes=caps.memory_bytes, limit_from=caps.memory_from
         )
-        if not is_reducer(member) and spec.kind in PROGRAMS:
+        if is_hand(member) or (not is_reducer(member) and spec.kind in PROGRAMS):
             self._told = machine.reports.spawn(self._tell_running(self._told))
 
     async def _tell_running(self, starting: asyncio.Task[None]) -> None:
-        """Tell that a program runs which never says so itself."""
+        """Tell that a process runs which never says so itself."""
         await asyncio.wait([starting])
         job, member = self.key
         body = ProcessState(job, member, "running", attempt=self.command.attempt)

@@ -39,7 +39,7 @@ class Shares:
         The reducer is no member: `[needs]` do not speak of it.
         """
         needs = spec.needs if not is_reducer(member) else type(spec.needs)()
-        ranks = spec.mesh.ranks if not is_reducer(member) else 1
+        ranks = 1 if is_reducer(member) else spec.mesh.ranks // spec.island.machines
         cores = needs.cores or (offer.cores / self._slots if offer.cores else 0.0)
         if offer.cores and cores > offer.cores:
             cores = offer.cores
