@@ -62,7 +62,8 @@ class CommittedState:
             "model": _trained(task) if found.tensors is None else {},
         }
         optimizer = task.optimizer.state_dict() if task.elsewhere is None else None
-        inner = {"optimizer": optimizer, "model": _counts(task)}
+        scaler = task.scaler.state_dict() if task.scaler is not None else {}
+        inner = {"optimizer": optimizer, "model": _counts(task), "scaler": scaler}
         return _part(SHARED_PART, shared), _part(INNER_PART, inner)
 
 
@@ -90,6 +91,8 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
                 _load_model(task, own["model"])
                 if own["optimizer"] is not None:
                     task.optimizer.load_state_dict(own["optimizer"])
+                if task.scaler is not None:
+                    task.scaler.load_state_dict(own.get("scaler", {}))
             task.push()
             task.step, task.round = int(tree["step"]), int(tree["round"])
             outer.load_state_dict(tree["outer"])

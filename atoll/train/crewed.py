@@ -16,6 +16,7 @@ from atoll.config.place import RankPlace
 from atoll.island.crew import Crew
 from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.inner.far_optimizer import FarOptimizer
+from atoll.strategies.inner.far_scaler import FarScaler
 from atoll.strategies.inner.picture import Picture
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.spread import Spread
@@ -93,6 +94,11 @@ class Island:
         """
         own = self._spec.job.seed * 1_000 + slot + 1  # at step 0 as without an island
         self.crew.call(SEED, seed=own + STEPS_APART * step)
+
+    @property
+    def scaler(self) -> FarScaler:
+        """The scale of the loss, on all ranks."""
+        return FarScaler(self.crew, self._worker)
 
     def inner(self) -> Inner:
         """Return how a step is computed."""

@@ -253,6 +253,7 @@ class Trainer:
         """
         if self.island is not None:
             self.island.settle(self.built)
+            self.task.scaler = self.island.scaler
             return self.island.inner()
         if self.spec.mesh.ranks > 1:
             raise ConfigError(
@@ -263,6 +264,7 @@ class Trainer:
         recipe = Recipe.of(self.spec)
         local = Local(language_model_loss, clip=recipe.clip, recipe=recipe)
         local.prepare(self.built.model)
+        self.task.scaler = local.scaler
         return local
 
     def _begin(self) -> None:

@@ -15,6 +15,7 @@ from atoll.island.crew import Crew
 from atoll.island.world import build_mesh
 from atoll.strategies.inner.divide import divide
 from atoll.strategies.inner.far_optimizer import FarOptimizer
+from atoll.strategies.inner.far_scaler import FarScaler
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.inner.picture import Picture
 from atoll.strategies.inner.recipe import Recipe
@@ -71,6 +72,7 @@ def by_itself(name: str, train: TrainTable, **words: Any) -> Member:
     """Return a member of one process, which trains the usual way."""
     task = task_of(MODELS[name](), train)
     local = Local(language_model_loss, clip=train.clip, recipe=Recipe(**words))
+    task.scaler = local.scaler
     return Member(task, local, outer_of(task))
 
 
@@ -124,6 +126,7 @@ def lead(task: Task, crew: Crew, worker: Worker) -> Spread:
     picture = Picture(crew)
     task.elsewhere = picture
     task.optimizer = FarOptimizer(task.optimizer, names=named, crew=crew, worker=worker)
+    task.scaler = FarScaler(crew, worker)
     task.push()
     return Spread(crew, picture)
 

@@ -49,6 +49,22 @@ def test_a_scaler_goes_on_where_another_stood() -> None:
     assert second.scale == 2.0**-15
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"scale": math.inf, "good_steps": 0}, {"scale": 0.0, "good_steps": 0},
+        {"scale": 3.0, "good_steps": 0}, {"scale": math.nan, "good_steps": 0},
+        {"scale": 2.0, "good_steps": -1}, {"scale": 2.0, "good_steps": GOOD_STEPS},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_scaler_takes_up_nothing_that_none_has(state: dict[str, float]) -> None:
+    scaler = Scaler("fp16")
+    with pytest.raises(ValueError, match=r"scale"):
+        scaler.load_state_dict(state)
+    assert scaler.state_dict() == Scaler("fp16").state_dict()
+
+
 @pytest.mark.parametrize("word", ["fp32", "bf16"])
 def test_other_precisions_have_no_scale(word: str) -> None:
     scaler, gradient = Scaler(word), torch.ones(3)
@@ -56,6 +72,7 @@ def test_other_precisions_have_no_scale(word: str) -> None:
     assert scaler.update(finite=False)
     scaler.load_state_dict({"scale": 4.0, "good_steps": 1.0})
     assert scaler.scale == 1.0
+    assert scaler.state_dict() == {}
     assert torch.equal(gradient, torch.ones(3))
 
 
@@ -215,7 +232,7 @@ def test_one_process_leaves_a_step_out_that_overflows() -> None:
     assert not task.overflowed
     assert not torch.equal(_vector(task), start)
     assert math.isfinite(result.grad_norm)
-    assert inner.scale == FIRST_SCALE / 2
+    assert inner.scaler.scale == FIRST_SCALE / 2
     assert (task.step, outer.rounds) == (2, 2)
     assert isinstance(task.scheduler, _Rates)
     assert task.scheduler.steps == 1
@@ -227,7 +244,7 @@ def test_one_process_skips_what_others_skip() -> None:
     start = _vector(task)
     inner.step(task, batch_for(task.model), _watching(skips=True))
     assert torch.equal(_vector(task), start)
-    assert inner.scale == FIRST_SCALE / 2
+    assert inner.scaler.scale == FIRST_SCALE / 2
 
 
 def test_a_loss_that_no_scale_saves_is_refused() -> None:

@@ -168,7 +168,7 @@ def _overflowing(axes: dict[str, int], precision: str, bad: set[int]) -> Any:
 
     workers: list[Worker] = []
     found = led(use, "gpt", table(), axes, divided=divided, keep=workers, precision=precision)
-    return found, workers[0].scale
+    return found, workers[0].scaler.scale
 
 
 @pytest.mark.parametrize("axes", [{"replicate": 2}, {"shard": 2}], ids=["ddp", "fsdp"])

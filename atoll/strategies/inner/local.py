@@ -40,14 +40,10 @@ class Local:
             recipe: Precision, accumulation, recomputation and compilation; none: nothing of it.
         """
         self._loss_of, self._clip, self._recipe = loss_of, clip, recipe or Recipe()
-        self._scaler = Scaler(self._recipe.precision)
+        self.scaler = Scaler(self._recipe.precision)
+        """Of the loss, against underflow in fp16."""
         self._rows = Rows(accumulate=self._recipe.accumulate)
         self._prepared: nn.Module | None = None
-
-    @property
-    def scale(self) -> float:
-        """What losses are multiplied by against underflow in fp16; 1 in other precisions."""
-        return self._scaler.scale
 
     def prepare(self, model: nn.Module) -> None:
         """Change a model in place to what the recipe says; the first step does it otherwise.
@@ -75,7 +71,7 @@ class Local:
         self.prepare(task.model)
         task.optimizer.zero_grad(set_to_none=True)
         value, tokens = self._backward(task.model, batch)
-        if self._scaler.active:
+        if self.scaler.active:
             task.overflowed, task.skipped = self._overflowed(task, value), False
         else:
             self._refuse_unless_finite(task, value, 0.0)
@@ -92,7 +88,7 @@ class Local:
         share, value, tokens = 1.0 / len(parts), 0.0, 0
         for part in parts:
             loss, counted = self._loss_of(model, part)
-            factor = self._scaler.scale * share
+            factor = self.scaler.scale * share
             (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
             value, tokens = value + loss.item() * share, tokens + counted
         return value, tokens
@@ -100,7 +96,7 @@ class Local:
     def _overflowed(self, task: Task, loss: float) -> bool:
         """Take the scale out of the gradients; zero them if they are not finite, and say so."""
         gradients = [p.grad for p in task.parameters() if p.grad is not None]
-        self._scaler.unscale(gradients)
+        self.scaler.unscale(gradients)
         if math.isfinite(loss) and math.isfinite(nn.utils.get_total_norm(gradients).item()):
             return False
         for gradient in gradients:
@@ -109,8 +105,8 @@ class Local:
 
     def _update(self, task: Task, loss: float) -> float:
         """Clip and step; return the norm of the gradient before."""
-        if not self._scaler.update(finite=not (task.overflowed or task.skipped)):
-            if self._scaler.exhausted:
+        if not self.scaler.update(finite=not (task.overflowed or task.skipped)):
+            if self.scaler.exhausted:
                 self._refuse_unless_finite(task, loss, math.inf)
             task.advance(taken=False)
             return math.inf

@@ -6,6 +6,7 @@ Parameters, their gradients and the optimizer's state stay as they are, fp32 as 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -138,10 +139,30 @@ class Scaler:
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """Return the scale and how long it has been good."""
-        return {"scale": self.scale, "good_steps": float(self.good_steps)}
+        """Return the scale and how long it has been good; nothing in other precisions."""
+        if not self.active:
+            return {}
+        return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up what `state_dict` returned; of another precision it means nothing."""
-        if self.active and "scale" in state:
-            self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
+        """Take up what `state_dict` returned; of another precision it means nothing.
+
+        Raises:
+            ValueError: these are no numbers that a scaler has.
+        """
+        if self.active and state:
+            self.scale, self.good_steps = checked_scale(state)
+
+
+def checked_scale(state: Mapping[str, float]) -> tuple[float, int]:
+    """Return the scale and the good steps of a scaler's state that came from elsewhere.
+
+    Raises:
+        ValueError: the scale is no power of two, or the steps are none that are counted.
+    """
+    scale, good_steps = float(state["scale"]), int(state["good_steps"])
+    if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
+        raise ValueError(f"the scale of the loss is {scale}, which is no power of two")
+    if not 0 <= good_steps < GOOD_STEPS:
+        raise ValueError(f"{good_steps} good steps in a row; the scale grows after {GOOD_STEPS}")
+    return scale, good_steps
