@@ -51,6 +51,13 @@ def hub(
         Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder where jobs leave their files.")] = Path("runs"),
+    keep_ended: Annotated[
+        str, typer.Option(help="Delete jobs so long after their end, e.g. 30d (default: never).")
+    ] = "",
+    keep_resumable: Annotated[
+        str,
+        typer.Option(help="The same for jobs that could still be resumed (default: never)."),
+    ] = "",
     hooks: Annotated[
         Path | None,
         typer.Option(help="Whom to tell of alarms (default: hooks.toml in the data folder)."),
@@ -72,6 +79,7 @@ def hub(
     from atoll import config
     from atoll.cli import known_hub, screen
     from atoll.hub.app import HubOptions
+    from atoll.hub.retention import Keeping
     from atoll.hub.server import HubServer, run
     from atoll.hub.tuning import tune
     from atoll.node.identity import write_private
@@ -91,6 +99,7 @@ def hub(
             queue=queue,
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),
+            keeping=Keeping(ended=_days(keep_ended), resumable=_days(keep_resumable)),
             hooks=hooks.resolve() if hooks else None,
             otlp=otlp,
             restore_from=backup.resolve() if backup else None,
@@ -126,6 +135,13 @@ def hub(
 
     run(server, on_ready=ready)
     console.print("the hub has stopped")
+
+
+def _days(text: str) -> float | None:
+    """Return the days that a text means; a bare number is a number of days, nothing is for ever."""
+    from atoll.cli.ticket import duration_s
+
+    return duration_s(f"{text}d" if text.isdigit() else text) / 86_400 if text else None
 
 
 @app.command("backup")

@@ -28,6 +28,7 @@ from atoll.cli import (
     queue,
     report,
     resume,
+    rm,
     run,
     scale,
     service,
@@ -58,6 +59,7 @@ app.command("collect")(artifacts.collect)
 app.command("alarms")(alarms.alarms)
 app.command("worth")(alarms.worth)
 app.command("stop")(stop.stop)
+app.command("rm")(rm.remove)
 app.command("drain")(drain.drain)
 app.command("resume")(remembering_interrupts(resume.resume))
 app.add_typer(checkpoint.app, name="checkpoint")

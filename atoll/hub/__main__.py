@@ -11,6 +11,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.hub.app import HubOptions
+from atoll.hub.retention import Keeping
 from atoll.hub.server import HubServer, run
 from atoll.hub.tuning import tune
 
@@ -32,6 +33,8 @@ def parse(arguments: list[str]) -> HubOptions:
     parser.add_argument("--queue", default="", help="server of users' queues: nats://HOST:PORT")
     parser.add_argument("--otlp", default="", help="OpenTelemetry collector")
     parser.add_argument("--hooks", type=Path, default=None, help="whom to tell of alarms")
+    parser.add_argument("--keep-ended", type=float, help="days from a job's end to its deletion")
+    parser.add_argument("--keep-resumable", type=float, help="the same if one could resume it")
     parser.add_argument("--ticket-uses", type=int, default=None, help="limit of the ticket")
     parser.add_argument(
         "--no-reducers", action="store_true", help="run reducers on nodes, not beside the hub"
@@ -54,6 +57,7 @@ def parse(arguments: list[str]) -> HubOptions:
         trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,
         hooks=given.hooks,
+        keeping=Keeping(ended=given.keep_ended, resumable=given.keep_resumable),
         otlp=given.otlp,
         restore_from=given.backup,
     )

@@ -16,6 +16,7 @@ from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
 from atoll.hub import audit as audit_module
 from atoll.hub import checkpoints as checkpoints_module
+from atoll.hub import deletion_rows as deletion_rows_module
 from atoll.hub import node_certificates as node_certificates_module
 from atoll.hub import round_book as round_book_module
 from atoll.hub.access import Access
@@ -27,6 +28,7 @@ from atoll.hub.api import Context, guard, routes
 from atoll.hub.audit import Audit
 from atoll.hub.backup import note_place
 from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.deleting import Deletions
 from atoll.hub.hook_file import load_hooks
 from atoll.hub.hooks import Hooks
 from atoll.hub.live import HubLive
@@ -43,6 +45,7 @@ from atoll.hub.recovering import Recovering
 from atoll.hub.reducers import Reducers, torch_is_here
 from atoll.hub.refusals import Refusals
 from atoll.hub.restore import restore
+from atoll.hub.retention import Retention
 from atoll.hub.round_book import RoundBook
 from atoll.hub.rounds import Rounds
 from atoll.hub.router import Router
@@ -160,6 +163,13 @@ class Hub:
             stores, self.sessions, self.membership, self.placement, self.rounds, clock
         )
         self.recording = Recording(stores, clock=clock)
+        self.deletions = Deletions(
+            stores=stores, checkpoints=self.checkpoints, settled=self.placement.schedule,
+            tasks=self.tasks, clock=clock,
+        )  # fmt: skip
+        self.retention = Retention(
+            keeping=options.keeping, jobs=stores.jobs, deletions=self.deletions, clock=clock
+        )
         gatherer = Gatherer(
             stores=stores, sessions=self.sessions, membership=self.membership,
             rounds=self.rounds, clock=clock, version=__version__, data=options.data,
@@ -192,7 +202,9 @@ class Hub:
             tell=self.sessions.notify,
             access=access,
             audit=self.audit,
+            deletions=self.deletions,
             limits=self.options.limits,
+            gates=self.placement.hands.gates,
         )
         await asyncio.to_thread(self._note_place)
         await self._announce()
@@ -201,6 +213,7 @@ class Hub:
             self.tasks.start(self.telemetry.run(), name="telemetry")
         self._web = guard(Starlette(routes=routes(context)), context)
         await self.checkpoints.restart()
+        await self.deletions.restart()
         await self.placement.restart()
         self.tasks.start(self._keep_house(), name="housekeeping")
         await self._start_hooks()
@@ -351,6 +364,8 @@ class Hub:
                     await self.placement.tick()
                     await self.stores.queue.expire()
                     await self.recording.tick(node_stats(self.membership, self.sessions))
+                    self.deletions.tick()
+                    await self.retention.tick()
                 if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
                     self.tasks.start(self.stores.blobs.sweep(), name="sweep of blobs")
                 if not reckoned and self.clock.monotonic() >= reckon_at:
@@ -375,7 +390,7 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
         backup, data, jobs = options.restore_from, options.data, options.jobs
         await asyncio.to_thread(restore, backup, data=data, jobs=jobs, clock=clock)
     schemas = (round_book_module.SCHEMA, checkpoints_module.SCHEMA, audit_module.SCHEMA,
-               node_certificates_module.SCHEMA)  # fmt: skip
+               node_certificates_module.SCHEMA, deletion_rows_module.SCHEMA)  # fmt: skip
     stores = await open_stores(
         options.data, jobs_dir=options.jobs, clock=clock, schemas=schemas, queue=options.queue
     )

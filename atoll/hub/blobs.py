@@ -23,7 +23,7 @@ from pathlib import Path
 from atoll.clock import Clock
 from atoll.errors import ConfigError, HubError
 from atoll.hub import receiving
-from atoll.hub.database import Database
+from atoll.hub.database import Database, span
 from atoll.ids import new_token
 
 SCHEMA = """
@@ -139,6 +139,23 @@ class Blobs:
     def drop(self, connection: sqlite3.Connection, owner: str) -> None:
         """Let go of everything that somebody holds, inside a write of the database."""
         connection.execute("DELETE FROM blob_holds WHERE owner = ?", (owner,))
+
+    def drop_all(self, connection: sqlite3.Connection, prefix: str) -> None:
+        """Let go of everything that owners hold whose names begin so, inside a write."""
+        connection.execute(
+            "DELETE FROM blob_holds WHERE owner >= ? AND owner < ?", span(prefix)
+        )
+
+    async def held_alone(self, owner: str) -> list[str]:
+        """Return the blobs that somebody holds and nobody else does."""
+        rows = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT sha256 FROM blob_holds AS own WHERE owner = ? AND NOT EXISTS"
+                " (SELECT 1 FROM blob_holds WHERE sha256 = own.sha256 AND owner <> own.owner)",
+                (owner,),
+            ).fetchall()
+        )
+        return [sha256 for (sha256,) in rows]
 
     async def sweep(self) -> int:
         """Delete what nobody holds and nobody has asked for in the last hour; return how many."""

@@ -114,6 +114,11 @@ class Checkpoints:
         """End what runs beside the hub; it goes on at the next start."""
         await self._copies.close()
 
+    async def forget(self, job: str) -> None:
+        """End what works on the checkpoints of a job that is deleted."""
+        self._mixed = {one for one in self._mixed if one[0] != job}
+        await self._copies.forget(job)
+
     async def begin(self, job: str, *, resume_round: int) -> None:
         """Forget everything that an earlier attempt of a job delivered after a checkpoint.
 

@@ -54,6 +54,18 @@ class Live(Protocol):
         ...
 
 
+class Deletes(Protocol):
+    """The part of the hub that deletes jobs."""
+
+    async def size(self, job: str) -> dict[str, Any]:
+        """Return what would go with a job."""
+        ...
+
+    async def delete(self, job: str, *, keep_files: bool = False, by: str) -> dict[str, Any]:
+        """Delete a job that has ended; return what went."""
+        ...
+
+
 def _nobody(address: str, notice: Message) -> bool:
     """Stand in where no sessions are: nobody is reached."""
     return False
@@ -77,6 +89,8 @@ class Context:
     """Lets in and shuts out; None: nobody can come."""
     audit: Audit | None = None
     """Who did what."""
+    deletions: Deletes | None = None
+    """Deletes jobs; None: none can be deleted."""
     limits: Limits = DEFAULT_LIMITS
     """What strangers may take."""
     gates: Gates = field(default_factory=Gates)

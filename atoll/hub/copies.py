@@ -45,6 +45,7 @@ class Copies:
         self._tasks = Tasks()
         self._again: dict[str, str] = {}
         self._running: set[str] = set()
+        self._of_job: dict[str, asyncio.Task[Any]] = {}
         self._trouble: dict[str, str] = {}
 
     def wake(self, job: str, url: str) -> None:
@@ -52,7 +53,17 @@ class Copies:
         self._again[job] = url
         if job not in self._running:
             self._running.add(job)
-            self._tasks.start(self._keep(job), name=f"copies of {job}")
+            task = self._tasks.start(self._keep(job), name=f"copies of {job}")
+            self._of_job[job] = task
+
+    async def forget(self, job: str) -> None:
+        """End the copying of a job that is deleted; what was copied stays where it is."""
+        self._again.pop(job, None)
+        task = self._of_job.pop(job, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._trouble.pop(job, None)
 
     async def close(self) -> None:
         """End every process; what is missing is copied after the next `wake`."""
@@ -72,6 +83,7 @@ class Copies:
                 self._again.setdefault(job, url)
         finally:
             self._running.discard(job)
+            self._of_job.pop(job, None)
 
     async def _run(self, job: str, url: str) -> int:
         """Run the process once; return its exit status."""

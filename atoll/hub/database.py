@@ -189,6 +189,11 @@ class Database:
                 write.outcome = (None, _explain(error, self.path))
 
 
+def span(prefix: str) -> tuple[str, str]:
+    """Return the bounds, the second one excluded, of the texts that begin so."""
+    return prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
 def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> None:
     """Run one write in its savepoint; only errors of the storage itself leave this function."""
     connection.execute("SAVEPOINT one")

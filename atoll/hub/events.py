@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ class Events:
         fields: dict[str, str] | None = None,
     ) -> int:
         """Store one event and return its id."""
+        write = self.storing(job, kind, text, member=member, fields=fields)
+        return await self._database.write(write)
+
+    def storing(
+        self,
+        job: str,
+        kind: str,
+        text: str,
+        *,
+        member: str = "",
+        fields: dict[str, str] | None = None,
+    ) -> Callable[[sqlite3.Connection], int]:
+        """Return what stores one event inside somebody else's transaction, and returns its id."""
         event = {
             "time": self._clock.wall(),
             "kind": kind[:64],
@@ -77,7 +91,11 @@ class Events:
                 append_lines(self._jobs_dir / job / "events.jsonl", [{"id": id_, **event}])
             return int(id_)
 
-        return await self._database.write(write)
+        return write
+
+    def forget(self, job: str) -> None:
+        """Drop from memory what is known of a job that was deleted."""
+        self._newest.forget(job)
 
     async def read(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return events with an id above `after`, oldest first; job `*`: those of all."""

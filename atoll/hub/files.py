@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import re
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, HubError
 from atoll.hub import receiving
 from atoll.hub.database import Database
 from atoll.ids import new_token
@@ -63,6 +65,8 @@ class Files:
     def __init__(self, database: Database, *, jobs_dir: Path) -> None:
         self._database = database
         self._jobs_dir = jobs_dir
+        self._gone: set[str] = set()
+        """Jobs that were deleted in this life of the hub; files of theirs may be on their way."""
         self._incoming = jobs_dir / ".incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
         for leftover in self._incoming.iterdir():
@@ -112,6 +116,9 @@ class Files:
                     temporary, chunks, sha256=sha256, max_bytes=MAX_FILE_BYTES
                 )
                 status = await asyncio.to_thread(receiving.put_in_place, temporary, path)
+            if job in self._gone:  # deleted while the file was on its way
+                await asyncio.to_thread(_remove_folder, self._jobs_dir / job)
+                raise HubError("the job was deleted meanwhile", given=f"{name} of {job}")
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -156,6 +163,68 @@ class Files:
         """Return the files of a job by name, without hashes."""
         folder = self.path(job, "job.toml").parent
         return await asyncio.to_thread(lambda: list(_walk(folder)))
+
+    def expect_none(self, job: str) -> None:
+        """Take no file of a job from now on: it is being deleted."""
+        self._gone.add(job)
+
+    async def size(self, job: str) -> FolderSize:
+        """Return how much lies in a job's folder."""
+        return await asyncio.to_thread(_measure, self.path(job, "job.toml").parent)
+
+    async def remove(self, job: str) -> None:
+        """Delete a job's folder with everything in it; what is gone already does not matter.
+
+        Raises:
+            HubError: something in it cannot be deleted; says what.
+        """
+        folder = self.path(job, "job.toml").parent
+        try:
+            await asyncio.to_thread(_remove_folder, folder)
+        except OSError as error:
+            raise HubError(
+                "files of a deleted job cannot be removed yet",
+                given=str(error),
+                remedy=f"see who uses {folder} and who owns it; the hub tries again by itself",
+            ) from error
+
+
+class FolderSize(msgspec.Struct, frozen=True):
+    """How much lies in the folder of a job."""
+
+    files: int = 0
+    nbytes: int = 0
+    checkpoint_bytes: int = 0
+    """Of these, below `checkpoints/`."""
+
+
+def _measure(folder: Path) -> FolderSize:
+    files = nbytes = of_checkpoints = 0
+    for at, _, names in os.walk(folder):
+        below = Path(at).relative_to(folder).parts[:1] == ("checkpoints",)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size = (Path(at) / name).lstat().st_size
+                files, nbytes = files + 1, nbytes + size
+                of_checkpoints += size if below else 0
+    return FolderSize(files, nbytes, of_checkpoints)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Delete a folder, durably; a file that comes in meanwhile goes too."""
+    if folder.is_symlink():
+        folder.unlink()
+    for last in (False, False, True):
+        try:
+            shutil.rmtree(folder)
+            break
+        except FileNotFoundError:
+            if not folder.exists():
+                break
+        except OSError:
+            if last:
+                raise
+    receiving.sync_folder(folder.parent)
 
 
 def _walk(folder: Path) -> Iterator[FileInfo]:

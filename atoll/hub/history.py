@@ -23,7 +23,7 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.errors import AtollError
-from atoll.hub.database import Database
+from atoll.hub.database import Database, span
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +179,24 @@ class History:
         for first in range(0, len(owners), _OWNERS_PER_TRIM):
             some = owners[first : first + _OWNERS_PER_TRIM]
             await self._database.write(partial(_trim, owners=some, now=now))
+
+    async def forget(self, prefix: str) -> None:
+        """Delete the past of every owner whose name begins so, one after the other."""
+        self._pending = {k: v for k, v in self._pending.items() if not k[0].startswith(prefix)}
+
+        def work(connection: sqlite3.Connection) -> bool:
+            row = connection.execute(
+                "SELECT id, owner FROM history_owners WHERE owner >= ? AND owner < ? LIMIT 1",
+                span(prefix),
+            ).fetchone()
+            if row is not None:
+                connection.execute("DELETE FROM history WHERE owner = ?", row[:1])
+                connection.execute("DELETE FROM history_owners WHERE id = ?", row[:1])
+                self._owners.pop(row[1], None)
+            return row is not None
+
+        while await self._database.write(work):
+            continue
 
     # ------------------------------------------------------------------------ reading
 

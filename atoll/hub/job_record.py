@@ -12,6 +12,9 @@ from atoll.hub.measures import Measures
 from atoll.ids import is_hand, member_id
 
 STATES = ("waiting", "running", "done", "failed", "stopped")
+SAID = {state: {"running": "runs"}.get(state, state) for state in STATES}
+"""How a state is said as an event."""
+
 ENDED = frozenset({"done", "failed", "stopped"})
 """States in which nothing of a job runs any more."""
 

@@ -23,14 +23,16 @@ from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
-from atoll.hub.job_facts import island_told, seats_told, steps_of
+from atoll.hub.job_facts import island_told, nodes_told, seats_told, steps_of
 from atoll.hub.job_files import check_files, check_labels, code_of
 from atoll.hub.job_record import ENDED as ENDED
 from atoll.hub.job_record import LIVE_STATES as LIVE_STATES
+from atoll.hub.job_record import SAID, change_fields
 from atoll.hub.job_record import STATES as STATES
 from atoll.hub.job_record import Job as Job
 from atoll.hub.job_record import Member as Member
 from atoll.hub.respec import check_change
+from atoll.ids import is_hand
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class Jobs:
             job.spec = spec
             self._jobs[job.job] = job
         self._names = set(self._jobs)
+        self.reviving = asyncio.Lock()
+        """Held while a job that has ended is taken up again, or deleted."""
 
     async def create(
         self, spec_text: str, *, files: dict[str, str], batch: str = "", key: str = ""
@@ -132,6 +136,7 @@ class Jobs:
             min_nodes=spec.job.min_nodes,
             seats=seats_told(spec),
             island=island_told(spec),
+            machines=spec.island.machines,
             steps=steps_of(spec),
             seed=spec.job.seed,
         )
@@ -145,7 +150,7 @@ class Jobs:
             self._names.discard(job.job)
             raise
         self._jobs[job.job] = job
-        await self._events.add(job.job, "submitted", f"submitted for {job.nodes_wanted} nodes")
+        await self._events.add(job.job, "submitted", f"submitted for {nodes_told(job)}")
         return job
 
     def _insert(
@@ -170,6 +175,10 @@ class Jobs:
                 "there is no such job", given=repr(job), remedy="`atoll status` lists all jobs"
             )
         return record
+
+    def find(self, job: str) -> Job | None:
+        """Return a job's record, if there is such a job."""
+        return self._jobs.get(job)
 
     def knows(self, job: str) -> bool:
         """Return whether there is such a job."""
@@ -217,38 +226,38 @@ class Jobs:
             record.state, record.reason, record.error, record.ended = before
             raise
         if before[:2] != (state, reason):
-            await self._events.add(job, state, reason or _SAID[state])
+            await self._events.add(job, state, reason or SAID[state])
         return record
 
     async def assign(self, job: str, *, member: str, slot: int, node: str) -> Member:
-        """Give a member to a node; the same member again counts as its next attempt."""
+        """Give a member or a hand to a node; the same again counts as its next attempt."""
         record = self.get(job)
-        before = record.members.get(member)
+        before = record.process(member)
         attempt = 1 if before is None else before.attempt + 1
         assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
         if before is not None:
             assigned.failures, assigned.retried = before.failures, before.retried
-        record.members[member] = assigned
+        (record.hands if is_hand(member) else record.members)[member] = assigned
         await self._save(record)
         again = "" if attempt == 1 else f", attempt {attempt}"
         await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
         return assigned
 
     async def update_member(self, job: str, member: str, **changes: Any) -> Member:
-        """Change fields of a member.
+        """Change fields of a member or of a hand.
 
         Raises:
             HubError: the job has no such member.
         """
         record = self.get(job)
-        found = record.members.get(member)
+        found = record.process(member)
         if found is None:
             raise HubError(
                 "the job has no such member",
                 given=f"{member!r} of {job}",
                 expected="one of " + (", ".join(record.members) or "nobody yet"),
             )
-        _change(found, changes, _MEMBER_FIELDS)
+        change_fields(found, changes, _MEMBER_FIELDS)
         found.tail = found.tail[-_MAX_TAIL:]
         await self._save(record)
         return found
@@ -256,7 +265,7 @@ class Jobs:
     async def update(self, job: str, **changes: Any) -> Job:
         """Change fields of a job other than its state and its members."""
         record = self.get(job)
-        _change(record, changes, _JOB_FIELDS)
+        change_fields(record, changes, _JOB_FIELDS)
         await self._save(record)
         return record
 
@@ -287,6 +296,7 @@ class Jobs:
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
         record.priority, record.retries = spec.job.priority, spec.job.retries
         record.seats, record.island = seats_told(spec), island_told(spec)
+        record.machines = spec.island.machines
         encoded, written = _record(record), record.spec
 
         def write(connection: sqlite3.Connection) -> None:
@@ -322,6 +332,30 @@ class Jobs:
         )
         return self.get(job)
 
+    async def delete(self, job: str, *, also: Callable[[sqlite3.Connection], object]) -> None:
+        """Forget a job and let go of its code, in one transaction with `also`; its name stays used.
+
+        Raises:
+            HubError: there is no such job, or it has not ended.
+        """
+        record = self.get(job)
+        if not record.over:
+            raise HubError("the job has not ended", given=f"{job} ({record.state})")
+        del self._jobs[job]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM jobs WHERE job = ?", (job,))
+            if self._blobs is not None:
+                self._blobs.drop(connection, f"job/{job}")
+            also(connection)
+
+        try:
+            await self._database.write(write)
+        except BaseException:
+            both = [*self._jobs.values(), record]
+            self._jobs = {one.job: one for one in sorted(both, key=lambda j: (j.created, j.job))}
+            raise
+
     def storing(self, job: str) -> Callable[[sqlite3.Connection], None]:
         """Return what writes a job's record, as it is now, inside somebody else's transaction."""
         text = _record(self.get(job))
@@ -347,24 +381,6 @@ class Jobs:
         (folder / "job.toml").write_text(job.spec, encoding="utf-8")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-
-
-_SAID = {
-    "waiting": "waiting",
-    "running": "runs",
-    "done": "done",
-    "failed": "failed",
-    "stopped": "stopped",
-}
-
-
-def _change(target: Any, changes: dict[str, Any], known: frozenset[str]) -> None:
-    """Set fields of a record; a wrong name is a bug of the caller and changes nothing."""
-    for name in changes:
-        if name not in known:
-            raise unknown(f"field of a {type(target).__name__.lower()}", name, known)
-    for name, value in changes.items():
-        setattr(target, name, value)
 
 
 def _record(job: Job) -> str:

@@ -43,7 +43,7 @@ class HubLive:
                 (job.job, member.member)
                 for job in self._stores.jobs.list()
                 if job.state == "running"
-                for member in job.members.values()
+                for member in job.processes
                 if member.node == node.node and member.state in LIVE_STATES
             ]
             view = describe_node(
@@ -85,7 +85,8 @@ class HubLive:
 
     async def resume(self, job: str, *, spec: str = "") -> str:
         """Start a job again from its newest checkpoint, with a changed file if it is given."""
-        return await self._placement.resume(job, spec=spec)
+        async with self._stores.jobs.reviving:
+            return await self._placement.resume(job, spec=spec)
 
     def relay(self) -> dict[str, float]:
         """Return the counters of the relay."""

@@ -91,6 +91,14 @@ class Logs:
             news.set()
         return done
 
+    def forget(self, job: str) -> None:
+        """Drop from memory what is known of a job that was deleted; wake who waits for lines."""
+        self._newest.forget(job)
+        self._untrimmed.pop(job, None)
+        news = self._news.pop(job, None)
+        if news is not None:
+            news.set()
+
     def _trim(self, connection: sqlite3.Connection, job: str, added: int) -> None:
         """Drop the oldest lines over the bound (in the writer thread)."""
         self._untrimmed[job] = self._untrimmed.get(job, _TRIM_EVERY) + added

@@ -188,6 +188,12 @@ class Metrics:
 
         await self._database.write(write)
 
+    def forget(self, job: str) -> None:
+        """Drop from memory what is known of a job that was deleted."""
+        self._newest.forget(job)
+        self._latest.pop(job, None)
+        self._counts = {key: count for key, count in self._counts.items() if key[0] != job}
+
     def _of(self, job: str) -> dict[str, Latest]:
         """Return the latest values of a job, read from disk after a restart."""
         known = self._latest.get(job)

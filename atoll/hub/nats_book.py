@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
-from atoll.hub.database import Database
+from atoll.hub.database import Database, span
 from atoll.hub.queue_backend import Holds
 
 SCHEMA = """
@@ -92,6 +92,19 @@ class Book:
         await self._database.write(
             lambda c: c.executemany("DELETE FROM nats_items WHERE queue = ? AND seq = ?", values)
         )
+
+    async def remove(self, prefix: str) -> None:
+        """Delete all that is known of the queues whose name begins so; their blobs are let go."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            for table in ("nats_items", "nats_streams"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE queue >= ? AND queue < ?", span(prefix)
+                )
+            if self._blobs is not None:
+                self._blobs.drop_all(connection, f"queue/{prefix}")
+
+        await self._database.write(work)
 
     async def hold(self, queue: str, blobs: Sequence[tuple[str, str]]) -> None:
         """Keep the blobs of items that are about to be stored, as (key, blob)."""

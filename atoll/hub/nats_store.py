@@ -43,6 +43,8 @@ OLDEST_SERVER = (2, 11)
 _IN_FLIGHT = 200
 _NOT_FOUND = 10037
 """Error code of JetStream: there is no message with this number."""
+_NO_STREAM = 10059
+"""The same: there is no such stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,11 @@ class NatsStore:
         answer = await self._ask(f"STREAM.CREATE.{name}", config)
         self._known.add(queue)
         return _state(answer, queue)
+
+    async def remove(self, queue: str) -> None:
+        """Delete the stream of a queue with everything in it; one that is gone does not matter."""
+        await self._ask(f"STREAM.DELETE.{self._name(queue)}", {}, absent=_NO_STREAM)
+        self._known.discard(queue)
 
     # --------------------------------------------------------------------------- items
 

@@ -17,6 +17,10 @@ class Newest:
         """Remember that a look found no row above this id."""
         self._ids.setdefault(job, after)
 
+    def forget(self, job: str) -> None:
+        """Know nothing of a job any more."""
+        self._ids.pop(job, None)
+
     def is_all(self, job: str, after: int) -> bool:
         """Return whether no row above this id is there, as far as is known without looking."""
         known = self._ids.get(job)

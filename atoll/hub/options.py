@@ -8,6 +8,7 @@ from pathlib import Path
 from atoll.hub.admission import DEFAULT_LIMITS, Limits
 from atoll.hub.alarms.watch import DEFAULT_LOOKING, Looking
 from atoll.hub.placement import KILL_GRACE_S
+from atoll.hub.retention import NOTHING_GOES, Keeping
 from atoll.wire.limits import DEAD_AFTER_S
 
 
@@ -50,6 +51,8 @@ class HubOptions:
     """Time between asking a process of a stopping job to end and killing it."""
     restart_grace_s: float = 60.0
     """How long members may take to come back after a restart of the hub."""
+    keeping: Keeping = NOTHING_GOES
+    """How long jobs stay after their end."""
     looking: Looking = DEFAULT_LOOKING
     """How often the hub looks for what goes wrong."""
     hooks: Path | None = None

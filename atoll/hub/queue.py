@@ -342,26 +342,18 @@ class Queues:
         for backend in self._backends:
             filled = [n for n, lane in self._lanes.items() if lane.ready]
             oldest |= await backend.oldest([n for n in filled if self.backend(n) is backend])
-        return [self._row(lane, oldest.get(name)) for name, lane in sorted(self._lanes.items())]
+        now = self._clock.wall()
+        return [
+            lane.row(now=now, oldest=oldest.get(name), consumers=self.waiters.number(name))
+            for name, lane in sorted(self._lanes.items())
+        ]
 
-    def _row(self, lane: Lane, oldest: float | None) -> dict[str, Any]:
-        now, depth, options = self._clock.wall(), lane.depth, lane.options
-        return {
-            "queue": lane.queue,
-            "kind": "topic" if lane.topic else "queue",
-            "ready": depth.ready,
-            "leased": depth.leased,
-            "dead": depth.dead,
-            "bytes": lane.nbytes,
-            "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
-            "in_per_s": lane.came.per_s(now=now),
-            "out_per_s": lane.went.per_s(now=now),
-            "max_items": options.max_items,
-            "max_bytes": options.max_bytes,
-            "overflow": "drop-oldest" if lane.topic else options.overflow,
-            "waiting_producers": lane.waiting,
-            "subscribers": lane.subscribers if lane.topic else self.waiters.number(lane.queue),
-        }
+    async def remove(self, prefix: str) -> None:
+        """Remove every queue and topic whose name begins so, with all that it holds."""
+        await self.start()
+        await self.backend(prefix).remove(prefix)
+        self._lanes = {q: lane for q, lane in self._lanes.items() if not q.startswith(prefix)}
+        self.topics.forget(prefix)
 
     # --------------------------------------------------------------------------- inside
 

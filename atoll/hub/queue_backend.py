@@ -186,6 +186,13 @@ class Backend(Protocol):
         """Keep the position of a subscription."""
         ...
 
+    async def remove(self, prefix: str) -> None:
+        """Remove every queue and topic whose name begins so, with all that is known of it.
+
+        Whatever is missing already does not matter: it may have been interrupted before.
+        """
+        ...
+
     async def close(self) -> None:
         """End what runs in the background."""
         ...
@@ -204,6 +211,10 @@ class Holds(Protocol):
 
     def drop(self, connection: sqlite3.Connection, owner: str) -> None:
         """Let go of an owner's blobs, inside a write."""
+        ...
+
+    def drop_all(self, connection: sqlite3.Connection, prefix: str) -> None:
+        """Let go of the blobs of all owners whose names begin so, inside a write."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.errors import QueueFull
 from atoll.hub.queue_backend import Amount, Move
@@ -102,6 +103,32 @@ class Lane:
         return not (
             self.declared or self._line or self._reserved_items or any(self._items.values())
         )
+
+    def row(self, *, now: float, oldest: float | None, consumers: int) -> dict[str, Any]:
+        """Return what people want to know of it.
+
+        Args:
+            now: Wall time.
+            oldest: When its oldest ready item was put, if there is one.
+            consumers: Who waits for an item.
+        """
+        depth, options = self.depth, self.options
+        return {
+            "queue": self.queue,
+            "kind": "topic" if self.topic else "queue",
+            "ready": depth.ready,
+            "leased": depth.leased,
+            "dead": depth.dead,
+            "bytes": self.nbytes,
+            "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
+            "in_per_s": self.came.per_s(now=now),
+            "out_per_s": self.went.per_s(now=now),
+            "max_items": options.max_items,
+            "max_bytes": options.max_bytes,
+            "overflow": "drop-oldest" if self.topic else options.overflow,
+            "waiting_producers": self.waiting,
+            "subscribers": self.subscribers if self.topic else consumers,
+        }
 
     def load(self, state: str, amount: Amount) -> None:
         """Take over what was stored before this life of the hub."""

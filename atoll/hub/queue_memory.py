@@ -225,6 +225,13 @@ class MemoryBackend:
         """Keep the position of a subscription."""
         self._positions[topic, subscription] = seq
 
+    async def remove(self, prefix: str) -> None:
+        """Remove every queue and topic whose name begins so."""
+        self._items = {s: i for s, i in self._items.items() if not i.queue.startswith(prefix)}
+        self._keys = {k: seq for k, seq in self._keys.items() if not k[0].startswith(prefix)}
+        self._options = {q: o for q, o in self._options.items() if not q.startswith(prefix)}
+        self._positions = {p: s for p, s in self._positions.items() if not p[0].startswith(prefix)}
+
     async def close(self) -> None:
         """Nothing runs in the background."""
 

@@ -342,6 +342,14 @@ class NatsBackend:
         """Keep the position of a subscription."""
         await self._beside.set_position(topic, subscription, seq)
 
+    async def remove(self, prefix: str) -> None:
+        """Remove the streams of the queues and topics whose name begins so, then their rows."""
+        for queue in [queue for queue in self._streams if queue.startswith(prefix)]:
+            await self._store.remove(queue)
+            self._streams.pop(queue, None)
+        await self._book.remove(prefix)
+        await self._beside.remove(prefix)
+
     async def close(self) -> None:
         """Remove what is done from the streams, then leave the server."""
         with contextlib.suppress(TimeoutError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from atoll.hub.database import span
 from atoll.hub.queue_backend import MAX_CLAIM_BYTES, Loaded, amounts_of, lease_seq
 from atoll.wire.messages import QueueItem, QueueOptions, TopicItem
 
@@ -111,3 +112,19 @@ def peek(connection: sqlite3.Connection, topic: str, after: int, limit: int) -> 
         items.append(TopicItem(*row))
     cursor.close()
     return items
+
+
+def first_items(
+    connection: sqlite3.Connection, prefix: str, limit: int
+) -> list[tuple[int, str, str]]:
+    """Return number, blob and state of items of the queues whose name begins so."""
+    return connection.execute(
+        "SELECT seq, blob, state FROM queue_items WHERE queue >= ? AND queue < ? LIMIT ?",
+        (*span(prefix), limit),
+    ).fetchall()
+
+
+def forget(connection: sqlite3.Connection, prefix: str) -> None:
+    """Drop the options and positions of the queues and topics whose name begins so."""
+    for table, name in (("queue_options", "queue"), ("queue_positions", "topic")):
+        connection.execute(f"DELETE FROM {table} WHERE {name} >= ? AND {name} < ?", span(prefix))

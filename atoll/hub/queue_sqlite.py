@@ -37,7 +37,17 @@ from atoll.hub.queue_backend import (
 )
 from atoll.hub.queue_insert import insert
 from atoll.hub.queue_pump import Pump, Put
-from atoll.hub.queue_rows import AMONG, dead, load, of_leases, oldest, peek, take
+from atoll.hub.queue_rows import (
+    AMONG,
+    dead,
+    first_items,
+    forget,
+    load,
+    of_leases,
+    oldest,
+    peek,
+    take,
+)
 from atoll.hub.queue_schema import OPTIONS, POSITION, SCHEMA, prepare
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
@@ -268,6 +278,24 @@ class SqliteBackend:
     async def set_position(self, topic: str, subscription: str, seq: int) -> None:
         """Keep the position of a subscription."""
         await self._do(lambda c, moves: c.execute(POSITION, (topic, subscription, seq)).rowcount)
+
+    async def remove(self, prefix: str) -> None:
+        """Remove every queue and topic whose name begins so, a bounded number of items at once."""
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            rows = first_items(connection, prefix, _AT_ONCE)
+            for seq, blob, _ in rows:
+                if blob and self._blobs is not None:
+                    self._blobs.drop(connection, f"queue/{seq}")
+            seqs = json.dumps([row[0] for row in rows])
+            connection.execute(f"DELETE FROM queue_items WHERE {AMONG}", (seqs,))
+            self._done -= sum(row[2] == "done" for row in rows)
+            if not rows:
+                forget(connection, prefix)
+            return len(rows)
+
+        while await self._do(work):
+            continue
 
     async def close(self) -> None:
         """Wait until what was begun is done."""

@@ -58,9 +58,9 @@ def put_in_place(temporary: Path, path: Path) -> os.stat_result:
     fresh = not path.parent.is_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     if fresh:
-        _sync_folder(path.parent.parent)
+        sync_folder(path.parent.parent)
     return path.stat()
 
 
@@ -100,7 +100,7 @@ def _flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     if os.name == "posix":  # elsewhere a folder cannot be flushed, and need not be
         handle = os.open(folder, os.O_RDONLY)

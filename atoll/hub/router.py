@@ -149,6 +149,8 @@ class Router:
     # ------------------------------------------------------------------- nodes' reports
 
     async def _log_lines(self, session: Session, body: LogLines, id: int) -> Message:
+        if not self._jobs.knows(body.job):
+            return Acked(body.seq + len(body.lines) - 1)  # it was deleted: nobody will read them
         self._check_process(session, body.job, body.member)
         seq = await self._stores.logs.add(
             body.job, body.member, source=session.incarnation, seq=body.seq, lines=body.lines
@@ -172,7 +174,7 @@ class Router:
         identity = session.identity
         if identity.role == "operator" or (identity.role == "job" and identity.name == job):
             return
-        record = self._jobs.get(job).members.get(member)
+        record = self._jobs.get(job).process(member)
         owner = record.node if record is not None else ""
         if is_reducer(member):  # after a restart of the hub it is not known where it runs
             owner = self._placement.reducers.where(job, member) or identity.name
@@ -183,12 +185,15 @@ class Router:
 
     async def _metrics(self, session: Session, body: Metrics, id: int) -> Message:
         job, member = _member(session)
+        self._jobs.get(job)
         seq = await self._stores.metrics.add(
             job, member, incarnation=body.incarnation, seq=body.seq, points=body.points
         )
         return Acked(seq)
 
     async def _event(self, session: Session, body: Event, id: int) -> Message:
+        if session.job:
+            self._jobs.get(session.job)
         await self._stores.events.add(
             session.job,
             body.kind,

@@ -134,6 +134,8 @@ class Feed:
         picture = await self.snapshots.current()
         own: dict[str, Any] = {"hub": self._hub()}
         more = False
+        if self.cursors.job and not self._context.stores.jobs.knows(self.cursors.job):
+            own["deleted"], self.cursors = self.cursors.job, Cursors("")
         if self.cursors.job:
             more = await self._add_job(own, picture)
         shared = picture.bytes_after(self._seen)

@@ -44,6 +44,13 @@ class Topics:
         """Note that a topic has dropped items."""
         self._changed.add(topic)
 
+    def forget(self, prefix: str) -> None:
+        """Forget the topics whose name begins so: they were removed."""
+        gone = [topic for topic in self._positions if topic.startswith(prefix)]
+        for topic in gone:
+            del self._positions[topic]
+        self._changed -= {topic for topic in self._changed if topic.startswith(prefix)}
+
     async def publish(self, topic: str, entries: Sequence[QueueEntry]) -> QueuePutManyDone:
         """Append items in order, all or none; a key that is known is accepted and kept once.
 

@@ -16,6 +16,7 @@ import httpx
 from atoll.errors import CheckpointMissing, HubError, HubUnreachable
 from atoll.ids import new_token
 from atoll.net.access import AccessCalls
+from atoll.net.deletion_calls import DeletionCalls
 from atoll.net.gate_calls import GateCalls
 from atoll.net.queue_calls import QueueCalls
 from atoll.net.rest import Rest
@@ -46,7 +47,7 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient(AccessCalls, GateCalls, QueueCalls):
+class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub

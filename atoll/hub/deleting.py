@@ -1,0 +1,195 @@
+"""Deletes jobs that have ended, with everything that is left of them.
+
+The record goes first, in one transaction with a note that the rest has to follow and with the event
+that tells of it: from then on there is no such job. The rest goes in an order that may be
+interrupted anywhere: rows, past, queues, files, and at last the note. A hub that was killed in
+between finishes at its next start; what cannot go yet (a queue server that is away, a file that
+somebody holds) is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.errors import AtollError, HubError
+from atoll.hub import deletion_rows
+from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.job_record import Job
+from atoll.hub.stores import Stores
+from atoll.hub.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long who asks waits for the rest to go; it goes on without them."""
+
+AGAIN_S = 60.0
+"""Pause before what could not go is tried again."""
+
+
+class Deletions:
+    """Deletes jobs, and finishes what an earlier life of the hub began.
+
+    Args:
+        stores: What is durable.
+        checkpoints: What may be at work on the files of a job that has ended.
+        settled: Returns when whatever ends jobs has finished what it was doing.
+        tasks: Where the work runs.
+        clock: Of the hub.
+    """
+
+    def __init__(
+        self,
+        *,
+        stores: Stores,
+        checkpoints: Checkpoints,
+        settled: Callable[[], Awaitable[None]],
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        self._stores = stores
+        self._checkpoints = checkpoints
+        self._settled = settled
+        self._tasks = tasks
+        self._clock = clock
+        self._unfinished: dict[str, bool] = {}
+        """Jobs whose rest is still there, and whether their files stay."""
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._again_at = 0.0
+
+    async def restart(self) -> None:
+        """Go on with what an earlier life of the hub did not finish."""
+        found = await self._stores.database.read(deletion_rows.begun)
+        self._unfinished = dict(found)
+        for job in self._unfinished:
+            self._run(job)
+
+    async def size(self, job: str) -> dict[str, Any]:
+        """Return what would go with a job: numbers of files and items, and bytes."""
+        stores = self._stores
+        folder = await stores.files.size(job)
+        code = await stores.blobs.held_alone(f"job/{job}")
+        queues = [row for row in await stores.queue.rows() if row["queue"].startswith(f"{job}/")]
+        return {
+            "job": job,
+            "files": folder.files,
+            "file_bytes": folder.nbytes,
+            "checkpoint_bytes": folder.checkpoint_bytes,
+            "code_bytes": await asyncio.to_thread(_sum_of, stores.blobs.nbytes, code),
+            "queues": len(queues),
+            "queue_items": sum(row["ready"] + row["leased"] + row["dead"] for row in queues),
+            "queue_bytes": sum(row["bytes"] for row in queues),
+        }
+
+    async def delete(self, job: str, *, keep_files: bool = False, by: str) -> dict[str, Any]:
+        """Delete a job that has ended; it is gone for good once its record is, before this returns.
+
+        Args:
+            job: Which.
+            keep_files: Leave its folder as it is.
+            by: Who wants it, for the event that stays.
+
+        Returns:
+            What went, as :meth:`size` tells it, and `finished`: whether nothing is left; else the
+            rest goes by itself.
+
+        Raises:
+            HubError: it has not ended, or is not there any more.
+        """
+        self._check(job)
+        await self._settled()
+        async with self._stores.jobs.reviving:
+            self._check(job)
+            size = await self.size(job)
+            await self._forget(job, size, keep_files=keep_files, by=by)
+        task = self._run(job)
+        await asyncio.wait([task], timeout=ANSWER_S)
+        finished = task.done() and not task.cancelled() and task.result()
+        return size | {"kept": keep_files, "finished": finished}
+
+    def tick(self) -> None:
+        """Try again what could not go, some time after the last try; called often."""
+        now = self._clock.monotonic()
+        if self._unfinished and now >= self._again_at:
+            self._again_at = now + AGAIN_S
+            for job in self._unfinished:
+                self._run(job)
+
+    def _check(self, job: str) -> Job:
+        record = self._stores.jobs.get(job)
+        if not record.over:
+            verb = "waits" if record.state == "waiting" else "runs"
+            raise HubError(
+                f"this job {verb}: only jobs that have ended can be deleted",
+                given=f"{job} ({record.state})",
+                expected="a job that is done, failed or stopped",
+                remedy=f"end it first: atoll stop {job}",
+            )
+        return record
+
+    async def _forget(self, job: str, size: dict[str, Any], *, keep_files: bool, by: str) -> None:
+        """Let the record go: after this there is no such job."""
+        stores = self._stores
+        nbytes = size["code_bytes"] + size["queue_bytes"] + (not keep_files) * size["file_bytes"]
+        files = "its files stay" if keep_files else f"{size['files']} files"
+        tell = stores.events.storing(
+            "", "job-deleted", f"{job} was deleted by {by}: {files}, {nbytes} bytes",
+            fields={"job": job, "by": by, "bytes": str(nbytes), "kept": str(keep_files).lower()},
+        )  # fmt: skip
+        now = self._clock.wall()
+
+        def also(connection: Any) -> None:
+            deletion_rows.begin(connection, job, keep_files=keep_files, now=now)
+            tell(connection)
+
+        stores.files.expect_none(job)
+        await stores.jobs.delete(job, also=also)
+        self._unfinished[job] = keep_files
+
+    def _run(self, job: str) -> asyncio.Task[bool]:
+        """Remove the rest beside everything else, once at a time for each job."""
+        task = self._running.get(job)
+        if task is None:
+            task = self._tasks.start(self._finish(job), name=f"deletion of {job}")
+            self._running[job] = task
+            task.add_done_callback(lambda _: self._running.pop(job, None))
+        return task
+
+    async def _finish(self, job: str) -> bool:
+        """Remove the rest of a job; return whether nothing is left."""
+        try:
+            await self._remove(job, keep_files=self._unfinished[job])
+        except AtollError as error:
+            logger.warning("the deletion of %s goes on later: %s", job, error)
+            return False
+        self._unfinished.pop(job, None)
+        await self._stores.blobs.sweep()
+        return True
+
+    async def _remove(self, job: str, *, keep_files: bool) -> None:
+        stores = self._stores
+        stores.files.expect_none(job)
+        await self._checkpoints.forget(job)
+        await stores.auth.revoke_job(job)
+        await deletion_rows.delete_rows(stores.database, job)
+        for memory in (stores.events, stores.logs, stores.metrics):
+            memory.forget(job)
+        await stores.history.forget(f"{job}/")
+        await stores.queue.remove(f"{job}/")
+        if not keep_files:
+            await stores.files.remove(job)
+        await stores.database.write(lambda connection: deletion_rows.end(connection, job))
+
+
+def _sum_of(nbytes: Callable[[str], int], blobs: list[str]) -> int:
+    total = 0
+    for sha256 in blobs:
+        try:
+            total += nbytes(sha256)
+        except HubError:
+            continue
+    return total

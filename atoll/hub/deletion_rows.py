@@ -1,0 +1,69 @@
+"""What the hub's database holds of one job, and how it goes: a bounded number of rows at once."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+
+from atoll.hub.database import Database
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS deletions (
+    job TEXT PRIMARY KEY, keep_files INTEGER NOT NULL, asked REAL NOT NULL
+) WITHOUT ROWID;
+"""
+"""Jobs whose record is gone and whose rest is being removed."""
+
+OF_JOB = {
+    "alarms": "id",
+    "checkpoint_parts": "round",
+    "events": "id",
+    "files": "name",
+    "log_cursors": "member",
+    "logs": "id",
+    "open_joins": "epoch",
+    "point_cursors": "member",
+    "points": "id",
+    "round_leases": "round",
+    "round_timelines": "epoch",
+    "rounds": "epoch",
+}
+"""Every table with a column `job`, and the column by whose order its rows go."""
+
+ROWS_AT_ONCE = 2_000
+"""Rows of one table deleted between other writes of the database."""
+
+_OPEN_STAY = {"alarms": " AND ended IS NOT NULL"}
+"""An alarm that is still open ends by itself, and is told as ended."""
+
+
+async def delete_rows(database: Database, job: str) -> None:
+    """Delete the rows of a job; interrupted, it goes on where it was."""
+    for table, column in OF_JOB.items():
+        where = f"job = :job{_OPEN_STAY.get(table, '')}"
+        some = f"SELECT {column} AS one FROM {table} WHERE {where} ORDER BY {column} LIMIT :limit"
+        statement = (
+            f"DELETE FROM {table} WHERE {where} AND {column} <= (SELECT max(one) FROM ({some}))"
+        )
+        while await database.write(partial(_delete, statement=statement, job=job)):
+            continue
+
+
+def _delete(connection: sqlite3.Connection, *, statement: str, job: str) -> int:
+    return connection.execute(statement, {"job": job, "limit": ROWS_AT_ONCE}).rowcount
+
+
+def begin(connection: sqlite3.Connection, job: str, *, keep_files: bool, now: float) -> None:
+    """Write down that a job is being deleted, inside a write."""
+    connection.execute("INSERT INTO deletions VALUES (?, ?, ?)", (job, int(keep_files), now))
+
+
+def end(connection: sqlite3.Connection, job: str) -> None:
+    """Write down that nothing of a job is left, inside a write."""
+    connection.execute("DELETE FROM deletions WHERE job = ?", (job,))
+
+
+def begun(connection: sqlite3.Connection) -> list[tuple[str, bool]]:
+    """Return the jobs whose deletion is not finished, and whether their files stay."""
+    rows = connection.execute("SELECT job, keep_files FROM deletions ORDER BY asked, job")
+    return [(job, bool(keep)) for job, keep in rows]
