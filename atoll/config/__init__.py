@@ -26,6 +26,7 @@ from atoll.config.mesh import AXES as AXES
 from atoll.config.mesh import MeshShape as MeshShape
 from atoll.config.mesh import shrunk as shrunk
 from atoll.config.place import RankPlace as RankPlace
+from atoll.config.place import dealt as dealt
 from atoll.config.place import kept_place as kept_place
 from atoll.config.place import rank_environment as rank_environment
 from atoll.config.place import rank_place as rank_place

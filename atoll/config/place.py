@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ class RankPlace:
     port: int
     local_ranks: int = 0
     """Ranks on this machine; 0: all of them."""
+    machine: int = 0
+    """Which of the island's machines this is."""
+    machines: int = 1
 
     @property
     def leads(self) -> bool:
@@ -41,9 +45,18 @@ class RankPlace:
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.local_ranks or self.ranks),
+            "GROUP_RANK": str(self.machine),
+            "GROUP_WORLD_SIZE": str(self.machines),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }
+
+
+def dealt(ranks: int, *, machines: int) -> list[range]:
+    """Return which ranks each machine of an island has: runs, as even as possible."""
+    each, more = divmod(ranks, machines)
+    ends = [each * n + min(n, more) for n in range(machines + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(ends)]
 
 
 def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
@@ -62,6 +75,8 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
             address=environment["MASTER_ADDR"],
             port=int(environment["MASTER_PORT"]),
             local_ranks=int(environment.get("LOCAL_WORLD_SIZE", "0")),
+            machine=int(environment.get("GROUP_RANK", "0")),
+            machines=int(environment.get("GROUP_WORLD_SIZE", "1")),
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(

@@ -1,22 +1,20 @@
 """The keeper of an island: the process of a member that starts its ranks and ends them together.
 
-It loads no torch and speaks to nobody. A rank that dies takes the island with it: the ranks meet in
-collectives, which nobody can leave alone. The hub then launches the member again by the rules that
-hold for every member, and its new ranks take the committed state over from the other members.
+It loads no torch. A rank that dies takes the island with it: the ranks meet in collectives, which
+nobody can leave alone. The hub then launches the member again by the rules that hold for every
+member, and its new ranks take the committed state over from the other members.
 
-No rank outlives the keeper: the kernel kills them with it, and they are in its process group, which
-the node agent kills in the end.
+Where an island goes over several machines this is the keeper on the first one, which leads those on
+the others: it tells them what to start, hears how their ranks end, and decides for all.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,18 +22,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import cast
 
 from atoll import config
-from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
-from atoll.errors import JobError, OutOfMemory
+from atoll.config import JobSpec, RankPlace, WorkerEnvironment
+from atoll.errors import OutOfMemory, from_dict
 from atoll.node import parent
-from atoll.node.exits import ERROR_FILE, count_oom_kills
-from atoll.node.launchers.launcher import THREADS
-from atoll.node.launchers.shares import usable_cpus
+from atoll.node.exits import ERROR_FILE
+from atoll.node.forming import Asked, Formation, NewsQueue, OwnEnd, gather
+from atoll.node.gate import Gone, IslandGate, Said
+from atoll.node.keeper_link import Ended, Home, Kill, Leaving, Start
+from atoll.node.local_ranks import PROGRAM, LocalRanks
 from atoll.node.losses import Losses, with_shape
-from atoll.node.output import read_lines
-from atoll.node.rank_ends import RankEnd, cause, died, error_file, explain
+from atoll.node.rank_ends import RankEnd, cause, died, explain
+from atoll.wire.limits import EXIT_LEFT
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +49,6 @@ HOME_S = 10.0
 """After the end of the first rank: how long the others may take to go home."""
 LEAVE_S = 60.0
 """How long the first rank may take to leave when it is asked; the node agent has less patience."""
-GONE_S = 5.0
-"""How long the end of ranks that were killed, and their last lines, are waited for."""
-
-PROGRAM = (sys.executable, "-m", "atoll.node.worker")
 
 
 def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM) -> int:
@@ -67,29 +62,53 @@ def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str
         program: What every rank runs.
 
     Raises:
-        JobError: the machine cannot start so many processes.
+        JobError: a machine cannot start so many processes, or the others cannot dial this one.
     """
-    folder = environment.directory
-    losses = Losses.read(folder)
-    shape = losses.shape(spec)
+    losses = Losses.read(environment.directory)
+    news: NewsQueue = queue.SimpleQueue()
     asked = threading.Event()
-    for left in reversed(range(PORT_TRIES)):
-        with free_port() as port:
-            island = Island(environment, shape, port=port, program=program, asked=asked)
-            began, oom_kills = time.monotonic(), count_oom_kills()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        news.put(Asked())
+
+    signal.signal(signal.SIGTERM, hear)
+    machines = spec.island.machines
+    if machines == 1:
+        shape = losses.shape(spec) or spec.mesh
+        return _keep(environment, spec, Formation(shape, HERE), losses, program, news, asked)
+    with IslandGate(environment, machines=machines, tell=news.put) as gate:
+        first = not Losses.known(environment.directory)
+        formation = gather(gate, spec, losses, first=first, news=news, is_asked=asked.is_set)
+        if formation is None:
+            return EXIT_LEFT
+        return _keep(environment, spec, formation, losses, program, news, asked)
+
+
+def _keep(
+    environment: WorkerEnvironment, spec: JobSpec, formation: Formation, losses: Losses,
+    program: Sequence[str], news: NewsQueue, asked: threading.Event,
+) -> int:  # fmt: skip
+    """Run the ranks of an island whose machines are there to their end."""
+    folder, ranks = environment.directory, formation.shape.ranks
+    for number in range(PORT_TRIES):
+        with free_port(formation.address) as port:
+            island = Island(
+                environment, formation, number=number, program=program, news=news, asked=asked
+            )
+            began = time.monotonic()
             try:
-                island.start(_spec_file(environment, spec, shape))
+                island.start(spec, port=port)
                 end = island.wait()
             finally:
                 island.close()
-        if not (end.port_taken and left) or asked.is_set():
+        if not end.port_taken or asked.is_set():
             break
         log.warning("port %d was taken meanwhile: the ranks start again", port)
     failed = not (end.good or asked.is_set())
     error = None
     if failed:
-        killed = count_oom_kills() - oom_kills
-        error = explain(end, member=environment.member, ranks=shape.ranks, oom_kills=killed)
+        error = explain(end, member=environment.member, ranks=ranks)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         with suppress(OSError):
             (folder / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
@@ -102,83 +121,79 @@ def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str
 
 
 class Island:
-    """The ranks of one start."""
+    """The ranks of one start, on all machines."""
 
     def __init__(
         self,
         environment: WorkerEnvironment,
-        shape: MeshShape,
+        formation: Formation,
         *,
-        port: int,
+        number: int,
         program: Sequence[str],
+        news: NewsQueue,
         asked: threading.Event,
     ) -> None:
         """Start nothing yet.
 
         Args:
             environment: What the node agent told the member.
-            shape: How many ranks there are.
-            port: Where the first rank will listen.
+            formation: Which ranks there are, and on which machines.
+            number: Of this start.
             program: What every rank runs.
+            news: What happens.
             asked: Set when this process is asked to leave.
         """
-        self._environment, self._shape, self._port = environment, shape, port
-        self._program, self._asked = program, asked
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        self._readers: list[threading.Thread] = []
-        self._news: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-        """Rank and exit status of one that has ended; None: this process was asked to leave."""
+        self._environment, self._formation, self._number = environment, formation, number
+        self._news, self._asked = news, asked
+        self._local = LocalRanks(
+            environment.directory,
+            program=program,
+            on_end=lambda end: news.put(OwnEnd(number, end)),
+        )
+        runs = formation.runs
+        self._own = runs[0]
+        self._far = dict(zip(formation.hands, runs[1:], strict=True))
+        """Which ranks each hand has."""
         self._ends: list[RankEnd] = []
+        self._live = set(range(formation.shape.ranks))
 
     # ------------------------------------------------------------------------- starting
 
-    def start(self, spec_file: Path) -> None:
+    def start(self, spec: JobSpec, *, port: int) -> None:
         """Start all ranks.
 
+        Args:
+            spec: The job.
+            port: Where the first rank is to listen.
+
         Raises:
-            JobError: the machine cannot.
+            JobError: this machine cannot.
         """
-        signal.signal(signal.SIGTERM, self._hear)
-        folder = self._environment.directory
-        log.info("the island has %d ranks: %s", self._shape.ranks, self._shape)
-        for rank in range(self._shape.ranks):
-            with suppress(OSError):
-                (folder / error_file(rank)).unlink(missing_ok=True)
-            try:
-                self._start_rank(rank, spec_file)
-            except OSError as error:
-                raise JobError(
-                    "a machine cannot start the ranks of an island",
-                    given=f"rank {rank} of {self._shape.ranks} ({error})",
-                    remedy="look at the memory and the limits of that machine, or take fewer ranks",
-                ) from error
-
-    def _start_rank(self, rank: int, spec_file: Path) -> None:
-        ranks = self._shape.ranks
-        place = RankPlace(rank, ranks, local_rank=rank, address=HERE, port=self._port)
-        popen = subprocess.Popen(
-            self._program,
-            env=config.rank_environment(
-                place, defaults=_defaults(ranks), ATOLL_SPEC=str(spec_file)
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=parent.die_with_parent(),
-        )
-        self._ranks.append(popen)
-        threading.Thread(target=self._await_end, args=(rank, popen), daemon=True).start()
-        stream = cast(io.BufferedReader, popen.stdout)
-        reader = threading.Thread(target=_pass_on, args=(rank, stream), daemon=True)
-        reader.start()
-        self._readers.append(reader)
-
-    def _await_end(self, rank: int, popen: subprocess.Popen[bytes]) -> None:
-        self._news.put((rank, popen.wait()))
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._asked.set()
-        self._news.put(None)
+        formation, shape = self._formation, self._formation.shape
+        machines = 1 + len(self._far)
+        on = f" on {machines} machines" if machines > 1 else ""
+        log.info("the island has %d ranks%s: %s", shape.ranks, on, shape)
+        for machine, (hand, ranks) in enumerate(self._far.items(), start=1):
+            start = Start(
+                number=self._number, spec=config.dump_spec(with_shape(spec, shape)),
+                first=ranks[0], count=len(ranks), ranks=shape.ranks, machine=machine,
+                machines=machines, address=formation.address, port=port,
+            )  # fmt: skip
+            hand.link.send(start)
+        places = [
+            RankPlace(
+                rank,
+                shape.ranks,
+                local_rank=rank,
+                address=formation.address,
+                port=port,
+                local_ranks=len(self._own),
+                machines=machines,
+            )
+            for rank in self._own
+        ]
+        spec_file = _spec_file(self._environment, spec, formation)
+        self._local.start(places, own_address=formation.address, ATOLL_SPEC=str(spec_file))
 
     # -------------------------------------------------------------------------- watching
 
@@ -195,7 +210,7 @@ class Island:
                 return self._cause()
             if end is None:
                 if patience is None:
-                    self._ask_first()
+                    self._local.ask(0)
                     patience = time.monotonic() + LEAVE_S
                 continue
             asked = self._asked.is_set()
@@ -204,28 +219,55 @@ class Island:
                 return end
             if end.good or asked:
                 continue  # the first rank will tell what that means
-            if not end.follows or len(self._ends) == len(self._ranks):
+            if not (end.follows and self._live):
                 return self._cause()
             patience = patience or time.monotonic() + SETTLE_S
 
     def _next_end(self, deadline: float | None) -> RankEnd | None:
-        """Wait for one more rank to end, and return how; None: this process was asked to leave.
+        """Wait for one more rank to end, and return how; None: the island was asked to leave.
 
         Raises:
             TimeoutError: none did.
         """
-        try:
-            news = self._news.get(timeout=None if deadline is None else _left_s(deadline))
-        except queue.Empty:
-            raise TimeoutError from None
-        if news is None:
-            return None
-        end = RankEnd.read(*news, folder=self._environment.directory)
-        log.log(
-            logging.INFO if end.good else logging.WARNING,
-            "rank %d has ended with %d", end.rank, end.code,
-        )  # fmt: skip
-        self._ends.append(end)
+        while True:
+            try:
+                news = self._news.get(timeout=None if deadline is None else _left_s(deadline))
+            except queue.Empty:
+                raise TimeoutError from None
+            if isinstance(news, Asked):
+                return None
+            if isinstance(news, Said) and isinstance(news.word, Leaving) and news.hand in self._far:
+                log.info("%s was asked to leave", news.hand.name)
+                self._asked.set()
+                return None
+            end = self._end_in(news)
+            if end is not None:
+                self._ends.append(end)
+                return end
+
+    def _end_in(self, news: object) -> RankEnd | None:
+        """Return the end that something tells of, if it tells of one of this start."""
+        end: RankEnd | None = None
+        if isinstance(news, OwnEnd) and news.start == self._number:
+            end, gone = news.end, range(news.end.rank, news.end.rank + 1)
+        elif isinstance(news, Said) and isinstance(news.word, Ended):
+            word, had = news.word, self._far.get(news.hand, range(0))
+            if word.number != self._number or word.rank not in had:
+                return None
+            error = from_dict(word.error) if word.error else None
+            end = RankEnd(word.rank, word.code, error, word.oom_kills, hand=news.hand.name)
+            gone = range(word.rank, word.rank + 1)
+        elif isinstance(news, Gone) and news.hand in self._far:
+            gone = self._far[news.hand]
+            if self._live.isdisjoint(gone):
+                return None
+            end = RankEnd.of_lost_machine(
+                news.hand.name, had=gone, ranks=self._formation.shape.ranks, why=news.why
+            )
+        if end is not None:
+            self._live.difference_update(gone)
+            level = logging.INFO if end.good else logging.WARNING
+            log.log(level, "rank %d has ended with %d", end.rank, end.code)
         return end
 
     def _cause(self) -> RankEnd:
@@ -234,79 +276,50 @@ class Island:
             return RankEnd(0, -parent.KILL)
         return cause(self._ends)
 
-    def _ask_first(self) -> None:
-        """Ask the first rank to leave; what was stopped must run to hear of it."""
-        parent.wake(process for popen in self._ranks for process in parent.tree(popen.pid)[:1])
-        with suppress(ProcessLookupError):
-            self._ranks[0].send_signal(signal.SIGTERM)
-
     def _send_home(self) -> None:
         """Give the others some time to end after the first one."""
+        for hand in self._far:
+            hand.link.send(Home())
         deadline = time.monotonic() + HOME_S
         with suppress(TimeoutError):
-            while len(self._ends) < len(self._ranks):
+            while self._live:
                 self._next_end(deadline)
 
     # ---------------------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Kill what still lives, and everything it started; returns when all is gone."""
-        families = [one for popen in self._ranks for one in parent.tree(popen.pid)]
-        parent.signal_tree([*families, *parent.group_mates()], number=parent.KILL)
-        deadline = time.monotonic() + GONE_S
-        for popen in self._ranks:
-            with suppress(subprocess.TimeoutExpired):
-                popen.wait(timeout=_left_s(deadline))
-        for reader in self._readers:
-            reader.join(_left_s(deadline))
+        """Kill what still lives; returns when all of it on this machine is gone."""
+        for hand in self._far:
+            hand.link.send(Kill())
+        self._local.close()
 
 
 @contextmanager
-def free_port() -> Iterator[int]:
+def free_port(address: str = HERE) -> Iterator[int]:
     """Yield a port of this machine that nobody else is given inside.
 
     A socket that is bound but does not listen keeps it, while a process that names it can still
     listen there. Systems that do not let two sockets share a port so get one that was free just
     now.
     """
-    with socket.socket() as held:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((HERE, 0))
+        held.bind((address, 0))
         port = int(held.getsockname()[1])
         if not sys.platform.startswith("linux"):
             held.close()
         yield port
 
 
-def _spec_file(environment: WorkerEnvironment, spec: JobSpec, shape: MeshShape) -> Path:
+def _spec_file(environment: WorkerEnvironment, spec: JobSpec, formation: Formation) -> Path:
     """Return the job file for ranks in a mesh."""
-    if shape == spec.mesh:
+    if formation.shape == spec.mesh:
         return environment.spec
-    log.warning("ranks were lost: %s instead of %s", shape, spec.mesh)
+    log.warning("ranks were lost: %s instead of %s", formation.shape, spec.mesh)
     path = environment.directory / SPEC_FILE
-    path.write_text(config.dump_spec(with_shape(spec, shape)), encoding="utf-8")
+    path.write_text(config.dump_spec(with_shape(spec, formation.shape)), encoding="utf-8")
     return path
-
-
-def _defaults(ranks: int) -> dict[str, str]:
-    """Return variables that ranks get unless somebody has set them.
-
-    Gloo would look up this machine's name and may find an interface that others can dial; numeric
-    libraries would take all cores for every rank.
-    """
-    loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
-    found = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
-    return found | dict.fromkeys(THREADS, str(max(1, len(usable_cpus()) // ranks)))
 
 
 def _left_s(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _pass_on(rank: int, stream: io.BufferedReader) -> None:
-    """Pass the lines of a rank on, whole; those of all but the first are marked with its number."""
-    mark = b"[rank %d] " % rank if rank else b""
-    with stream:
-        for line in read_lines(stream):
-            sys.stdout.buffer.write(mark + line + b"\n")
-            sys.stdout.buffer.flush()

@@ -5,6 +5,8 @@ rank that dies may be chance, so the next start still has all ranks. If that one
 before it has worked for a while, every start has one rank less than the one before, down to the
 least that holds one whole model. Want of memory is no chance: it takes a rank away at once. A start
 that ends in any other way, or works for `STEADY_S`, ends the row, and the next has all ranks again.
+A machine that is lost is one loss, whatever number of ranks it had: whether it comes back in time
+for the next start is another question, which is answered then.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class Losses:
             return cls(max(0, int(json.loads((folder / LOSSES_FILE).read_text("utf-8"))["row"])))
         return cls()
 
+    @staticmethod
+    def known(folder: Path) -> bool:
+        """Return whether an island has ended before in the folder of a member."""
+        return (folder / LOSSES_FILE).exists()
+
     def write(self, folder: Path) -> None:
         """Remember it for the next start; a disk that is full forgets it."""
         with contextlib.suppress(OSError):
@@ -58,13 +65,22 @@ class Losses:
         row = 1 if worked_s >= STEADY_S else self.row + 1
         return Losses(max(2, row) if lacked_memory else row)
 
-    def shape(self, spec: JobSpec) -> MeshShape:
-        """Return the mesh of the next start."""
+    def shape(self, spec: JobSpec, *, most: int | None = None) -> MeshShape | None:
+        """Return the mesh of the next start; None: so few ranks cannot hold what they must.
+
+        Args:
+            spec: The job.
+            most: How many ranks there can be; None: as many as the job wants.
+        """
         whole = spec.mesh
+        most = whole.ranks if most is None else most
         if spec.island.on_loss != "shrink":
-            return whole
+            return whole if most >= whole.ranks else None
         least = whole.pipeline * whole.tensor
-        for ranks in range(max(least, whole.ranks - max(0, self.row - 1)), least, -1):
+        if most < least:
+            return None
+        wanted = min(most, whole.ranks - max(0, self.row - 1))
+        for ranks in range(max(least, wanted), least, -1):
             found = shrunk(whole, ranks)
             if _deals_evenly(found, spec):
                 return found
@@ -72,12 +88,12 @@ class Losses:
 
 
 def with_shape(spec: JobSpec, shape: MeshShape) -> JobSpec:
-    """Return a job whose islands have another mesh."""
+    """Return a job whose islands have another mesh; its ranks have been dealt to machines."""
     if shape == spec.mesh:
         return spec
     sizes: Mapping[str, Any] = dataclasses.asdict(shape)
     mesh = {axis: size for axis, size in sizes.items() if size > 1}
-    island = dataclasses.replace(spec.island, ranks=shape.ranks, mesh=mesh)
+    island = dataclasses.replace(spec.island, ranks=shape.ranks, mesh=mesh, machines=1)
     strategy = spec.strategy
     if shape.ranks == 1 and strategy.inner == "hybrid":  # which means more than one rank
         strategy = dataclasses.replace(strategy, inner="fsdp")

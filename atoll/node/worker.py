@@ -2,7 +2,8 @@
 
 It runs the built-in trainer, a role of reinforcement learning, or the user's script, which enters
 its job by `atoll.join()` itself. Where a member is an island of several ranks, it becomes their
-keeper, and each of them is this program again, with a place.
+keeper, and each of them is this program again, with a place. On the further machines of such an
+island it is the keeper of the ranks there.
 Whatever happens ends in one of three ways: exit 0 and `Finished(ok=True)`, exit 75 because the node
 asked it to leave, or a traceback, `error.json`, `Finished(ok=False)` and exit 1.
 """
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
+from atoll.ids import is_hand
 from atoll.island.touch import lost_touch, rank_lost
 from atoll.node.exits import ERROR_FILE
 from atoll.node.parent import watch_parent
@@ -93,6 +95,10 @@ def main() -> int:
             )
         directory = environment.directory
         place = config.kept_place()
+        if place is None and is_hand(environment.member):
+            from atoll.node.hand import serve_island
+
+            return serve_island(environment)
         spec = config.load_spec(environment.spec)
         if place is None and spec.mesh.ranks > 1:
             from atoll.node.island import keep

@@ -386,9 +386,9 @@ def test_losses_count_only_in_a_row_without_long_work(tmp_path: Path) -> None:
 
 def test_first_end_of_its_own_accord_is_the_cause() -> None:
     lost, own = RankEnd(0, 1, RankLost("gone")), RankEnd(2, 1, ScriptError("raised"))
-    left, killed = RankEnd(1, 0), RankEnd(3, -9)
+    left, killed = RankEnd(1, 0), RankEnd(3, -9, oom_kills=1)
     assert cause([left, lost, own, killed]) == own
     assert cause([left, lost]) == lost
-    told: AtollError = explain(killed, member="w0", ranks=4, oom_kills=1)
+    told: AtollError = explain(killed, member="w0", ranks=4)
     assert isinstance(told, OutOfMemory)
     assert "rank 3 of the 4 of w0" in told.what

@@ -1,0 +1,280 @@
+"""The connection between two keepers of one island, over the network between its machines.
+
+Both know a secret that only processes of their own job can have from the hub. Each proves it to
+the other before anything else is said, and everything that follows carries a code (HMAC) by which
+nobody in between can change, repeat or add a word. What is said is no secret and is not encrypted:
+which ranks to start, and how they ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from atoll.errors import AuthError, FrameTooLarge, WireError
+from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_CONTROL_BYTES
+
+HANDSHAKE_S = 5.0
+"""How long the other side may take to prove who it is."""
+STRANGER_BYTES = 1024
+"""Longest frame of one that has not."""
+CODE_BYTES = hashlib.sha256().digest_size
+
+T = TypeVar("T")
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """I live."""
+
+
+class Here(msgspec.Struct, frozen=True, tag="here"):
+    """A hand tells: I am here and have nothing to do."""
+
+    machine: str
+    """The name of its machine, for people."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """The leader tells: start your ranks."""
+
+    number: int
+    """Of this start, by which late words of an earlier one are told apart."""
+    spec: str
+    """The job's TOML text, with the mesh of this start."""
+    first: int
+    count: int
+    ranks: int
+    machine: int
+    machines: int
+    address: str
+    """Where rank 0 will listen."""
+    port: int
+
+
+class Home(msgspec.Struct, frozen=True, tag="home"):
+    """The leader tells: the first rank has come to its end; yours are to end by themselves."""
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """The leader tells: kill your ranks."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """A hand tells: one of my ranks has ended."""
+
+    number: int
+    rank: int
+    code: int
+    error: dict[str, str] | None = None
+    oom_kills: int = 0
+
+
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """A hand tells: I was asked to leave; my ranks go on until you say so."""
+
+
+Word = Beat | Here | Start | Home | Kill | Ended | Leaving
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    name: str
+    nonce: str
+
+
+class _Challenge(msgspec.Struct, frozen=True):
+    nonce: str
+    proof: str
+
+
+class _Proof(msgspec.Struct, frozen=True):
+    proof: str
+
+
+class KeeperLink:
+    """One connection, both sides known to each other.
+
+    Words may be sent from any thread; `close` too.
+    """
+
+    def __init__(self, sock: socket.socket, *, key: bytes, leads: bool) -> None:
+        """Take a connection over; see `greet` and `receive`.
+
+        Args:
+            sock: It belongs to this object from now on.
+            key: Of this connection alone.
+            leads: This is the leader's side.
+        """
+        self._sock = sock
+        self._key = key
+        self._mine, self._theirs = (b"leader", b"hand") if leads else (b"hand", b"leader")
+        self._sent = self._received = 0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        sock.settimeout(DEAD_AFTER_S)
+
+    @property
+    def own_address(self) -> str:
+        """The address of this side."""
+        return str(self._sock.getsockname()[0])
+
+    def run(self, on_word: Callable[[Word], None], on_gone: Callable[[str], None]) -> None:
+        """Begin to read, and to tell that this side lives, in threads of its own.
+
+        Args:
+            on_word: Called with every word of the other side.
+            on_gone: Called once with the reason when it is gone; not after `close`.
+        """
+        for work in (self._beat, lambda: self._read(on_word, on_gone)):
+            threading.Thread(target=work, name="keeper-link", daemon=True).start()
+
+    def send(self, word: Word) -> None:
+        """Say a word; one that does not arrive is noticed by whoever reads."""
+        body = msgspec.json.encode(word)
+        with self._lock, contextlib.suppress(OSError):
+            code = self._code(self._mine, self._sent, body)
+            self._sent += 1
+            _write(self._sock, code + body)
+
+    def receive(self) -> Word:
+        """Return the next word; only before `run`.
+
+        Raises:
+            WireError: it is none of the other side's.
+            OSError: the connection is broken, or nothing came for too long.
+        """
+        frame = _read_frame(self._sock, most_bytes=MAX_CONTROL_BYTES)
+        code, body = frame[:CODE_BYTES], frame[CODE_BYTES:]
+        if not hmac.compare_digest(code, self._code(self._theirs, self._received, body)):
+            raise WireError("a word between keepers was not said by the other one")
+        self._received += 1
+        return _decoded(body, Word)  # type: ignore[arg-type]  # a union is no class for mypy
+
+    def close(self) -> None:
+        """Close the connection; nothing is told of it here."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _code(self, side: bytes, number: int, body: bytes) -> bytes:
+        return hmac.digest(self._key, side + number.to_bytes(8, "big") + body, "sha256")
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            self.send(Beat())
+
+    def _read(self, on_word: Callable[[Word], None], on_gone: Callable[[str], None]) -> None:
+        try:
+            while True:
+                word = self.receive()
+                if not isinstance(word, Beat):
+                    on_word(word)
+        except TimeoutError:
+            why = f"no word for {DEAD_AFTER_S:.0f} s"
+        except (OSError, WireError) as error:
+            why = str(error)
+        if not self._closed.is_set():
+            self.close()
+            on_gone(why)
+
+
+def greet(sock: socket.socket, *, secret: str, name: str) -> KeeperLink:
+    """Be a hand that has dialled its leader.
+
+    Args:
+        sock: The connection.
+        secret: What both know.
+        name: The hand's, e.g. `w0.1`.
+
+    Raises:
+        AuthError: who listens there does not know the secret.
+        WireError: it says something else.
+        OSError: it says nothing, or the connection is broken.
+    """
+    deadline = time.monotonic() + HANDSHAKE_S
+    hello = _Hello(name, secrets.token_hex(16))
+    _say(sock, hello)
+    challenge = _hear(sock, _Challenge, deadline=deadline)
+    told = f"{name} {hello.nonce} {challenge.nonce}"
+    if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", told)):
+        raise AuthError("who listens there is not the first machine of this island")
+    _say(sock, _Proof(_proof(secret, "hand", told)))
+    return KeeperLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=False)
+
+
+def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, KeeperLink]:
+    """Be the leader to whom somebody has connected; return its name, machine and the connection.
+
+    Args:
+        sock: The connection.
+        secret: What both know.
+
+    Raises:
+        AuthError: it does not know the secret.
+        WireError: it says something else.
+        OSError: it says nothing, or the connection is broken.
+    """
+    deadline = time.monotonic() + HANDSHAKE_S
+    hello = _hear(sock, _Hello, deadline=deadline)
+    nonce = secrets.token_hex(16)
+    told = f"{hello.name} {hello.nonce} {nonce}"
+    _say(sock, _Challenge(nonce, _proof(secret, "leader", told)))
+    proof = _hear(sock, _Proof, deadline=deadline)
+    if not hmac.compare_digest(proof.proof, _proof(secret, "hand", told)):
+        raise AuthError("somebody who dialled is no hand of this island")
+    link = KeeperLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=True)
+    here = link.receive()
+    if not isinstance(here, Here):
+        raise WireError("a hand begins with the name of its machine", given=type(here).__name__)
+    return hello.name, here.machine, link
+
+
+def _proof(secret: str, side: str, told: str) -> str:
+    return hmac.new(secret.encode(), f"atoll island {side} {told}".encode(), "sha256").hexdigest()
+
+
+def _say(sock: socket.socket, message: msgspec.Struct) -> None:
+    _write(sock, msgspec.json.encode(message))
+
+
+def _hear(sock: socket.socket, kind: type[T], *, deadline: float) -> T:
+    return _decoded(_read_frame(sock, most_bytes=STRANGER_BYTES, deadline=deadline), kind)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError("a keeper said what none says", given=str(error)) from error
+
+
+def _write(sock: socket.socket, body: bytes) -> None:
+    sock.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def _read_frame(sock: socket.socket, *, most_bytes: int, deadline: float | None = None) -> bytes:
+    size = int.from_bytes(_read_exactly(sock, 4, deadline), "big")
+    if size > most_bytes:
+        raise FrameTooLarge("a frame between keepers is too large", given=size)
+    return _read_exactly(sock, size, deadline)
+
+
+def _read_exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        if deadline is not None:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+        block = sock.recv(size - len(data))
+        if not block:
+            raise ConnectionResetError("the other side has closed the connection")
+        data += block
+    return bytes(data)
