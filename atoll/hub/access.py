@@ -86,7 +86,7 @@ class Access:
             raise unknown("node", node, auth.names("node"))
         await self.certificates.revoke(node)
         for job in self._stores.jobs.list():
-            for member in job.members.values() if job.state == "running" else ():
+            for member in job.processes if job.state == "running" else ():
                 if member.node == node and member.state in LIVE_STATES:
                     await auth.revoke_member(job.job, member.member)
                     self._sessions.end(session_id(job.job, member.member))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.hub.jobs import LIVE_STATES, Job
+from atoll.hub.jobs import Job
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Launch, Stop, pack_command
 
@@ -11,7 +11,7 @@ KILL_GRACE_S = 10.0
 
 
 class Launching:
-    """Puts the commands for members into the queues of their nodes."""
+    """Puts the commands for members and hands into the queues of their nodes."""
 
     def __init__(self, *, stores: Stores, kill_grace_s: float = KILL_GRACE_S) -> None:
         self._stores = stores
@@ -22,7 +22,7 @@ class Launching:
 
     def assigned(self, job: Job) -> None:
         """Note every member that waits for its launch, also from an earlier life of the hub."""
-        for member in job.members.values():
+        for member in job.processes:
             if member.state == "assigned":
                 self._unsent.add((job.job, member.member))
 
@@ -30,8 +30,8 @@ class Launching:
         """Put the commands for assigned members into the queues of their nodes, each once."""
         for name, member_name in sorted(self._unsent):
             job = self._jobs.get(name)
-            member = job.members[member_name]
-            if job.state == "running" and member.state == "assigned":
+            member = job.process(member_name)
+            if member is not None and job.state == "running" and member.state == "assigned":
                 token = await self._stores.auth.issue_job_token(
                     name, member=member_name, attempt=member.attempt
                 )
@@ -53,16 +53,12 @@ class Launching:
 
     async def end(self, job: Job, member: str, *, grace_s: float | None = None) -> None:
         """Tell a member's node to end its process: asked first, killed after a grace."""
-        record = job.members[member]
+        record = job.process(member)
+        if record is None:
+            return
         grace_s = self.kill_grace_s if grace_s is None else grace_s
         await self._stores.queue.put(
             f"node/{record.node}",
             key=f"{job.job}/{member}/{record.attempt}/stop",
             payload=pack_command(Stop(job.job, member, grace_s, record.attempt)),
         )
-
-    async def end_all(self, job: Job, *, grace_s: float | None = None) -> None:
-        """Tell the nodes of all living members of a job to end them."""
-        for member in list(job.members.values()):
-            if member.state in LIVE_STATES:
-                await self.end(job, member.member, grace_s=grace_s)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -14,12 +13,13 @@ from atoll.clock import Clock
 from atoll.errors import AuthError, HubError
 from atoll.hub.checkpoints import Checkpoints
 from atoll.hub.jobs import LIVE_STATES, Job, Member
-from atoll.hub.node_book import NodeBook, Standing
+from atoll.hub.node_book import Node, NodeBook, Standing
+from atoll.hub.outcomes import end_state
+from atoll.hub.relaunch import MAX_FAILURES
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Session, Sessions
 from atoll.hub.stores import Stores
-from atoll.ids import session_id, slot_of
-from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
+from atoll.ids import is_hand, session_id, slot_of
 from atoll.wire.messages import (
     Drain,
     Finished,
@@ -37,21 +37,6 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 3.0
 """How long the `Finished` of a process that exited well may still be under way."""
-
-
-@dataclass
-class Node:
-    """A machine that joined."""
-
-    node: str
-    info: NodeInfo
-    incarnation: str
-    connected: bool = True
-    draining: bool = False
-    """It will go away soon and gets no new work."""
-    drain_reason: str = ""
-    last_heard: float = 0.0
-    stats: dict[str, float] = field(default_factory=dict)
 
 
 class Membership:
@@ -111,9 +96,10 @@ class Membership:
     async def _silent_are_back(self, node: str) -> None:
         """Processes that never speak live on while their node is away: they are there again."""
         for job in self._jobs.list():
-            for member in list(job.members.values()) if job.state == "running" else []:
+            for member in job.processes if job.state == "running" else []:
                 gone = member.state == "lost" and member.exit_code is None
-                if gone and job.silent and not member.incarnation and member.node == node:
+                silent = (job.silent and not member.incarnation) or is_hand(member.member)
+                if gone and silent and member.node == node:
                     await self._jobs.update_member(job.job, member.member, state="running")
                     text = f"{member.member} is back with {node}"
                     await self._events.add(job.job, "member-back", text, member=member.member)
@@ -252,7 +238,7 @@ class Membership:
         Raises:
             AuthError: the process is not one of this node's.
         """
-        record = self._record(body.job, body.member)
+        record = self._process(body.job, body.member)
         if record is None:
             return
         if body.attempt not in (0, record.attempt):
@@ -281,11 +267,11 @@ class Membership:
         if body.exit_code == 0:
             await self._hear_last_words(body.job, body.member)
         async with self._locks[body.job]:
-            record = self._record(body.job, body.member)
-            unheard = self._jobs.get(body.job).silent and record is not None
+            record = self._process(body.job, body.member)
+            unheard = is_hand(body.member) or self._jobs.get(body.job).silent
             if record is None or record.state not in LIVE_STATES | ({"lost"} if unheard else set()):
                 return
-            state = _end_state(record, body.exit_code, stopping=self._jobs.get(body.job).stopping)
+            state = end_state(record, body.exit_code, stopping=self._jobs.get(body.job).stopping)
             await self._jobs.update_member(body.job, body.member, state=state)
             if state == "left":
                 text = f"{body.member} has left"
@@ -293,7 +279,7 @@ class Membership:
             elif state == "failed":
                 text = f"{body.member} ended with exit status {body.exit_code}"
                 await self._events.add(body.job, "member-failed", text, member=body.member)
-            await self._rounds.gone(body.job, body.member, lost=state != "done")
+            await self._gone(body.job, body.member, lost=state != "done")
         self._sessions.end(session_id(body.job, body.member))
         await self._after(body.job)
 
@@ -311,7 +297,7 @@ class Membership:
     async def reckon(self) -> None:
         """Lose the members that did not come back some time after a restart of the hub."""
         for job in self._jobs.list():
-            for member in list(job.members.values()) if job.state == "running" else []:
+            for member in job.processes if job.state == "running" else []:
                 alone = self._session(job, member.member) is None
                 node = self.nodes.get(member.node)
                 nodeless = node is None or not node.connected
@@ -329,10 +315,26 @@ class Membership:
         self._sessions.end(session_id(job, member))
         await self._after(job)
 
+    async def fail(self, job: str, member: str, *, error: dict[str, str]) -> None:
+        """Give a member up for good that cannot work, whatever its own process says."""
+        async with self._locks[job]:
+            record = self._record(job, member)
+            if record is None or record.state == "done" or record.error == error:
+                return
+            if record.state in LIVE_STATES:
+                await self._rounds.gone(job, member, lost=True)
+            await self._jobs.update_member(
+                job, member, state="failed", error=error, failures=MAX_FAILURES
+            )
+            text = f"{member} is given up: {error.get('what', '')}"
+            await self._events.add(job, "member-given-up", text, member=member)
+        self._sessions.end(session_id(job, member))
+        await self._after(job)
+
     async def _lose(self, job: str, member: str, why: str, *, incarnation: str = "") -> None:
         """Take a live member for lost, if it is still the process that is meant."""
         async with self._locks[job]:
-            record = self._record(job, member)
+            record = self._process(job, member)
             if record is None or record.state not in LIVE_STATES:
                 return
             if incarnation and record.incarnation != incarnation:
@@ -341,8 +343,13 @@ class Membership:
             await self._jobs.update_member(job, member, state=state)
             text = f"{member} {'has left' if record.leaving else 'is lost'}: {why}"
             await self._events.add(job, f"member-{state}", text, member=member)
-            await self._rounds.gone(job, member, lost=True)
+            await self._gone(job, member, lost=True)
         await self._after(job)
+
+    async def _gone(self, job: str, process: str, *, lost: bool) -> None:
+        """Let rounds know that a member is gone; of hands they know nothing."""
+        if not is_hand(process):
+            await self._rounds.gone(job, process, lost=lost)
 
     async def _after(self, job: str) -> None:
         """See what follows for the whole job from the end of a member."""
@@ -357,6 +364,10 @@ class Membership:
         except HubError:
             return None
 
+    def _process(self, job: str, name: str) -> Member | None:
+        found = self._jobs.find(job)
+        return found.process(name) if found is not None else None
+
     def _session(self, job: Job, member: str) -> Session | None:
         return self._session_of(job.job, member)
 
@@ -368,21 +379,10 @@ class Membership:
             (job, member)
             for job in self._jobs.list()
             if job.state == "running"
-            for member in job.members.values()
+            for member in job.processes
             if member.node == node and member.state in LIVE_STATES
         ]
 
 
 async def _ignore(job: str) -> None:
     """Stand in until placement listens."""
-
-
-def _end_state(record: Member, exit_code: int | None, *, stopping: bool) -> str:
-    """Return the state of a member whose process has ended."""
-    if exit_code == 0:
-        return "done"
-    if stopping:
-        return "stopped"
-    if exit_code == EXIT_REPLACED:
-        return "lost"
-    return "left" if exit_code == EXIT_LEFT or record.leaving else "failed"

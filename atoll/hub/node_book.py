@@ -1,11 +1,12 @@
-"""What the hub remembers of a node over its own restarts: its agent, and whether it drains."""
+"""What the hub knows of a node, and what of that it remembers over its own restarts."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.hub.database import Database
+from atoll.wire.messages import NodeInfo
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS node_standings (
@@ -13,6 +14,21 @@ CREATE TABLE IF NOT EXISTS node_standings (
     reason TEXT NOT NULL
 ) WITHOUT ROWID;
 """
+
+
+@dataclass
+class Node:
+    """A machine that joined."""
+
+    node: str
+    info: NodeInfo
+    incarnation: str
+    connected: bool = True
+    draining: bool = False
+    """It will go away soon and gets no new work."""
+    drain_reason: str = ""
+    last_heard: float = 0.0
+    stats: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

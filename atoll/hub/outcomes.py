@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from atoll.hub.jobs import LIVE_STATES, Job, Member
 from atoll.hub.relaunch import MAX_FAILURES, failures_after
+from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 
 FATAL_KINDS = frozenset({"ConfigError", "DataError", "LossNotFinite", "CheckpointCorrupt"})
 """Errors of the job itself that another try cannot cure: the first of them ends the job."""
@@ -104,3 +105,14 @@ def _ends_the_job(member: Member, job: Job) -> bool:
         return True
     together = not job.separate and job.nodes_wanted > 1
     return spent(member, job) and not (together and kind in OF_ITS_MACHINE)
+
+
+def end_state(record: Member, exit_code: int | None, *, stopping: bool) -> str:
+    """Return the state of a member whose process has ended."""
+    if exit_code == 0:
+        return "done"
+    if stopping:
+        return "stopped"
+    if exit_code == EXIT_REPLACED:
+        return "lost"
+    return "left" if exit_code == EXIT_LEFT or record.leaving else "failed"

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 from atoll.clock import Clock
-from atoll.hub.allotting import WHOLE, Allotment, Ask, Key, Shortage, allot
+from atoll.hub.allotting import WHOLE, Allotment, Shortage, allot
+from atoll.hub.asking import Asking, failed_itself
 from atoll.hub.checkpoints import Checkpoints
-from atoll.hub.jobs import LIVE_STATES, Job, Member
+from atoll.hub.hands import Hands
+from atoll.hub.jobs import LIVE_STATES, Job
 from atoll.hub.launching import KILL_GRACE_S, Launching
 from atoll.hub.membership import Membership
-from atoll.hub.outcomes import given_up, outcome, program_failed
+from atoll.hub.outcomes import outcome
 from atoll.hub.places import Places
 from atoll.hub.policies import hear_directly, left_behind, outcome_of_policies
 from atoll.hub.reducer_places import ReducerPlaces
 from atoll.hub.reducers import Reducers
-from atoll.hub.relaunch import Relaunches, failures_after, missing
+from atoll.hub.relaunch import Relaunches, failures_after
 from atoll.hub.rounds import Rounds
 from atoll.hub.scaling import Scaling
 from atoll.hub.session import Sessions
 from atoll.hub.stores import Stores
-from atoll.ids import member_id, session_id
+from atoll.ids import hand_id, is_hand, member_id, session_id
 from atoll.wire.messages import Stopping
 
 __all__ = ["KILL_GRACE_S", "Placement"]
@@ -77,6 +78,20 @@ class Placement:
             beside=reducers,
         )
         self._relaunches = Relaunches(clock=clock)
+        self.hands = Hands(
+            jobs=stores.jobs,
+            membership=membership,
+            launching=self._launching,
+            relaunches=self._relaunches,
+        )
+        self._asking = Asking(
+            jobs=stores.jobs,
+            events=stores.events,
+            membership=membership,
+            places=self._places,
+            rounds=rounds,
+            relaunches=self._relaunches,
+        )
 
     async def restart(self) -> None:
         """Take up the running jobs of an earlier life of the hub."""
@@ -165,7 +180,7 @@ class Placement:
         await self._checkpoints.begin(job, resume_round=round_)
         start = max(0, round_)
         cursors = await self._rounds.book.cursors_at(job, start)
-        for member in record.members.values():
+        for member in record.processes:
             member.state, member.error, member.failures = "stopped", None, 0
             member.leaving, member.retried = False, 0
         await self._rounds.book.set_round(
@@ -182,55 +197,26 @@ class Placement:
     async def schedule(self) -> None:
         """Start waiting jobs and complete running ones as far as places are free."""
         async with self._lock:
-            asks, before, pausing = await self._asks()
-            if not asks:
+            asked = await self._asking.asks()
+            if not asked.asks:
                 return
             settling = self._clock.monotonic() < self._settled_at
-            allotment = allot(asks, self._places.now(pausing=pausing), settling=settling)
-            for (name, slot), nodes in allotment.granted.items():
-                job = self._jobs.get(name)
-                if slot == WHOLE:
+            places = self._places.now(pausing=asked.pausing)
+            allotment = allot(asked.asks, places, settling=settling)
+            for key, nodes in allotment.granted.items():
+                job = self._jobs.get(key[0])
+                if key[1] == WHOLE:
                     await self._start(job, nodes)
-                else:
-                    await self._relaunch(job, slot, nodes[0], before[name, slot])
+                    continue
+                for name, node in zip(asked.lacking[key], nodes, strict=False):
+                    await self._relaunch(job, name, node, slot=key[1])
             await self._explain(allotment)
 
-    async def _asks(self) -> tuple[list[Ask], dict[Key, Member | None], set[tuple[str, str]]]:
-        """Return who wants places, the members before them, and those that pause before that."""
-        asks: list[Ask] = []
-        before: dict[Key, Member | None] = {}
-        pausing: set[tuple[str, str]] = set()
-        for number, job in enumerate(self._jobs.list()[::-1]):
-            if job.state == "waiting":
-                least = job.min_nodes or job.nodes_wanted
-                ask = Ask(
-                    key=(job.job, WHOLE), want=self._places.want(job), least=least,
-                    most=job.nodes_wanted, priority=job.priority, number=number,
-                )  # fmt: skip
-                asks.append(ask)
-            elif job.state == "running" and not job.stopping:
-                for slot in missing(job):
-                    key, member = (job.job, slot), job.members.get(member_id(slot))
-                    if member is not None and not await self._is_due(job, member):
-                        if not given_up(member, job):
-                            pausing.add((job.job, member.member))
-                        continue
-                    before[key] = member
-                    asks.append(self._ask_again(job, key, member, number=number))
-        return asks, before, pausing
-
-    def _ask_again(self, job: Job, key: Key, before: Member | None, *, number: int) -> Ask:
-        """Return what a running job asks for that lacks a process."""
-        beside = Counter(m.node for m in job.members.values() if m.state in LIVE_STATES)
-        return Ask(
-            key=key, want=self._places.want(job), priority=job.priority, number=number,
-            essential=beside.total() < max(1, job.min_nodes),
-            avoid=before.node if before is not None else "", beside=beside,
-        )  # fmt: skip
-
     async def _start(self, job: Job, nodes: list[str]) -> None:
-        for slot, node in enumerate(nodes):
-            await self._jobs.assign(job.job, member=member_id(slot), slot=slot, node=node)
+        for number, node in enumerate(nodes):
+            slot, part = divmod(number, job.machines)
+            name = hand_id(slot, part) if part else member_id(slot)
+            await self._jobs.assign(job.job, member=name, slot=slot, node=node)
         await self._jobs.set_state(job.job, "running")
         if not job.silent:
             await self._rounds.open(self._jobs.get(job.job), fresh=True)
@@ -253,43 +239,24 @@ class Placement:
                 await self._stores.events.add(name, "member-waits", job.reason)
         self._told = {name: self._told[name] for name in allotment.short if name in self._told}
 
-    async def _is_due(self, job: Job, member: Member) -> bool:
-        """Return whether a member that is not there is to be launched again now."""
-        if given_up(member, job):
-            if self._relaunches.first_time(job.job, member.member):
-                text = (
-                    f"{member.member} is given up: {member.failures + 1} launches in a row failed"
-                )
-                await self._stores.events.add(
-                    job.job, "member-given-up", text, member=member.member
-                )
-            return False
-        node = self._membership.nodes.get(member.node)
-        return self._relaunches.due(
-            job.job,
-            member,
-            node_is_there=node is not None and node.connected,
-            may_return=self._rounds.may_return(job.job),
-            silent=job.silent,
-            program=program_failed(member, trainer=job.kind == "trainer"),
-        )
-
-    async def _relaunch(self, job: Job, slot: int, node: str, before: Member | None) -> None:
-        """Put a new process in the place of a member that is not there."""
-        name = member_id(slot)
+    async def _relaunch(self, job: Job, name: str, node: str, *, slot: int) -> None:
+        """Put a new process in the place of a member or hand that is not there."""
+        before = job.process(name)
         if before is not None and before.node != node and before.exit_code is None:
             await self._launching.end(job, name)  # it may live on there, unheard
         if job.reason.startswith(STANDS_STILL):
             job.reason = ""
         record = await self._jobs.assign(job.job, member=name, slot=slot, node=node)
-        self._sessions.end(session_id(job.job, name))
         if before is not None:
-            retried = before.retried + program_failed(before, trainer=job.kind == "trainer")
+            retried = before.retried + failed_itself(before, job)
             await self._jobs.update_member(
                 job.job, name, failures=failures_after(before), retried=retried
             )
             self._relaunches.launched(job.job, record)
-        self._rounds.expect(job.job, name)
+        if not is_hand(name):
+            self._sessions.end(session_id(job.job, name))
+            self._rounds.expect(job.job, name)
+            self.hands.gates.close(job.job, name)
         self._launching.assigned(job)
         await self._launching.send()
 
@@ -305,14 +272,16 @@ class Placement:
 
     async def review(self, job: str) -> None:
         """See whether a job has ended, and place what can start now."""
-        if job:
+        record = self._jobs.find(job)
+        if record is not None and record.state == "running":
+            await self.hands.look_after(record)
             async with self._lock:
                 await self._review(job)
         await self.schedule()
 
     async def _review(self, job: str) -> None:
-        record = self._jobs.get(job)
-        if record.state != "running":
+        record = self._jobs.find(job)
+        if record is None or record.state != "running":
             return
         if record.of_policies:
             end = outcome_of_policies(record)
@@ -328,6 +297,7 @@ class Placement:
                 await self._launching.end(record, member.member)
                 await self._jobs.update_member(job, member.member, state="stopped")
                 self._sessions.end(session_id(job, member.member))
+        await self.hands.end_all(record)
         again = record.rescaling and state == "stopped"
         if not again:
             await self._jobs.set_state(job, state, reason=reason, error=error)
@@ -386,6 +356,7 @@ class Placement:
         for record in [
             record for record in open_jobs if record.state == "running"
         ]:  # what a full disk interrupted is done now
+            await self.hands.look_after(record)
             async with self._lock:
                 met = record.silent or self._rounds.has(record.job)
                 if record.state == "running" and not met:

@@ -18,15 +18,24 @@ class Places:
         self._jobs = jobs
         self._membership = membership
         self._sessions = sessions
-        self._wants: dict[str, tuple[str, Want]] = {}
-        """Job -> its text and what that asks for: reading TOML is slow."""
+        self._wants: dict[str, tuple[str, Want, bool]] = {}
+        """Job -> its text, what that asks for, whether it shrinks: reading TOML is slow."""
 
     def want(self, job: Job) -> Want:
         """Return what one process of a job asks of a node."""
+        return self._read(job)[1]
+
+    def shrinks(self, job: Job) -> bool:
+        """Return whether an island of a job works on without some of its machines."""
+        return self._read(job)[2]
+
+    def _read(self, job: Job) -> tuple[str, Want, bool]:
         known = self._wants.get(job.job)
         if known is None or known[0] is not job.spec:
-            known = self._wants[job.job] = (job.spec, want_of(parse_spec(job.spec)))
-        return known[1]
+            spec = parse_spec(job.spec)
+            shrinks = spec.island.on_loss == "shrink"
+            known = self._wants[job.job] = (job.spec, want_of(spec), shrinks)
+        return known
 
     def forget(self, job: str) -> None:
         """Drop what concerns a job that has ended."""

@@ -13,7 +13,8 @@ from atoll.clock import Clock
 from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub.jobs import Job
-from atoll.hub.membership import Membership, Node
+from atoll.hub.membership import Membership
+from atoll.hub.node_book import Node
 from atoll.hub.reducers import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Sessions

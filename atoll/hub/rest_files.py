@@ -43,7 +43,7 @@ async def put_file(request: Request, context: Context) -> Response:
 def _left_by(node: str, context: Context, job: str, name: str) -> bool:
     """Return whether a file is an artifact of a process that a node had last."""
     member, _, inside = name.removeprefix(ARTIFACTS).partition("/")
-    record = context.stores.jobs.get(job).members.get(member)
+    record = context.stores.jobs.get(job).process(member)
     ours = name.startswith(ARTIFACTS) and inside != ""
     return ours and record is not None and record.node == node
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from atoll.hub.job_facts import policy_steps
 from atoll.hub.jobs import Job, Member
-from atoll.hub.membership import Node
 from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS, Latest
+from atoll.hub.node_book import Node
 from atoll.hub.session import Session
 
 _SILENT: dict[str, Any] = {

@@ -18,7 +18,8 @@ from atoll.hub.alarms.job_memory import JobMemory
 from atoll.hub.alarms.links import Links
 from atoll.hub.alarms.trend import Trend
 from atoll.hub.jobs import LIVE_STATES, Job
-from atoll.hub.membership import Membership, Node
+from atoll.hub.membership import Membership
+from atoll.hub.node_book import Node
 from atoll.hub.rounds import Rounds
 from atoll.hub.session import Session, Sessions
 from atoll.hub.stores import Stores
@@ -133,7 +134,7 @@ class Gatherer:
         running: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for job in self._stores.jobs.list():
             if job.state == "running":
-                for member in job.members.values():
+                for member in job.processes:
                     if member.state in LIVE_STATES:
                         running[member.node].append((job.job, f"{job.job}/{member.member}"))
         now = self._clock.monotonic()
