@@ -108,7 +108,7 @@ class View:
             self._console.print(plain_line(job), soft_wrap=True)
 
     def _picture(self, job: Watched) -> RenderableType:
-        parts: list[RenderableType] = [members_table(job.members)]
+        parts: list[RenderableType] = [members_table(job.processes)]
         kind = job.view.get("kind")
         if kind == "rl":
             parts = rl_parts(job)
@@ -182,7 +182,7 @@ def _figures(job: Watched) -> RenderableType:
 
 
 def members_table(members: list[dict[str, Any]]) -> RenderableType:
-    """Return a row per member."""
+    """Return a row per member, and per further machine of one."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("node")
     for heading in ("state", "step", "loss", "tokens/s", "sent", "received", "last seen"):
@@ -198,7 +198,7 @@ def _member_row(member: dict[str, Any]) -> list[str]:
     return [
         f"{escape(str(member['member']))} [dim]{escape(str(member['node']))}[/]",
         f"[{style}]{escape(state)}[/]",
-        str(member.get("step") or 0),
+        "-" if member.get("hand_of") else str(member.get("step") or 0),
         "-" if loss is None else f"{loss:.3f}",
         screen.count(float(member.get("tokens_per_s") or 0.0)),
         screen.size(traffic(member, "sent_bytes")),

@@ -42,9 +42,11 @@ def resume(
         place, before = local
         text = (folder / "job.toml").read_text(encoding="utf-8")
         changed = change_for_resume(text, nodes=nodes, preset=preset, settings=set_ or ())
-        parameters = check_names(parse_spec(changed or text))
+        spec = parse_spec(changed or text)
+        parameters = check_names(spec)
+        here = nodes * spec.island.machines if nodes else before
         plan = LocalRun(
-            folder=place, jobs=folder.parent, nodes=nodes or before, resume=folder.name,
+            folder=place, jobs=folder.parent, nodes=here, resume=folder.name,
             changed=changed, parameters=parameters,
         )  # fmt: skip
         raise typer.Exit(run_local(plan, console=console))

@@ -97,7 +97,7 @@ def run(
         plan = LocalRun(
             folder=new_folder(runs),
             jobs=runs,
-            nodes=local,
+            nodes=local * max(submission.spec.island.machines for submission in submissions),
             submissions=anywhere(submissions, each=each),
             parameters=parameters[0],
             picture=Picture(picture) if picture else None,

@@ -80,7 +80,7 @@ def _job_row(view: dict[str, Any], extra: Sequence[str]) -> list[str]:
         escape(shown_job_state(view)),
         *(escape(str(view.get(name) or "-")) for name in extra),
         escape(_where(view)),
-        str(view["nodes_wanted"]),
+        f"{view['nodes_wanted']}{_each(view)}",
         f"{watched.step}/{watched.steps}" if watched.steps else str(watched.step or "-"),
         str(view["committed_round"]),
         f"{sum(losses) / len(losses):.3f}" if losses else "-",
@@ -122,6 +122,12 @@ def _exit(view: dict[str, Any]) -> str:
     return f" [red]exit status {code}[/]" if code and view["state"] == "failed" else ""
 
 
+def _each(view: dict[str, Any]) -> str:
+    """Return how many machines each member takes, where that is not one."""
+    machines = view.get("machines", 1)
+    return f" x {machines}" if machines > 1 else ""
+
+
 def _where(view: dict[str, Any]) -> str:
     """Return the nodes of a job, shortened."""
     places = [str(place) for place in view.get("places") or []]
@@ -150,8 +156,8 @@ def job_table(view: dict[str, Any]) -> RenderableType:
     head.add_row("started", screen.moment(view.get("started")))
     head.add_row("ended", screen.moment(view.get("ended")))
     head.add_row("rounds", f"{view['committed_round']} committed, {view['aborted_rounds']} aborted")
-    members = sorted(view["members"], key=lambda member: int(member["slot"]))
-    parts: list[RenderableType] = [head, members_table(members)]
+    processes = Watched(view["job"], view=view).processes
+    parts: list[RenderableType] = [head, members_table(processes)]
     if view["state"] == "failed":
         parts.append(failures([view], lines=len(view.get("last_lines") or [])))
     return Group(*parts)

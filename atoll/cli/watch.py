@@ -87,6 +87,16 @@ class Watched:
         return sorted(self.view.get("members", []), key=lambda member: member["slot"])
 
     @property
+    def processes(self) -> list[dict[str, Any]]:
+        """The members, each with the further machines of its island behind it."""
+        hands = self.view.get("hands", [])
+        return [
+            process
+            for member in self.members
+            for process in [member, *(h for h in hands if h["hand_of"] == member["member"])]
+        ]
+
+    @property
     def step(self) -> int:
         """Steps that the members have done, the slowest of those that take part.
 

@@ -17,7 +17,8 @@ LINES_TOLD = 20
 def job_facts(job: Job) -> dict[str, Any]:
     """Return what placement knows of a job, and the process that failed, if one did."""
     members = sorted(job.members.values(), key=lambda member: member.slot)
-    live = [member for member in members if member.state in LIVE_STATES]
+    processes = sorted(job.processes, key=lambda process: process.slot)  # stable: hands come after
+    live = [process for process in processes if process.state in LIVE_STATES]
     failed = culprit(job)
     return {
         "kind": job.kind,
@@ -27,7 +28,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "retries": job.retries,
         "retried": sum(member.retried for member in members),
         "batch": job.batch,
-        "places": list(dict.fromkeys(member.node for member in live or members)),
+        "places": list(dict.fromkeys(process.node for process in live or processes)),
         "failed_member": failed.member if failed else "",
         "failed_node": failed.node if failed else "",
         "exit_code": failed.exit_code if failed else None,
@@ -50,7 +51,10 @@ def seats_told(spec: JobSpec) -> list[dict[str, Any]]:
 
 def island_told(spec: JobSpec) -> str:
     """Return how each member lies over its processes; empty where it is one process."""
-    return str(spec.mesh) if spec.mesh.ranks > 1 else ""
+    if spec.mesh.ranks == 1:
+        return ""
+    machines = spec.island.machines
+    return f"{spec.mesh} on {machines} machines" if machines > 1 else str(spec.mesh)
 
 
 def nodes_told(job: Job) -> str:
@@ -94,8 +98,9 @@ def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:
 
 def culprit(job: Job) -> Member | None:
     """Return the process whose failure ended a job, or that failed last while it goes on."""
-    failed = [member for member in job.members.values() if member.state == "failed"]
+    failed = [process for process in job.processes if process.state == "failed"]
     if job.error is not None:
-        same = [member for member in job.members.values() if member.error == job.error]
+        hands_first = [*job.hands.values(), *job.members.values()]  # which end their members
+        same = [process for process in hands_first if process.error == job.error]
         failed = same or failed
     return failed[0] if failed else None

@@ -10,6 +10,7 @@ from atoll.hub.jobs import Job, Member
 from atoll.hub.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS, Latest
 from atoll.hub.node_book import Node
 from atoll.hub.session import Session
+from atoll.ids import member_id, member_of_hand
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -48,6 +49,8 @@ def job_view(
         "paused": bool(job.paused) and job.state == "running",
         "paused_reason": job.paused,
         "members": members,
+        "machines": job.machines,
+        "hands": [hand_view(hand) for hand in sorted(job.hands.values(), key=_in_order)],
         "committed_round": job.committed_round,
         "aborted_rounds": job.aborted_rounds,
         "created": job.created,
@@ -74,7 +77,7 @@ def job_view(
 
 def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a list of jobs shows: the view without its long parts."""
-    long = ("spec", "members", "result", "files")
+    long = ("spec", "members", "hands", "result", "files")
     row = {name: value for name, value in view.items() if name not in long}
     row["members_running"] = sum(m["state"] == "running" for m in view["members"])
     return row
@@ -104,6 +107,16 @@ def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict
         "tail": member.tail,
         "result": member.result,
     }
+
+
+def hand_view(hand: Member) -> dict[str, Any]:
+    """Return a further machine of a member's island; what it does counts as the member's."""
+    view = member_view(hand, Latest(), _SILENT)
+    return view | {"hand_of": member_id(hand.slot), "step": None, "round": None}
+
+
+def _in_order(hand: Member) -> tuple[int, int]:
+    return hand.slot, member_of_hand(hand.member)[1]
 
 
 def _mean(values: list[float | None]) -> float | None:

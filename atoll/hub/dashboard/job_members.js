@@ -1,7 +1,7 @@
 // Members of a job: who trains where, how far each is, and what went wrong with it.
 
 import { element, link, pill } from "./dom.js";
-import { age, bytes, count, loss, percent } from "./format.js";
+import { age, bytes, count, loss, NONE, percent } from "./format.js";
 import { memberState } from "./store.js";
 import { Table } from "./table.js";
 
@@ -17,9 +17,10 @@ export class MembersPart {
   }
 
   update() {
-    const { members } = this.data.view;
-    this.table.show(members);
-    const troubled = members.filter(({ tail, error }) => tail?.length || error);
+    const { members, hands = [] } = this.data.view;
+    const processes = members.flatMap((member) => [member, ...hands.filter((hand) => hand.hand_of === member.member)]);
+    this.table.show(processes);
+    const troubled = processes.filter(({ tail, error }) => tail?.length || error);
     const signature = JSON.stringify(troubled.map(({ member, attempt, tail, error }) => [member, attempt, tail, error]));
     if (signature === this.signature) return;
     this.signature = signature;
@@ -44,7 +45,7 @@ const COLUMNS = [
   { name: "State", value: (m) => pill(memberState(m)), sort: memberState },
   { name: "Step", align: "right", value: (m) => count(m.step), sort: (m) => m.step },
   { name: "Pace", align: "right", value: (m) => (m.pace ? percent(100 * m.pace) : "–"), sort: (m) => m.pace },
-  { name: "Round", align: "right", value: (m) => m.round, sort: (m) => m.round },
+  { name: "Round", align: "right", value: (m) => m.round ?? NONE, sort: (m) => m.round },
   { name: "Loss", align: "right", value: (m) => loss(m.loss), sort: (m) => m.loss },
   { name: "Tokens/s", align: "right", value: (m) => count(m.tokens_per_s), sort: (m) => m.tokens_per_s },
   { name: "Sent", align: "right", value: (m) => bytes(m.sent_bytes), sort: (m) => m.sent_bytes },
