@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from functools import partial
 
 from atoll.hub.database import Database
 
@@ -31,7 +30,7 @@ OF_JOB = {
 """Every table with a column `job`, and the column by whose order its rows go."""
 
 ROWS_AT_ONCE = 2_000
-"""Rows of one table deleted between other writes of the database."""
+"""Rows deleted between other writes of the database."""
 
 _OPEN_STAY = {"alarms": " AND ended IS NOT NULL"}
 """An alarm that is still open ends by itself, and is told as ended."""
@@ -39,18 +38,23 @@ _OPEN_STAY = {"alarms": " AND ended IS NOT NULL"}
 
 async def delete_rows(database: Database, job: str) -> None:
     """Delete the rows of a job; interrupted, it goes on where it was."""
+    while await database.write(lambda connection: _delete_some(connection, job)):
+        continue
+
+
+def _delete_some(connection: sqlite3.Connection, job: str) -> bool:
+    """Delete as many rows as one write may; return whether there may be more."""
+    left = ROWS_AT_ONCE
     for table, column in OF_JOB.items():
         where = f"job = :job{_OPEN_STAY.get(table, '')}"
         some = f"SELECT {column} AS one FROM {table} WHERE {where} ORDER BY {column} LIMIT :limit"
-        statement = (
-            f"DELETE FROM {table} WHERE {where} AND {column} <= (SELECT max(one) FROM ({some}))"
-        )
-        while await database.write(partial(_delete, statement=statement, job=job)):
-            continue
-
-
-def _delete(connection: sqlite3.Connection, *, statement: str, job: str) -> int:
-    return connection.execute(statement, {"job": job, "limit": ROWS_AT_ONCE}).rowcount
+        left -= connection.execute(
+            f"DELETE FROM {table} WHERE {where} AND {column} <= (SELECT max(one) FROM ({some}))",
+            {"job": job, "limit": left},
+        ).rowcount
+        if left <= 0:
+            return True
+    return False
 
 
 def begin(connection: sqlite3.Connection, job: str, *, keep_files: bool, now: float) -> None:
