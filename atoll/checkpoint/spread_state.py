@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,15 @@ class Spread(Protocol):
         ...
 
 
+@runtime_checkable
+class WithRest(Protocol):
+    """Such a part that knows what is not trained, too."""
+
+    def rest(self) -> Mapping[str, Tensor]:
+        """Return frozen parameters and further saved buffers that are here."""
+        ...
+
+
 class Trained:
     """What a rank holds of a model and its optimizer."""
 
@@ -69,6 +78,8 @@ class Trained:
         else:
             self.parameters = dict(model.parameters())
             self.buffers = dict(model.buffers())
+            if isinstance(model, WithRest):
+                self.buffers |= model.rest()
         self._known = dict(steps_on) if steps_on is not None else dict(self.parameters)
         self._names = {id(tensor): name for name, tensor in self._known.items()}
 

@@ -21,6 +21,7 @@ from atoll.strategies.inner.cuts import balanced, check_cuts, check_stages, cuts
 from atoll.strategies.inner.norm import complete
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.rest import rest_of
 from atoll.strategies.inner.rows import Rows, sum_over_data
 from atoll.strategies.inner.schedules import (
     GPIPE,
@@ -94,7 +95,7 @@ class PipelineParts:
         stages = cut_up(units, self.cuts)
         names = names_of(model)
         order = {name: place for place, name in enumerate(names.values())}
-        saved = saved_buffers(model)
+        saved, rest = saved_buffers(model), rest_of(model)
         numbers = range(self._rank, self.shape.stages, self.shape.ranks)
         own = {
             number: Stage(stages[number], names=names, precision=recipe.precision, device=device)
@@ -112,7 +113,8 @@ class PipelineParts:
         self._criterion = criterion_of(model)
         found = {n: p for stage in own.values() for n, p in stage.trained().items()}
         self._parameters = {name: found[name] for name in sorted(found, key=order.__getitem__)}
-        self._buffers = {n: b for stage in own.values() for n, b in stage.saved(saved).items()}
+        self._buffers = {n: b for stage in own.values() for n, b in stage.among(saved).items()}
+        self._rest = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
         self._tied = TiedGradients(holders, self._parameters, mesh=mesh, device=device)
         self._learns = [any(trains[:number]) for number in range(self.shape.stages + 1)]
         self._borders = Borders(self._modules, self.shape, group=self._group, device=device)
@@ -130,6 +132,10 @@ class PipelineParts:
     def buffers(self) -> Mapping[str, Tensor]:
         """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
         return self._buffers
+
+    def rest(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
+        return self._rest
 
     def train(self, mode: bool) -> None:
         """Switch dropout and the like on or off."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,10 +129,11 @@ class Stage(nn.Module):
         own = self.named_parameters()
         return {self._names[local]: p for local, p in own if p.requires_grad}
 
-    def saved(self, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those buffers whose name in the whole model is among `names`."""
-        own = ((self._names.get(local, ""), buffer) for local, buffer in self.named_buffers())
-        return {name: buffer for name, buffer in own if name in names}
+    def among(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return the parameters and buffers whose name in the whole model is among `names`."""
+        own = (*self.named_parameters(), *self.named_buffers())
+        named = ((self._names.get(local, ""), tensor) for local, tensor in own)
+        return {name: tensor for name, tensor in named if name in names}
 
 
 def names_of(model: nn.Module) -> dict[int, str]:

@@ -17,6 +17,7 @@ from atoll.strategies.inner.norm import complete
 from atoll.strategies.inner.precision import apply_precision
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.replicate import average, replicate
+from atoll.strategies.inner.rest import rest_of
 from atoll.strategies.inner.rows import Rows, sum_over_data
 from atoll.strategies.inner.units import units_of
 
@@ -51,7 +52,7 @@ class WholeParts:
         self._group: Any = mesh.get_group("replicate") if copied else None
         self._unused: bool | None = None
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._buffers = saved_buffers(model)
+        self._buffers, self._rest = saved_buffers(model), rest_of(model)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the trained parameters by name; see :meth:`Parts.parameters`."""
@@ -60,6 +61,10 @@ class WholeParts:
     def buffers(self) -> Mapping[str, Tensor]:
         """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
         return self._buffers
+
+    def rest(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
+        return self._rest
 
     def train(self, mode: bool) -> None:
         """Switch dropout and the like on or off."""

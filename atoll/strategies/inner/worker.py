@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from atoll.island.crew import Crew
 from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.giving_back import give_back
 from atoll.strategies.inner.moments import Moments, Outline, State
 from atoll.strategies.inner.norm import GradientNorm
 from atoll.strategies.inner.own_part import OwnPart, clip_factor
@@ -21,6 +22,7 @@ from atoll.strategies.inner.parts import Parts
 from atoll.strategies.inner.picture import PULL, PUSH
 from atoll.strategies.inner.precision import Scaler
 from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.rest import Rest, rest_of
 from atoll.strategies.inner.transport import Circles, Transport
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
@@ -33,7 +35,8 @@ SEEDS_APART = 1_000_003
 """From the seed of one rank to that of the next."""
 
 MakeModel = Callable[[], nn.Module]
-"""Returns the whole model, the same on every rank."""
+"""Returns the whole model, the same on every rank but for its numbers: those of the first count.
+What has no memory gets it when it is divided."""
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 """Returns the optimizer of a whole model."""
 Divide = Callable[..., Parts]
@@ -114,10 +117,12 @@ class Worker:
             group["params"] = []
         optimizer.state.clear()
         del names
+        more = bool(rest_of(model))
         given = {"sample": (sample[0], sample[1])} if sample else {}
         self._parts = self._divide(
             model, self._recipe, mesh=self.mesh, device=self._device, **given
         )
+        self._fill(model)
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
         self._own = OwnPart(optimizer, parameters, groups=groups, state=state)
@@ -129,7 +134,20 @@ class Worker:
         self._transport = Transport(
             {**parameters, **buffers}, device=self._device, circles=self._circles
         )
+        self._rest = None
+        if more:  # most models are trained whole
+            self._rest = Rest(self._parts.rest(), device=self._device, circles=self._circles)
         self._parts.train(True)
+
+    def _fill(self, model: nn.Module) -> None:
+        """Give all that is here of a divided model the first rank's numbers, frozen ones too."""
+        here = {
+            name: tensor
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if not tensor.is_meta
+        }
+        Transport(here, device=self._device, circles=self._circles).deal(self.picture)
+        give_back()
 
     def seed(self, *, seed: int) -> None:
         """Seed torch: what dropout draws differs from rows to rows and from stage to stage.
@@ -206,10 +224,14 @@ class Worker:
         for name, whole in self._transport.gather():
             if self.picture is not None:
                 self.picture[name].detach().copy_(whole)
+        if self._rest is not None:
+            self._rest.gather(self.picture)
 
     def push(self) -> None:
         """Put the first rank's picture into the ranks' parts."""
         self._transport.deal(self.picture)
+        if self._rest is not None:
+            self._rest.deal(self.picture)
 
     def take(self) -> dict[str, dict[str, Tensor]]:
         """Return the whole state of the optimizer on the first rank, and nothing on the others."""
