@@ -15,6 +15,7 @@ from atoll.config import JobSpec
 from atoll.config.place import RankPlace
 from atoll.island.crew import Crew
 from atoll.island.world import build_mesh, device_of, world
+from atoll.strategies.inner.blank import blank_copy, made_blank
 from atoll.strategies.inner.far_optimizer import FarOptimizer
 from atoll.strategies.inner.far_scaler import FarScaler
 from atoll.strategies.inner.picture import Picture
@@ -52,12 +53,16 @@ class Island:
         )  # fmt: skip
 
     def _made(self) -> Any:
-        """Return a whole model to divide."""
+        """Return a whole model to divide: its form, which gets the picture's numbers afterwards.
+
+        A pipeline computes with it before it is cut, on the first rank.
+        """
         if self._whole is not None:
-            return copy.deepcopy(self._whole)
+            several = self._mesh["pipeline"].size() > 1
+            return copy.deepcopy(self._whole) if several else blank_copy(self._whole)
         if self._spec.job.threads:
             torch.set_num_threads(self._spec.job.threads)
-        return whole_model(self._spec)
+        return made_blank(lambda: whole_model(self._spec))
 
     # -------------------------------------------------------------------- on the first rank
 
@@ -70,14 +75,16 @@ class Island:
         task, model = built.task, built.model
         self._whole = model
         named = dict(model.named_parameters())
-        self._worker.picture = {**named, **dict(model.named_buffers())}
+        self._worker.picture = {  # what has two names on one rank may have the other on another
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
         self.crew.call(BUILD, self._sample(built))
         self._picture = Picture(self.crew)
         task.elsewhere = self._picture
         task.optimizer = FarOptimizer(
             task.optimizer, names=named, crew=self.crew, worker=self._worker
         )
-        task.push()
 
     def _sample(self, built: Built) -> list[Tensor]:
         """Return a batch by which a pipeline finds out how long its units take."""

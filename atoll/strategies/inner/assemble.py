@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.strategies.inner.blank import Blanks
 from atoll.strategies.inner.compiling import apply_compile
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.recompute import apply_recompute
@@ -32,7 +33,8 @@ def assemble(
 ) -> nn.Module:
     """Return a part of a model ready to train; collective.
 
-    In this order: cut along the tensor axis, recomputation, compilation, data parallelism.
+    In this order: cut along the tensor axis, recomputation, compilation, data parallelism. What of
+    it has no memory yet gets it, without numbers.
 
     Args:
         module: The part: all of the model, or a stage of a pipeline. Changed in place.
@@ -70,6 +72,7 @@ def apply_data(
         axes: Any = ("replicate", "shard") if replicas > 1 else "shard"
         shard(module, units, mesh=mesh[axes], reshard=recipe.reshard, offload=recipe.offload)
         return module
+    Blanks(device).give_memory([module])
     module.to(device)
     if replicas == 1 or later:
         return module

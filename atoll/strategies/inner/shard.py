@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
+from atoll.strategies.inner.blank import Blanks
 from atoll.strategies.inner.units import pieces
 
 SMALL = 0.01
@@ -29,6 +31,8 @@ def shard(
 ) -> None:
     """Cut the parameters of a module over a mesh, in place; names stay as they are. Collective.
 
+    What has no memory yet gets it piece by piece, each cut before the next one.
+
     Args:
         module: In main memory or on its device; it ends up on the mesh's device.
         units: What is gathered together. What several of them share, and what none has, is
@@ -43,12 +47,23 @@ def shard(
     if offload and mesh.device_type != "cpu":
         keep = CPUOffloadPolicy()
     own = _large(_unshared(pieces(module, units)))
+    blanks = Blanks(_device_of(mesh))
     for piece in own:
+        blanks.give_memory(piece)
         together: Any = piece if len(piece) > 1 else piece[0]
         fully_shard(together, mesh=mesh, reshard_after_forward=reshard, offload_policy=keep)
+    blanks.give_memory([module])
     # The rest is needed first and last: to give it back in between would gather it twice.
     rest = reshard and not own
     fully_shard(module, mesh=mesh, reshard_after_forward=rest, offload_policy=keep)
+
+
+def _device_of(mesh: DeviceMesh) -> torch.device:
+    """Return what this rank of a mesh computes on."""
+    kind = mesh.device_type
+    if kind == "cpu":
+        return torch.device(kind)
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 def _unshared(units: list[list[nn.Module]]) -> list[list[nn.Module]]:
