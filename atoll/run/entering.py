@@ -23,6 +23,7 @@ from atoll.run.follower import FollowerRun
 from atoll.run.member import Run
 from atoll.train.enroll import enroll
 from atoll.train.ranks import Ranks
+from atoll.train.uncompiled import leave_out_compiler
 
 ALONE_SEED = 7
 
@@ -50,6 +51,7 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
         ConfigError: the environment of this process is incomplete, or the mesh does not divide the
             ranks.
     """
+    leave_out_compiler()
     environment = worker_environment()
     if environment is None:
         ranks = _ranks(rank_place(), spec=None, mesh=mesh)

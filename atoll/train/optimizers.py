@@ -15,6 +15,7 @@ from atoll.config import OPTIMIZERS, TORCH_OPTIMIZER, TrainTable
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.wrapped import needs_closure
 from atoll.train.muon import LR_SCALE, decay_groups, muon
+from atoll.train.uncompiled import leave_out_compiler
 
 SCHEDULES = ("cosine", "constant")
 
@@ -28,6 +29,7 @@ def build_optimizer(model: nn.Module, table: TrainTable) -> Optimizer:
     Raises:
         ConfigError: no such optimizer, or one of its options is wrong.
     """
+    leave_out_compiler()
     options, decay = dict(table.options), table.weight_decay
     betas = (table.betas[0], table.betas[1])
     if table.optimizer == "muon":
