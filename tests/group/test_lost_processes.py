@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -16,6 +15,7 @@ import torch
 from atoll.group.agree import Agreed
 from atoll.group.group import Work
 from atoll.hub.server import HubServer
+from tests import warm
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
 from tests.group.victim import HIT, Victim, be_a_member
@@ -33,9 +33,7 @@ FROZEN_S = 14.0
 
 @pytest.fixture(scope="module")
 def processes() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.group.victim"])
-    return context
+    return warm.processes()
 
 
 @pytest.fixture(scope="module")

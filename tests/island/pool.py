@@ -2,12 +2,12 @@
 
 A process that loads torch costs seconds; a function of a test does not. Each is done in a fork of
 the process that waits, which never computes itself: torch remembers meshes beyond their group.
+What a fork loads is forgotten with it: `tests/warm.py` has loaded it before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -21,8 +21,10 @@ from typing import Any
 import torch
 import torch.distributed
 
+from tests.warm import processes
+
 dist: Any = torch.distributed
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 def free_port() -> int:
@@ -111,7 +113,7 @@ class Ranks:
         return found
 
     def _start(self, ranks: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = processes()
         while len(self._processes) < ranks:
             ours, theirs = context.Pipe()
             process = context.Process(target=_rank, args=(theirs,), daemon=True)
