@@ -19,7 +19,6 @@ from atoll.config import (
 )
 from atoll.config.mesh import mesh_of
 from atoll.group.alone import Alone
-from atoll.run.follower import FollowerRun
 from atoll.run.member import Run
 from atoll.train.enroll import enroll
 from atoll.train.ranks import Ranks
@@ -56,16 +55,23 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
     if environment is None:
         ranks = _ranks(rank_place(), spec=None, mesh=mesh)
         if not ranks.leads:
-            return FollowerRun(ranks=ranks, member="w0", directory=Path.cwd(), seed=ALONE_SEED)
+            return _follow(ranks, member="w0", directory=Path.cwd(), seed=ALONE_SEED)
         return Run(Alone(), slot=0, num_slots=1, directory=Path.cwd(), seed=ALONE_SEED, ranks=ranks)
     spec = load_spec(environment.spec)
     ranks = _ranks(kept_place(), spec=spec, mesh=mesh)
     if not ranks.leads:
-        return FollowerRun(
-            ranks=ranks, member=environment.member, directory=environment.directory,
+        return _follow(
+            ranks, member=environment.member, directory=environment.directory,
             seed=spec.job.seed, job=environment.job,
         )  # fmt: skip
     return _enter(environment, spec, ranks)
+
+
+def _follow(ranks: Ranks, *, member: str, directory: Path, seed: int, job: str = "alone") -> Run:
+    """Return the part of another rank than the first; only islands load what it needs."""
+    from atoll.run.follower import FollowerRun
+
+    return FollowerRun(ranks=ranks, member=member, directory=directory, seed=seed, job=job)
 
 
 def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: Ranks) -> Run:

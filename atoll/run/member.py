@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from atoll.checkpoint import save_weights
@@ -30,10 +30,12 @@ from atoll.train.enroll import Enrolled
 from atoll.train.goodbye import end_member
 from atoll.train.leading import Leading
 from atoll.train.member_result import member_result, trained
-from atoll.train.rank_model import RankModel, ScriptOptimizer, saved_model
 from atoll.train.ranks import Ranks, Word
 from atoll.train.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
+
+if TYPE_CHECKING:
+    from atoll.train.rank_model import RankModel
 
 FLUSH_TIMEOUT_S = 10.0
 
@@ -123,7 +125,7 @@ class Run(Session):
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission
         )
-        self._joint = self._joint or any(isinstance(p, DTensor) for p in model.parameters())
+        self._joint = self._joint or _is_spread(model)
         if self._joint:
             self._ranks.meet()
         agreement.check(again=self._optimizer is not None, nodes=self.num_slots, spread=self._joint)
@@ -156,6 +158,8 @@ class Run(Session):
         if not self._joint:
             return Task(model, optimizer, member=self.member, round=round_)
         crew = self._ranks.crew
+        from atoll.train.rank_model import RankModel, ScriptOptimizer
+
         self._model = RankModel(model, optimizer, crew=crew, device=self.device)
         self._leading.picture = Picture(crew)
         return Task(
@@ -266,6 +270,8 @@ class Run(Session):
             ConfigError: in an island, it is another model than the one that was wrapped.
         """
         if self._joint:
+            from atoll.train.rank_model import saved_model
+
             model = saved_model(self._model, model).whole
         self.finish()
         path = self.directory / name
@@ -356,3 +362,9 @@ class Run(Session):
             self._enrolled.close()
             raise SystemExit(EXIT_REPLACED if replaced else EXIT_LEFT)
         end_member(self._enrolled, error=error, result=result, member=self.member)
+
+
+def _is_spread(model: nn.Module) -> bool:
+    """Return whether parameters are DTensors; none is while nobody has loaded what makes them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())
