@@ -91,7 +91,7 @@ class IslandGate:
         self._tell = tell
         self._secret = new_token()
         self._addresses: Sequence[str] = ()
-        self._listener = socket.socket()
+        self._listener: socket.socket | None = None
         self._hands: dict[int, Hand] = {}
         self._lock = threading.Lock()
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
@@ -113,15 +113,16 @@ class IslandGate:
                 remedy="look at the network of this machine, or set machines = 1 in [island]",
             ) from error
         for work in (self._accept, self._renew):
-            threading.Thread(target=work, name="gate", daemon=True).start()
+            threading.Thread(target=work, args=(self._listener,), name="gate", daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Close it, and every connection."""
         self._closed.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
         for hand in self.hands().values():
             hand.link.close()
 
@@ -146,9 +147,9 @@ class IslandGate:
 
     # ------------------------------------------------------------------------- at the hub
 
-    def _renew(self) -> None:
+    def _renew(self, listener: socket.socket) -> None:
         """Tell the hub where the gate is, as long as hands are missing."""
-        port = int(self._listener.getsockname()[1])
+        port = int(listener.getsockname()[1])
         dial = " ".join(at(address, port) for address in self._addresses)
         number = 0
         with HubClient(
@@ -168,10 +169,10 @@ class IslandGate:
 
     # -------------------------------------------------------------------------- at the gate
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, address = self._listener.accept()
+                sock, address = listener.accept()
             except OSError:
                 if self._closed.is_set():
                     return
