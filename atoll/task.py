@@ -64,6 +64,15 @@ class Elsewhere(Protocol):
         """Put the picture into the model that is trained."""
         ...
 
+    @property
+    def vector(self) -> Tensor | None:
+        """The memory of the picture, if all that members agree on lies there without gaps."""
+        ...
+
+    def spoil(self) -> None:
+        """Take note that somebody works in that memory: it shows the model no longer."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Far:

@@ -20,26 +20,40 @@ class Flat:
     The order is that of the tensors given; it MUST be the same on every member.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, task: Task | None = None) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], *, task: Task | None = None, whole: bool = False
+    ) -> None:
         """Remember the tensors; nothing is copied.
 
         Args:
             tensors: What is read and written.
             task: Whose model they are of: it is told of every reading and writing.
+            whole: These are all that members agree on.
         """
         self.tensors = list(tensors)
-        self._task = task
+        self._task, self._whole = task, whole
+        self._lent: Tensor | None = None
         self.sizes = [tensor.numel() for tensor in self.tensors]
         self.num_elements = sum(self.sizes)
 
     @classmethod
     def of(cls, task: Task) -> Flat:
         """Return all that members agree on: trained parameters, then floating-point buffers."""
-        return cls([*task.parameters(), *task.buffers()], task=task)
+        return cls([*task.parameters(), *task.buffers()], task=task, whole=True)
 
     def new(self) -> Tensor:
         """Return an uninitialised vector of the right length."""
         return torch.empty(self.num_elements)
+
+    def scratch(self) -> Tensor:
+        """Return a vector to read into and work in, again and again.
+
+        Where the model is only a picture of what is trained elsewhere, it is the picture's own
+        memory: between two rounds nobody looks at that, and it comes anew when somebody does.
+        """
+        elsewhere = self._task.elsewhere if self._task is not None and self._whole else None
+        self._lent = elsewhere.vector if elsewhere is not None else None
+        return self.new() if self._lent is None else self._lent
 
     @torch.no_grad()
     def read(self, out: Tensor | None = None) -> Tensor:
@@ -47,6 +61,10 @@ class Flat:
         if self._task is not None:
             self._task.pull()
         vector = self.new() if out is None else out
+        if self._lent is not None and out is self._lent:
+            if self._task is not None and self._task.elsewhere is not None:
+                self._task.elsewhere.spoil()
+            return vector
         if self.tensors:
             torch._foreach_copy_(self.views(vector), self.tensors)
         return vector
@@ -65,8 +83,8 @@ class Flat:
                 expected=f"{self.num_elements}",
                 remedy="start every member with the same model",
             )
-        if self._task is not None:
-            self._task.pull()  # these tensors may be a part: the others are pushed as they are
+        if self._task is not None and not self._whole:
+            self._task.pull()  # these tensors are a part: the others are pushed as they are
         if self.tensors:
             torch._foreach_copy_(self.tensors, self.views(vector))
         if self._task is not None:

@@ -18,7 +18,7 @@ from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.inner.blank import blank_copy, made_blank
 from atoll.strategies.inner.far_optimizer import FarOptimizer
 from atoll.strategies.inner.far_scaler import FarScaler
-from atoll.strategies.inner.picture import Picture
+from atoll.strategies.inner.picture import Picture, in_one_piece
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.spread import Spread
 from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
@@ -79,8 +79,9 @@ class Island:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
+        vector = in_one_piece([*task.parameters(), *task.buffers()])
         self.crew.call(BUILD, self._sample(built))
-        self._picture = Picture(self.crew)
+        self._picture = Picture(self.crew, vector=vector)
         task.elsewhere = self._picture
         task.optimizer = FarOptimizer(
             task.optimizer, names=named, crew=self.crew, worker=self._worker

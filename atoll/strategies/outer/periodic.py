@@ -126,7 +126,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
         self._start = self._flat.read()
-        self._scratch = self._flat.new()
+        self._scratch = self._flat.scratch()
         self._weigher.reset(task)
         self._plan(task)
 
