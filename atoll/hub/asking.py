@@ -109,7 +109,7 @@ class Asking:
             process,
             node_is_there=node is not None and node.connected,
             may_return=not hand and self._rounds.may_return(job.job),
-            silent=_may_live_unheard(job, process),
+            silent=may_live_unheard(job, process),
             program=failed_itself(process, job),
         )
 
@@ -138,7 +138,7 @@ def _given_up(process: Member, job: Job) -> bool:
     return hand_given_up(process, job) if is_hand(process.member) else given_up(process, job)
 
 
-def _may_live_unheard(job: Job, process: Member) -> bool:
+def may_live_unheard(job: Job, process: Member) -> bool:
     """Return whether a process that is unheard with its node may be at work there all the same.
 
     Of a hand it is believed while its island runs on.
