@@ -26,6 +26,7 @@ PARTS = {
     "picture": "picture",
     "outer": "outer state",
     "exchange": "a round",
+    "image": "copy for checkpoints",
     "checkpoint": "a checkpoint",
 }
 """Field of a rank's memory -> heading of its column."""
@@ -95,7 +96,7 @@ def _place(found: MemoryPlan, alike: list[RankMemory]) -> str:
 def _notes(found: MemoryPlan) -> Iterator[str]:
     """Yield what the columns leave open."""
     program = f"Python and torch themselves ({screen.size(PROGRAM_BYTES)})"
-    yield f"[dim]main memory: with {program} and, to begin with, one whole model[/]"
+    yield f"[dim]main memory: with {program}; a round and a checkpoint are between steps[/]"
     if found.guessed:
         yield (
             f"[dim]stages cut before units {', '.join(map(str, found.cuts))}, by their weights; "

@@ -63,15 +63,36 @@ class LeaderMemory:
     """Of the outer strategy and the codec, all the time."""
     exchange: int
     """During a round: the mean of all, and packets."""
+    largest: int
+    """The largest of the model's tensors."""
 
 
-def leader_memory(spec: JobSpec, resolved: Resolved, dataset: Any = None) -> LeaderMemory:
+class _Island:
+    """`Task.elsewhere` of an island that trains nothing."""
+
+    def __init__(self, task: Task) -> None:
+        self.vector = torch.empty(task.num_parameters + sum(b.numel() for b in task.buffers()))
+
+    def pull(self) -> None:
+        pass
+
+    def push(self) -> None:
+        pass
+
+    def spoil(self) -> None:
+        pass
+
+
+def leader_memory(
+    spec: JobSpec, resolved: Resolved, dataset: Any = None, *, spread: bool = False
+) -> LeaderMemory:
     """Return what a member keeps for rounds with others.
 
     Args:
         spec: The job.
         resolved: Its strategy.
         dataset: What it trains on, if the model's size depends on it.
+        spread: The member is an island: some methods work in the memory of its picture.
 
     Raises:
         ConfigError: an option or the codec is unknown or out of range.
@@ -81,21 +102,24 @@ def leader_memory(spec: JobSpec, resolved: Resolved, dataset: Any = None) -> Lea
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = whole_model(spec, dataset)
         task = Task(model, build_optimizer(model, spec.train), member="w0", last=spec.train.steps)
+        if spread:
+            task.elsewhere = island = _Island(task)
         outer.setup(task, group=Alone(), codec=codec)
     held = {_key(t): t for t in (*model.parameters(), *model.buffers())}
-    picture = sum(t.untyped_storage().nbytes() for t in held.values())
-    vectors = {_key(t): t for t in tensors_in([outer, codec]) if _key(t) not in held}
+    sizes = [t.untyped_storage().nbytes() for t in held.values()]
+    picture, largest = sum(sizes), max(sizes, default=0)
+    known = {*held, *([_key(island.vector)] if spread else [])}
+    vectors = {_key(t): t for t in tensors_in([outer, codec]) if _key(t) not in known}
     elements = task.num_parameters + sum(b.numel() for b in task.buffers())
     kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
     later = LATER.get(resolved.outer, lambda _: 0.0)(options)
     if resolved.outer == ALONE:
-        return LeaderMemory(picture, kept, 0)
+        return LeaderMemory(picture, kept, 0, largest)
     words = re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
     later += sum(KEPT_BY_CODEC.get(word, 0.0) for word in words)
     packets = 2 * codec.nbytes(elements)
-    return LeaderMemory(
-        picture, kept + round(later * FLOAT_BYTES * elements), FLOAT_BYTES * elements + packets
-    )
+    outer_bytes = kept + round(later * FLOAT_BYTES * elements)
+    return LeaderMemory(picture, outer_bytes, FLOAT_BYTES * elements + packets, largest)
 
 
 def tensors_in(roots: list[Any]) -> Iterator[Tensor]:

@@ -28,6 +28,9 @@ from atoll.strategies.table import resolve
 from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optimizers import build_optimizer
 
+GATHERED = 2
+"""How often a tensor that is put together from all ranks is in memory: as it came, and whole."""
+
 PROGRAM_BYTES = 350_000_000
 """What Python, torch and Atoll take of main memory before there is any model; measured on Linux."""
 
@@ -59,22 +62,22 @@ class MemoryPlan:
         return len(self.ranks) > 1
 
     def start_bytes(self, rank: RankMemory) -> int:
-        """Return what a rank needs of main memory to build its part: the whole model, for a moment.
+        """Return what a rank needs of main memory before it has its part.
 
-        The first rank has its picture besides.
+        The first one may have the model twice while it is loaded, or measured for a pipeline; the
+        others get their parts piece by piece.
         """
-        if not self.several:
-            return self.model_bytes
-        return self.model_bytes + rank.picture + rank.outer
+        return 2 * rank.picture if self.several else self.model_bytes
 
     def main_bytes(self, rank: RankMemory) -> int:
-        """Return the most that a rank needs of main memory."""
-        training = rank.leading
+        """Return the most that a rank needs of main memory: in a step, or between two."""
+        kept, step = rank.leading, 0
         if self.device == "cpu":
-            training += rank.static + rank.passing
+            kept += rank.static - rank.gradients
+            step = rank.gradients + rank.passing
         elif self.spec.island.offload:
-            training += rank.static
-        return PROGRAM_BYTES + max(training, self.start_bytes(rank))
+            kept += rank.static
+        return PROGRAM_BYTES + max(kept + max(step, rank.between), self.start_bytes(rank))
 
     def device_bytes(self, rank: RankMemory) -> int:
         """Return the most that a rank needs of its accelerator; 0 without one."""
@@ -119,12 +122,14 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
         with FakeTensorMode():
             faked(model)
             ranks, cut, held, elements, model_bytes = _ranks(spec, recipe, dataset, model)
-    leader = leader_memory(spec, resolved, dataset)
-    first = replace(
-        ranks[0], outer=leader.outer, exchange=leader.exchange,
-        picture=leader.picture if len(ranks) > 1 else 0,
-        checkpoint=_checkpoint(ranks, model_bytes=model_bytes, outer=leader.outer),
-    )  # fmt: skip
+    several = len(ranks) > 1
+    leader = leader_memory(spec, resolved, dataset, spread=several)
+    first = replace(ranks[0], outer=leader.outer, exchange=leader.exchange)
+    if several:
+        first = replace(first, picture=leader.picture, checkpoint=GATHERED * leader.largest)
+    else:
+        image = _image(first, model_bytes=model_bytes, outer=leader.outer)
+        first = replace(first, image=image)
     return MemoryPlan(
         spec=spec, ranks=(first, *ranks[1:]), elements=elements, model_bytes=model_bytes,
         rows=cut.rows, held=held, cuts=cut.cuts, device=_device(spec),
@@ -132,15 +137,9 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
     )  # fmt: skip
 
 
-def _checkpoint(ranks: list[RankMemory], *, model_bytes: int, outer: int) -> int:
-    """Return the bytes of the copy in memory that is written while training goes on.
-
-    It holds the model, the optimizer's whole state and that of the outer strategy. An island's
-    first rank gathers the optimizer's state before it copies it.
-    """
-    some = ranks[0]
-    optimizer = round(model_bytes * some.optimizer / max(1, some.parameters))
-    return model_bytes + optimizer + outer + (optimizer if len(ranks) > 1 else 0)
+def _image(only: RankMemory, *, model_bytes: int, outer: int) -> int:
+    """Return the bytes of the copy in memory that is written while training goes on."""
+    return model_bytes + only.optimizer + outer
 
 
 def _ranks(

@@ -43,8 +43,11 @@ class RankMemory:
     """Of the first rank: what the outer strategy and its codec keep in main memory."""
     exchange: int = 0
     """Of the first rank: what a round needs for a moment."""
+    image: int = 0
+    """Of a process by itself: the copy that checkpoints are written from, kept for the next one."""
     checkpoint: int = 0
-    """Of the first rank: the copy that a checkpoint is written from; what is gathered for it."""
+    """Of the first rank of several: what a checkpoint, which goes to the disk as it comes from the
+    ranks, needs for a moment."""
 
     @property
     def static(self) -> int:
@@ -58,13 +61,19 @@ class RankMemory:
 
     @property
     def leading(self) -> int:
-        """What the first rank has in main memory besides."""
-        return self.picture + self.outer + self.exchange + self.checkpoint
+        """What the first rank has in main memory besides, all the time."""
+        return self.picture + self.outer + self.image
+
+    @property
+    def between(self) -> int:
+        """What it needs for a moment between two steps: a round, or a checkpoint."""
+        return max(self.exchange, self.checkpoint)
 
     def figures(self) -> dict[str, Any]:
         """Return all numbers, sums included, for JSON."""
         own = dataclasses.asdict(self)
         sums = {"static": self.static, "passing": self.passing, "leading": self.leading}
+        sums["between"] = self.between
         return {**own, "place": dict(self.place), **sums}
 
 
