@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from atoll.hub.allotting import WHOLE, Ask, Key
@@ -26,6 +27,14 @@ class Asked:
     """The processes that a running job asks for, the most needed first."""
     pausing: set[tuple[str, str]] = field(default_factory=set)
     """Processes that will be launched again after a pause, and keep their places."""
+
+    def short_islands(self, granted: Collection[Key]) -> dict[str, list[int]]:
+        """Return by job the members that asked for machines of their islands and got none."""
+        found: dict[str, list[int]] = {}
+        for ask in self.asks:
+            if ask.running and ask.machines > 1 and ask.key not in granted:
+                found.setdefault(ask.key[0], []).append(ask.key[1])
+        return found
 
 
 class Asking:

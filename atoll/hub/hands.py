@@ -7,8 +7,12 @@ for the ranks beside it is the business of the island itself.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from atoll.clock import Clock
+from atoll.hub.events import Events
 from atoll.hub.gates import Gates
 from atoll.hub.jobs import LIVE_STATES, Job, Jobs, Member
 from atoll.hub.launching import Launching
@@ -16,6 +20,9 @@ from atoll.hub.membership import Membership
 from atoll.hub.outcomes import FATAL_KINDS, given_up, program_failed
 from atoll.hub.relaunch import MAX_FAILURES, Relaunches, failures_after, missing
 from atoll.ids import hand_id, member_id
+
+GIVE_WAY_S = 10.0
+"""How long several islands of a job wait for machines before one gives up those that it has."""
 
 
 def wanted_hands(job: Job) -> list[str]:
@@ -72,12 +79,18 @@ class Hands:
         membership: Membership,
         launching: Launching,
         relaunches: Relaunches,
+        events: Events,
+        clock: Clock,
     ) -> None:
         self._jobs = jobs
+        self._events = events
+        self._clock = clock
         self._membership = membership
         self._launching = launching
         self._relaunches = relaunches
         self.gates = Gates()
+        self._short_since: dict[str, float] = {}
+        """Monotonic time since when several islands of a job lack machines that are nowhere."""
 
     async def look_after(self, job: Job) -> None:
         """See what follows from what became of members and hands of a running job."""
@@ -101,6 +114,34 @@ class Hands:
         if member is not None and member.state in LIVE_STATES:
             await self._launching.end(job, member.member)
         await self._membership.fail(job.job, member_id(hand.slot), error=told)
+
+    async def give_way(self, short: Mapping[str, Collection[int]]) -> None:
+        """Let one of several islands that wait for machines give up those that it has.
+
+        Two islands that lost a machine each would wait for ever where one could work.
+
+        Args:
+            short: Job -> slots of its members whose islands asked for places and got none.
+        """
+        self._short_since = {job: at for job, at in self._short_since.items() if job in short}
+        for name, slots in short.items():
+            job = self._jobs.get(name)
+            working = [process for process in job.processes if process.state in LIVE_STATES]
+            live = Counter(process.slot for process in working)
+            broken = [slot for slot in slots if live[slot]]
+            if len(broken) < 2:
+                self._short_since.pop(name, None)
+                continue
+            now = self._clock.monotonic()
+            if now < self._short_since.setdefault(name, now) + GIVE_WAY_S:
+                continue
+            del self._short_since[name]
+            slot = min(broken, key=lambda slot: (live[slot], -slot))
+            text = f"the machines of {member_id(slot)} go to islands that lack fewer"
+            await self._events.add(name, "island-gives-way", text, member=member_id(slot))
+            for process in working:
+                if process.slot == slot:
+                    await self._launching.end(job, process.member)
 
     async def end_all(self, job: Job) -> None:
         """End the hands of a job that has ended."""

@@ -83,6 +83,8 @@ class Placement:
             membership=membership,
             launching=self._launching,
             relaunches=self._relaunches,
+            events=stores.events,
+            clock=clock,
         )
         self._asking = Asking(
             jobs=stores.jobs,
@@ -211,6 +213,7 @@ class Placement:
                 for name, node in zip(asked.lacking[key], nodes, strict=False):
                     await self._relaunch(job, name, node, slot=key[1])
             await self._explain(allotment)
+            await self.hands.give_way(asked.short_islands(allotment.granted))
 
     async def _start(self, job: Job, nodes: list[str]) -> None:
         for number, node in enumerate(nodes):

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.clock import VirtualClock
 from atoll.errors import AuthError
+from atoll.hub import hands
 from atoll.hub.asking import may_live_unheard
 from atoll.hub.jobs import Job, Member
 from atoll.hub.relaunch import AWAY_S, MAX_FAILURES, Relaunches
@@ -416,3 +417,24 @@ def test_hand_unheard_with_its_node_is_believed_at_work_while_its_island_runs(
     assert due is not believed
     clock.advance(AWAY_S)
     assert relaunches.due("j", hand, node_is_there=False, may_return=False, silent=believed)
+
+
+def test_island_gives_way_when_two_wait_for_a_machine_each(
+    hub: HubServer, client: HubClient, four: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hands, "GIVE_WAY_S", 0.5)
+    job = client.submit(spec(least=1))
+    launched = {name: four.launch(name) for name in "abcd"}
+    for name in "bd":
+        four.agents[name].close()
+    assert four.stop("c").member == "w1"
+    four.tell("c", launched["c"], "exited", exit_code=EXIT_LEFT)
+    again = four.launch("c")
+    assert (again.member, again.attempt) == ("w0.1", 2)
+    until(lambda: len(told(hub, job, "island-gives-way")) == 1)
+    four.back("b", incarnation="i2")
+    four.back("d", incarnation="i2")
+    record = job_of(hub, job)
+    until(lambda: record.members["w1"].attempt == record.hands["w1.1"].attempt == 2)
+    assert {record.members["w1"].node, record.hands["w1.1"].node} == {"b", "d"}
+    assert len(told(hub, job, "island-gives-way")) == 1
