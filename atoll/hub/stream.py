@@ -43,6 +43,7 @@ _SHOWN = (
     "loss", "tokens_per_s", HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS,
     "tokens", "compute_s", "wall_s", "sent_bytes", "received_bytes",
     "env_steps", "env_steps_per_s", "return", "explained_variance",
+    "value_loss",
 )  # fmt: skip
 
 _encode = msgspec.json.Encoder().encode

@@ -2,7 +2,8 @@
 
 import { button } from "./dom.js";
 import { ask } from "./dialog.js";
-import { path, post } from "./hub.js";
+import { bytes, count } from "./format.js";
+import { get, path, post, remove } from "./hub.js";
 
 export async function drain(node, draining) {
   const given = await ask(draining
@@ -39,6 +40,24 @@ export async function resume(job) {
     title: `Resume ${job}?`, verb: "Resume", text: "It goes on from its newest checkpoint.",
   });
   if (given) await post(path("jobs", job, "resume"), {}, { done: `${job} goes on.` });
+}
+
+// Deletes jobs that have ended; resolves to those that are gone.
+export async function erase(jobs) {
+  const sizes = await Promise.all(jobs.map((job) => get(path("jobs", job, "size"))));
+  const sum = (...names) => sizes.flatMap((size) => names.map((name) => size?.[name] ?? 0)).reduce((a, b) => a + b, 0);
+  const checkpoints = sum("checkpoint_bytes");
+  const given = await ask({
+    title: jobs.length === 1 ? `Delete ${jobs[0]}?` : `Delete ${jobs.length} jobs?`, verb: "Delete", danger: true,
+    text: `${jobs.length > 1 ? `${jobs.join(", ")}. ` : ""}Record, curves, output, artifacts, checkpoints and queues go for good: `
+      + `${count(sum("files"))} files, ${bytes(sum("file_bytes", "code_bytes", "queue_bytes"))}`
+      + `${checkpoints ? `, ${bytes(checkpoints)} of them checkpoints` : ""}.`,
+  });
+  const gone = [];
+  for (const job of given ? jobs : []) {
+    if (await remove(path("jobs", job), { done: `${job} is deleted.` })) gone.push(job);
+  }
+  return gone;
 }
 
 export async function resize({ job, min_nodes: min, nodes_wanted: max }) {
@@ -86,6 +105,10 @@ export function nodeButtons(store, node) {
   ];
 }
 
+async function eraseShown(job) {
+  if ((await erase([job])).length) location.hash = "#/jobs";
+}
+
 export function jobButtons(store, job) {
   if (!store.operator) return [];
   const alive = ["running", "waiting"].includes(job.state);
@@ -93,5 +116,6 @@ export function jobButtons(store, job) {
     alive ? button("Nodes…", () => resize(job)) : null,
     alive && !job.stopping ? button("Stop", () => stop(job.job), { class: "danger" }) : null,
     ["failed", "stopped"].includes(job.state) ? button("Resume", () => resume(job.job)) : null,
+    alive ? null : button("Delete", () => eraseShown(job.job), { class: "danger" }),
   ].filter(Boolean);
 }

@@ -3,8 +3,11 @@
 import { Chart, colour } from "./charts.js";
 import { Curves } from "./curves.js";
 import { element, empty, link, pill } from "./dom.js";
-import { bytes, count, loss } from "./format.js";
+import { ReturnPanels } from "./compare_returns.js";
+import { bytes, count, loss, NONE } from "./format.js";
 import { get, path } from "./hub.js";
+import { score } from "./job_learning.js";
+import { LearningCurves } from "./learning_curves.js";
 import { took } from "./jobs.js";
 import { jobState } from "./store.js";
 import { Table } from "./table.js";
@@ -26,6 +29,8 @@ export class CompareView {
       [new Chart({ id: "compare-held-out", title: "Held-out loss", note: "nats per token", format: "", legend: false }), "held_out"],
       [new Chart({ id: "compare-speed", title: "Speed", note: "tokens per second, all members", zero: true, legend: false }), "tokens_per_s"],
     ];
+    this.returns = new ReturnPanels();
+    this.losses = element("div", { class: "charts three" }, ...this.charts.map(([chart]) => chart.element));
     this.list = element("ul", { class: "choices", "aria-label": "Jobs to compare" });
     this.table = new Table({ label: "Figures", columns: this.#columns(), key: (row) => row.job, cards: true });
     this.none = empty("Choose jobs above.");
@@ -37,7 +42,7 @@ export class CompareView {
             id: "compare-axis", change: (event) => { this.axis = event.target.value; this.#keep(); this.#draw(); },
           }, ...AXES.map(([value, text]) => element("option", { value, selected: value === this.axis && "" }, text))))),
         this.list, this.none,
-        element("div", { class: "charts three" }, ...this.charts.map(([chart]) => chart.element))),
+        this.losses, this.returns.element),
       element("section", { class: "card", "aria-labelledby": "figures-title" },
         element("h2", { id: "figures-title" }, "Figures"), this.table.element));
     this.timer = setInterval(() => this.#refresh(), REFRESH_MS);
@@ -96,8 +101,10 @@ export class CompareView {
       if (!known) {
         const found = await get("api/history", { job, points: POINTS });
         const curves = new Curves();
+        const learning = new LearningCurves();
         curves.add(found?.points ?? []);
-        this.data.set(job, { curves, last: found?.last ?? 0 });
+        learning.add(found?.points ?? []);
+        this.data.set(job, { curves, learning, last: found?.last ?? 0 });
         return true;
       }
       const row = this.store.jobs.get(job);
@@ -105,6 +112,7 @@ export class CompareView {
       const found = await get(path("jobs", job, "metrics"), { after: known.last, limit: 5000 });
       if (!found?.points.length) { known.settled = row?.state !== "running"; return false; }
       known.curves.add(found.points);
+      known.learning.add(found.points);
       known.last = found.last;
       return true;
     });
@@ -114,6 +122,13 @@ export class CompareView {
   }
 
   #draw() {
+    const rows = this.chosen.map((job) => this.store.jobs.get(job));
+    this.losses.hidden = rows.length > 0 && rows.every((row) => row?.kind === "rl");
+    this.returns.draw(this.chosen.flatMap((job, at) => {
+      const row = this.store.jobs.get(job);
+      const learning = this.data.get(job)?.learning;
+      return row?.kind === "rl" && learning ? [{ job, seats: row.seats, started: row.started, learning, at }] : [];
+    }), this.axis);
     for (const [chart, kind] of this.charts) {
       chart.draw(this.chosen.flatMap((job, at) => {
         const curves = this.data.get(job)?.curves;
@@ -135,6 +150,7 @@ export class CompareView {
       { name: "Aborted", align: "right", value: (job) => job.aborted_rounds, sort: (job) => job.aborted_rounds },
       { name: "Train loss", align: "right", value: (job) => loss(job.loss), sort: (job) => job.loss },
       { name: "Held-out", align: "right", value: (job) => loss(job.held_out_loss), sort: (job) => job.held_out_loss },
+      { name: "Return", align: "right", optional: true, live: true, value: (job) => this.#returns(job), sort: (job) => this.data.get(job.job)?.learning.last("return") ?? null },
       { name: "Tokens/s", align: "right", value: (job) => count(job.tokens_per_s || this.data.get(job.job)?.curves.last("tokens_per_s")), sort: (job) => job.tokens_per_s },
       { name: "Sent", align: "right", value: (job) => bytes(job.sent_bytes), sort: (job) => job.sent_bytes },
       { name: "Nodes", align: "right", value: (job) => job.nodes_wanted, sort: (job) => job.nodes_wanted },
@@ -142,8 +158,16 @@ export class CompareView {
     ];
   }
 
+  // The newest return of each policy.
+  #returns({ job, seats = [] }) {
+    const learning = this.data.get(job)?.learning;
+    const told = learning ? learning.byPolicy(seats, "return").map(({ policy, last }) => `${policy} ${score(last)}`) : [];
+    return told.join(", ") || NONE;
+  }
+
   close() {
     clearInterval(this.timer);
+    this.returns.close();
     for (const [chart] of this.charts) chart.close();
   }
 }

@@ -20,12 +20,17 @@ export async function get(address, query = {}) {
 }
 
 // POST; says how it went, resolves to whether it went well.
-export async function post(address, body, { done = "Done." } = {}) {
+export const post = (address, body, { done = "Done." } = {}) => send(address, done, {
+  method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+});
+
+// DELETE, in the same way.
+export const remove = (address, { done = "Deleted." } = {}) => send(address, done, { method: "DELETE" });
+
+async function send(address, done, wish) {
   let problem = "The hub does not answer.";
   try {
-    const answer = await fetch(address, {
-      method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-    });
+    const answer = await fetch(address, wish);
     if (answer.ok) { say(done, "good"); return true; }
     const { error } = await answer.json();
     problem = [error.what, error.given, error.remedy].filter(Boolean).join(" · ");

@@ -72,10 +72,18 @@ export class JobView {
     this.place.replaceChildren(this.part.element);
   }
 
-  tick(tick) { this.data.add(tick); }
+  tick(tick) {
+    if (tick.deleted === this.job) this.gone = true;
+    this.data.add(tick);
+  }
 
   update() {
     const job = this.data.view;
+    if (this.gone) {
+      this.buttons.replaceChildren();
+      setText(this.reason, "This job was deleted.");
+      return;
+    }
     if (!job) {
       if (this.store.time && !this.store.jobs.has(this.job)) setText(this.reason, "The hub does not know this job.");
       return;

@@ -11,7 +11,7 @@ import { Table } from "./table.js";
 
 const CHARTS = [
   ["explained-chart", "What the critic explains", "of the variance of returns", "explained_variance", { format: "" }],
-  ["critic-chart", "Loss of the critic", "by policy, against its updates", "value_loss", { zero: true, format: "" }],
+  ["critic-chart", "Loss of the critic", "of each policy's values", "value_loss", { zero: true, format: "" }],
   ["steps-chart", "Speed", "environment steps per second", "env_steps_per_s", { zero: true }],
 ];
 const AXES = [["step", "steps"], ["time", "time"]];
@@ -93,7 +93,9 @@ export class LearningPart {
   }
 
   #traces({ policy, members, at }, kind) {
-    const owners = kind === "value_loss" ? [policy] : members.map(({ member }) => member);
+    const actors = members.map(({ member }) => member);
+    const shared = kind === "value_loss" && this.data.learning.of(kind, policy);
+    const owners = shared ? [policy] : actors; // without a critic for all, each actor tells of its own
     const curves = owners.map((owner) => this.data.learning.of(kind, owner)).filter(Boolean);
     return curves.map((curve) => ({
       owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, color: colour(`--series-${at % 8}`),

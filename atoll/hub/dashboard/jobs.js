@@ -1,6 +1,7 @@
 // Jobs: all of them, filtered by state, batch and text.
 
-import { bar, element, empty, link, pill, setText } from "./dom.js";
+import { erase } from "./actions.js";
+import { bar, button, element, empty, link, pill, setText } from "./dom.js";
 import { count, duration, loss, moment, NONE } from "./format.js";
 import { jobState, problem } from "./store.js";
 import { Table } from "./table.js";
@@ -19,6 +20,7 @@ export class JobsView {
     }, element("option", { value: "" }, "all batches"));
     this.batchLabel = element("label", { class: "filter", hidden: "" }, element("span", { class: "hidden" }, "Batch"), this.batches);
     this.compare = element("a", { class: "button", hidden: "" }, "Compare");
+    this.delete = button("Delete", () => this.#erase(), { class: "danger", hidden: "" });
     this.table = new Table({
       label: "Jobs", columns: this.#columns(), key: (row) => row.job, cards: true,
       rowClass: (row) => jobState(row),
@@ -26,7 +28,7 @@ export class JobsView {
     this.none = empty("No job yet. Start one with", "atoll run job.toml");
     this.element = element("div", { class: "view" }, element("section", { class: "card", "aria-labelledby": "jobs-title" },
       element("div", { class: "head" },
-        element("h2", { id: "jobs-title" }, "Jobs"), this.total, element("span", { class: "space" }), this.compare,
+        element("h2", { id: "jobs-title" }, "Jobs"), this.total, element("span", { class: "space" }), this.compare, this.delete,
         element("label", { class: "filter" }, element("span", { class: "hidden" }, "State of jobs"),
           element("select", { id: "job-state", change: (event) => this.#want("state", event.target.value) },
             ...STATES.map((name) => element("option", { value: name }, name === "all" ? "all states" : name)))),
@@ -49,6 +51,7 @@ export class JobsView {
     this.none.hidden = jobs.length > 0;
     this.table.element.hidden = jobs.length === 0;
     this.#showBatches(jobs);
+    this.#showVerbs();
     const shown = jobs.filter((job) => this.#isWanted(job));
     const running = jobs.filter(({ state }) => state === "running").length;
     setText(this.total, jobs.length ? `${running} of ${jobs.length} run${shown.length < jobs.length ? `, ${shown.length} shown` : ""}` : "");
@@ -73,10 +76,24 @@ export class JobsView {
 
   #choose(job, wanted) {
     if (wanted) this.chosen.add(job); else this.chosen.delete(job);
+    this.#showVerbs();
+  }
+
+  // What can be done with the chosen jobs: compare several, delete those that have ended.
+  #showVerbs() {
+    for (const job of this.chosen) if (!this.store.jobs.has(job)) this.chosen.delete(job);
+    const over = [...this.chosen].every((job) => !["running", "waiting"].includes(this.store.jobs.get(job).state));
+    this.delete.hidden = !this.store.operator || !this.chosen.size || !over;
+    setText(this.delete, `Delete ${this.chosen.size}`);
     const names = [...this.chosen].map(encodeURIComponent).join(",");
     this.compare.hidden = this.chosen.size < 2;
     this.compare.href = `#/compare?jobs=${names}`;
     setText(this.compare, `Compare ${this.chosen.size}`);
+  }
+
+  async #erase() {
+    for (const job of await erase([...this.chosen])) this.chosen.delete(job);
+    this.update();
   }
 
   #columns() {
@@ -98,7 +115,7 @@ export class JobsView {
 
   #box(job) {
     return element("input", {
-      type: "checkbox", "aria-label": `Compare ${job}`,
+      type: "checkbox", "aria-label": `Compare ${job}`, checked: this.chosen.has(job) && "",
       change: (event) => this.#choose(job, event.target.checked),
     });
   }

@@ -12,6 +12,9 @@ export class LearningCurves {
       for (const kind of KINDS) {
         if (values[kind] != null) this.#push(kind, member, values.env_steps ?? step, time, values[kind]);
       }
+      if (values.value_loss != null && values.env_steps != null) { // of an actor with a critic of its own
+        this.#push("value_loss", member, values.env_steps, time, values.value_loss);
+      }
       for (const name of Object.keys(values)) {
         if (name.startsWith(LOSS)) this.#push("value_loss", name.slice(LOSS.length), step, time, values[name]);
       }
@@ -26,6 +29,23 @@ export class LearningCurves {
     curve.time.push(time);
     curve.y.push(value);
     if (curve.y.length > MAX_POINTS) thin(curve);
+  }
+
+  // The curves of one kind by policy, in the order of the job file, with the mean of their last values.
+  byPolicy(seats, kind) {
+    const found = new Map();
+    seats.forEach(({ role, policy }, slot) => {
+      const curve = role === "actor" && this.of(kind, `w${slot}`);
+      if (curve) found.set(policy, [...(found.get(policy) ?? []), curve]);
+    });
+    return [...found].map(([policy, curves]) => (
+      { policy, curves, last: curves.reduce((sum, { y }) => sum + y.at(-1), 0) / curves.length }));
+  }
+
+  // The mean of the last values of all that told one; null: nobody did.
+  last(kind) {
+    const ends = [...this.byName.values()].filter((curve) => curve.kind === kind).map(({ y }) => y.at(-1));
+    return ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
   }
 
   of(kind, owner) { return this.byName.get(`${kind}/${owner}`) ?? null; }
