@@ -68,3 +68,23 @@ def test_node_that_takes_no_work_says_why() -> None:
     node = {"node": "lap4", "state": "online", "last_seen_s": 1.0, "info": info, "running": []}
     assert "on battery" in shown(nodes_table([node]), width=120)
     assert "lost" in shown(nodes_table([{**node, "state": "lost"}]), width=120)
+
+
+def test_further_machines_of_a_member_stand_behind_it() -> None:
+    row = {"state": "running", "slot": 0, "step": 7, "sent_bytes": 0, "received_bytes": 0}
+    members = [
+        {**row, "member": "w1", "slot": 1, "node": "lap3"},
+        {**row, "member": "w0", "node": "lap1"},
+    ]
+    hand = {**row, "member": "w0.1", "node": "lap2", "hand_of": "w0", "step": None, "values": {}}
+    view = job(
+        "island", "running", nodes_wanted=2, machines=2, members=members, hands=[hand],
+        island="shard=2 on 2 machines", started=1.0, places=["lap1", "lap2", "lap3"],
+    )  # fmt: skip
+    text = shown(job_table(view), width=120)
+    assert "each member: shard=2 on 2 machines" in text
+    rows = [line.split() for line in text.splitlines() if line.split() and line[0] == "w"]
+    assert [(name, where, step) for name, where, _, step, *_ in rows] == [
+        ("w0", "lap1", "7"), ("w0.1", "lap2", "-"), ("w1", "lap3", "7"),
+    ]  # fmt: skip
+    assert "2 x 2" in shown(jobs_table([view]), width=120)
