@@ -12,9 +12,10 @@ import torch
 from atoll.checkpoint import SHARED, BackgroundSaver, DirectoryStore, FolderTarget, Part, Saved
 from atoll.checkpoint.background import Skipped
 from atoll.wire.messages import Event
+from tests.patience import PATIENCE_S
 
 NAMES = {SHARED, "w0.safetensors"}
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 WRITER = """
 import os, signal, sys

@@ -28,6 +28,7 @@ from atoll.checkpoint.memory import PREFIX
 from atoll.errors import CheckpointError
 from tests.checkpoint.savers import WAIT_S, Events, newest, save, target
 from tests.checkpoint.test_files import small_disk
+from tests.patience import PATIENCE_S
 
 posix = pytest.mark.skipif(os.name != "posix", reason="stops processes by signals")
 
@@ -282,4 +283,7 @@ def test_tensor_that_cannot_be_saved_is_named_at_once(tmp_path: Path) -> None:
 def test_writer_imports_no_torch() -> None:
     code = "import sys, atoll.checkpoint.writer, atoll.checkpoint.copies\n"
     code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode
+        == 0
+    )

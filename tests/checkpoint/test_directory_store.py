@@ -15,6 +15,7 @@ from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.keeping import Keep
 from atoll.wire.manifest import MANIFEST_NAME
 from tests.checkpoint.test_files import small_disk
+from tests.patience import PATIENCE_S
 
 PARTS = (SHARED, "w0.safetensors", "w1.safetensors")
 MEMBERS = ("w0", "w1")
@@ -64,14 +65,14 @@ def test_members_may_arrive_in_any_order_and_at_once(store: DirectoryStore) -> N
     barrier = threading.Barrier(len(members))
 
     def put(member: str) -> None:
-        barrier.wait(timeout=10)
+        barrier.wait(timeout=PATIENCE_S)
         store.put(1, parts_of(member), step=1, member=member, members=members)
 
     threads = [threading.Thread(target=put, args=(member,)) for member in reversed(members)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE_S)
     assert store.latest() == 1
     assert len(store.verify(1).parts) == 7
 

@@ -17,6 +17,7 @@ import pytest
 
 from atoll.checkpoint.files import Buffer, hash_file, write_file
 from atoll.errors import StorageFull
+from tests.patience import PATIENCE_S
 
 MEGABYTE = bytes(2**20)
 
@@ -104,7 +105,7 @@ except StorageFull as error:
 raise SystemExit(4)
 """
     assert resource.RLIMIT_FSIZE >= 0
-    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE_S)
     assert done.returncode == 0
     assert (tmp_path / "file").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as command
+from tests.patience import PATIENCE_S
 
 VERBS = [
     *("demo", "hub", "join", "run", "status", "logs", "stop", "resume"),
@@ -45,7 +46,11 @@ def test_help_loads_nothing_heavy() -> None:
     )
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begun < 20

@@ -22,6 +22,7 @@ from atoll.strategies.delta import Flat
 from atoll.strategies.inner.local import Local
 from atoll.strategies.strategy import Outer, SyncResult
 from atoll.task import Task
+from tests.patience import PATIENCE_S
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 BATCH = 4
@@ -265,7 +266,7 @@ class StrategySuite:
 
     @pytest.mark.parametrize("phase", ["join", "send", "sent", "commit"])
     def test_a_member_lost_in_any_phase_leaves_the_others_identical(self, phase: str) -> None:
-        groups = MemoryGroups(3, timeout_s=10.0)
+        groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
         def body(group: Group) -> Run:
             run = start_run(self.options, group, int(group.me[1:]))

@@ -28,6 +28,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 from tests.hub.peer import Peer
+from tests.patience import PATIENCE_S
 
 SPEC = """
 [job]
@@ -152,7 +153,7 @@ class Scene:
 
     def start(self, job: str) -> list[Peer]:
         """Connect the processes of a job."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not (members := self.view(job)["members"]):
             assert time.monotonic() < deadline, "the job was not placed"
             time.sleep(0.02)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.dockerfiles import context
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--wheel-dir", str(target),
          str(folder / "source"), "hatchling"],
-        capture_output=True, text=True, timeout=110, check=False, env={**os.environ},
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ},
     )  # fmt: skip
     said = done.stdout + done.stderr
     if done.returncode and re.search(r"Retrying \(Retry|No matching distribution", said):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.commands import refusal
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deploy" / "compose.yaml"
@@ -70,7 +71,7 @@ def test_compose_itself_reads_it() -> None:
         try:
             done = subprocess.run(
                 [*command, "-f", str(FILE), "config"],
-                capture_output=True, text=True, timeout=60, check=False,
+                capture_output=True, text=True, timeout=PATIENCE_S, check=False,
                 env={**os.environ, "ATOLL_ADVERTISE": "hub.example.org"},
             )  # fmt: skip
         except FileNotFoundError:

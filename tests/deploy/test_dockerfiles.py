@@ -19,6 +19,7 @@ import pytest
 
 from tests.deploy.commands import refusal
 from tests.deploy.dockerfiles import ROOT, context, read
+from tests.patience import PATIENCE_S
 
 FILES = ["hub.Dockerfile", "node.Dockerfile"]
 KNOWN = {
@@ -99,7 +100,7 @@ def hub_environment(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> P
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "EXTRAS": ""}
     done = subprocess.run(
         ["sh", "-ec", script], cwd=folder / "source", capture_output=True, text=True,
-        timeout=110, check=False, env={**os.environ, **offline},
+        timeout=PATIENCE_S, check=False, env={**os.environ, **offline},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "atoll"
@@ -109,7 +110,7 @@ def installed(environment: Path) -> set[str]:
     code = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
     done = subprocess.run(
         [environment / "bin/python", "-c", code],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     names = {name.lower().replace("_", "-") for name in done.stdout.split()}
     assert {"atoll", "plotly", "starlette"} <= names
@@ -147,19 +148,23 @@ def test_the_hub_of_the_image_starts_serves_and_ends(hub_environment: Path, tmp_
         assert (tmp_path / "ticket").read_text().startswith("atoll://127.0.0.1:"), lines
         check: Any = json.loads(last("hub.Dockerfile", "HEALTHCHECK").partition(" CMD ")[2])
         probe = [hub_environment / "bin" / check[0], check[1], check[2].replace("7700", str(port))]
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            probe, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert done.returncode == 0, done.stderr
         context_ = ssl.create_default_context()
         context_.check_hostname, context_.verify_mode = False, ssl.CERT_NONE
-        page = urllib.request.urlopen(f"https://127.0.0.1:{port}/", context=context_, timeout=10)
+        page = urllib.request.urlopen(
+            f"https://127.0.0.1:{port}/", context=context_, timeout=PATIENCE_S
+        )
         assert page.status == 200
         page.close()
         status = subprocess.run(
             [hub_environment / "bin/atoll", "status"],
-            capture_output=True, text=True, timeout=30, check=False, env=environment,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment,
         )  # fmt: skip
         assert status.returncode == 0, status.stdout + status.stderr
     finally:
         hub.terminate()
-        rest = hub.communicate(timeout=20)[0]
+        rest = hub.communicate(timeout=PATIENCE_S)[0]
     assert hub.returncode == 0, rest

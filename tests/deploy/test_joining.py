@@ -18,8 +18,9 @@ import pytest
 from atoll.cli.known_hub import find
 from atoll.errors import HubUnreachable
 from tests.deploy.test_compose import content, defaults
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 class Machines:
@@ -72,7 +73,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         process.wait()
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -15,6 +15,7 @@ import yaml
 from atoll.config import parse_spec
 from atoll.net.ticket import parse_ticket
 from tests.deploy.commands import refusal
+from tests.patience import PATIENCE_S
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
@@ -137,7 +138,7 @@ def test_kubectl_puts_it_together() -> None:
     try:
         done = subprocess.run(
             ["kubectl", "kustomize", str(FOLDER)],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         pytest.skip("kubectl is not installed")

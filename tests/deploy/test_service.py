@@ -16,6 +16,7 @@ import pytest
 
 from atoll.cli.service_files import Service
 from tests.deploy.commands import refusal
+from tests.patience import PATIENCE_S
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 TICKET = "atoll://hub.example.org:7700/c2VjcmV0"
@@ -35,7 +36,7 @@ def atoll(home: Path, *words: str, path: str = "") -> subprocess.CompletedProces
         environment["PATH"] = path
     return subprocess.run(
         [sys.executable, "-m", "atoll.cli", "service", *words],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 
@@ -61,12 +62,12 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path, role: str, user: str) -> No
     command = [verify, "verify", *([] if user else ["--user"]), str(path)]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, env=environment
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
     )
     assert (done.returncode, done.stderr.strip()) == (0, "")
     path.write_text(unit.text().replace("KillMode=mixed", "KillMode=never"))
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, env=environment
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
     )
     assert "kill mode" in done.stderr  # it does look
 

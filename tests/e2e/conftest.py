@@ -18,6 +18,7 @@ import pytest
 
 from atoll.cli.known_hub import KnownHub, find
 from atoll.net.api import HubClient
+from tests.patience import PATIENCE_S
 
 TINY = """
 [job]
@@ -69,7 +70,7 @@ class Running:
     def interrupt(self, number: int = signal.SIGINT) -> None:
         self.popen.send_signal(number)
 
-    def wait(self, *, timeout_s: float = 60.0) -> Done:
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> Done:
         out, err = self.popen.communicate(timeout=timeout_s)
         return Done(self.popen.returncode, out, err)
 
@@ -106,7 +107,7 @@ class Atoll:
         self.started.append(popen)
         return Running(popen)
 
-    def run(self, *words: str, timeout_s: float = 75.0) -> Done:
+    def run(self, *words: str, timeout_s: float = PATIENCE_S) -> Done:
         return self.start(*words).wait(timeout_s=timeout_s)
 
     def job(self, *, steps: int = 40, every: int = 10, **changes: str) -> Path:
@@ -176,7 +177,7 @@ def atoll(tmp_path: Path) -> Iterator[Atoll]:
     made.end()
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S) -> Any:
     """Wait until a condition holds and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -190,7 +191,9 @@ def ticket_of(hub: KnownHub) -> str:
         return str(client.hub()["ticket"])
 
 
-def wait_for(client: HubClient, job: str, *states: str, timeout_s: float = 40.0) -> dict[str, Any]:
+def wait_for(
+    client: HubClient, job: str, *states: str, timeout_s: float = PATIENCE_S
+) -> dict[str, Any]:
     view: dict[str, Any] = until(
         lambda: (v := client.job(job))["state"] in states and v, timeout_s=timeout_s
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Atoll, until
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -45,7 +46,7 @@ def test_plain_loop_runs_alone(atoll: Atoll) -> None:
         env=atoll.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -67,7 +68,7 @@ def test_actors_and_a_learner_share_a_queue_alone_and_on_three_nodes(atoll: Atol
         env=atoll.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert alone.returncode == 0, alone.stderr
@@ -119,10 +120,10 @@ def test_elastic_job_replaces_a_worker_that_is_killed(atoll: Atoll) -> None:
         lines = files[0].read_text().splitlines() if files else []
         return [event["text"] for line in lines if (event := json.loads(line))["kind"] == kind]
 
-    until(lambda: told("checkpoint"), timeout_s=45)  # it is under way
+    until(lambda: told("checkpoint"))  # it is under way
     victim = next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == "w1")
     victim.kill()
-    (recovered,) = until(lambda: told("recovered"), timeout_s=30)
+    (recovered,) = until(lambda: told("recovered"))
     assert recovered.startswith("w1 took over round")
     running.interrupt()
     done = running.wait()

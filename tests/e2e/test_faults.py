@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 
 STEPS = 1200

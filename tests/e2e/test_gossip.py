@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_elastic import ALL, contributors, kinds, stop, worker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("preset", ["d-psgd", "ad-psgd"])
@@ -20,11 +20,11 @@ def test_a_killed_member_becomes_a_copy_of_one_donor(atoll: Atoll, preset: str) 
     with hub.client() as client:
         until(lambda: len(client.nodes()) == 3)
         name = client.submit(job.read_text())
-        until(lambda: client.job(name)["committed_round"] >= 4, timeout_s=60)
+        until(lambda: client.job(name)["committed_round"] >= 4)
         worker(atoll, "w1").kill()
-        until(lambda: "recovered" in kinds(client, name), timeout_s=60)
+        until(lambda: "recovered" in kinds(client, name))
         before = client.job(name)["committed_round"]
-        until(lambda: client.job(name)["committed_round"] > before + 5, timeout_s=60)
+        until(lambda: client.job(name)["committed_round"] > before + 5)
         assert ALL in contributors(client, name, since=0)
         members = stop(client, name)
         told = kinds(client, name)

@@ -22,7 +22,6 @@ from tests.e2e.conftest import Atoll, Running, ticket_of, until, wait_for
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX"),
 ]
 
@@ -80,14 +79,14 @@ def begin(atoll: Atoll, known: KnownHub, *, steps: int, every: int) -> str:
     with known.client() as client:
         until(lambda: len(client.nodes()) == 2)
         job = client.submit(atoll.job(steps=steps, every=every).read_text())
-        until(lambda: committed(client, job) >= 1, timeout_s=60)
+        until(lambda: committed(client, job) >= 1)
     return job
 
 
 def check_end(atoll: Atoll, known: KnownHub, job: str, *, steps: int, pids: set[int]) -> int:
     """Wait for the end, compare the replicas, see that no process was replaced; return rounds."""
     with known.client() as client:
-        view: dict[str, Any] = wait_for(client, job, "done", "failed", timeout_s=90)
+        view: dict[str, Any] = wait_for(client, job, "done", "failed")
         assert view["state"] == "done", view
         results = [member["result"] for member in view["members"]]
         assert len({result["digest"] for result in results}) == 1
@@ -160,7 +159,7 @@ def test_hub_whose_folder_is_lost_goes_on_from_its_backup(atoll: Atoll) -> None:
     assert taken.code == 0, taken.both
     with known.client() as client:
         then = committed(client, job)
-        until(lambda: committed(client, job) >= then + 2, timeout_s=60)
+        until(lambda: committed(client, job) >= then + 2)
     hub.popen.kill()
     hub.wait()
     shutil.rmtree(atoll.folder / "srv")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, Done, Running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 LIMIT_S = 10.0
 """Twice the promise: these tests share their machine with others."""

@@ -11,8 +11,9 @@ import pytest
 
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 START_S = 90.0
 """How long a rank may take to be there: loading torch is slow on a busy machine."""
@@ -54,7 +55,7 @@ def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: in
     back, before = kinds(client, job).count("recovered"), client.rounds(job)["last"]
     mine = ranks(atoll, "w1")
     mine[rank].kill()
-    psutil.wait_procs(mine.values(), timeout=10)
+    psutil.wait_procs(mine.values(), timeout=PATIENCE_S)
     assert not any(process.is_running() for process in mine.values()), "all end, not only one"
     until(lambda: ["w0"] in contributors(client, job, since=before), timeout_s=START_S)
     until(lambda: kinds(client, job).count("recovered") > back, timeout_s=START_S)

@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 FOUR = """
 [data]
@@ -94,7 +94,7 @@ def test_four_trainings_of_one_file_and_one_that_fails_touches_no_other(atoll: A
     atoll.job()  # writes the text
     write(atoll, "four.toml", FOUR.format(text=atoll.folder / "text.txt"))
     write(atoll, "broken.py", BROKEN)
-    done = atoll.run("run", "four.toml", timeout_s=100)
+    done = atoll.run("run", "four.toml")
     assert done.code == 1, done.both
     assert "this is the last line" in done.err
     assert "exit status 3" in done.err
@@ -282,12 +282,12 @@ def test_running_group_shrinks_and_grows(atoll: Atoll) -> None:
     assert atoll.run("run", str(path), "--detach").code == 0
     with hub.client() as client:
         job = client.jobs()[0]["job"]
-        until(lambda: rounds_with(client, job, 2), timeout_s=40)
+        until(lambda: rounds_with(client, job, 2))
         before = epoch(client, job)
         assert atoll.run("scale", job, "1:1").code == 0
-        until(lambda: rounds_with(client, job, 1, after=before), timeout_s=40)
+        until(lambda: rounds_with(client, job, 1, after=before))
         assert atoll.run("scale", job, "1:3").code == 0  # more than the data is dealt into
-        until(lambda: rounds_with(client, job, 3, after=before), timeout_s=60)
+        until(lambda: rounds_with(client, job, 3, after=before))
         view = client.job(job)
         assert view["state"] == "running"
         assert view["resume_round"] > 0  # it went on from what it had saved

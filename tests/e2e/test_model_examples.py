@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = ("train.steps=6", "strategy.every=3", "train.warmup=2", "job.threads=1")
@@ -19,7 +19,7 @@ SHORT = ("train.steps=6", "strategy.every=3", "train.warmup=2", "job.threads=1")
 def run(atoll: Atoll, name: str, *settings: str) -> dict[str, Any]:
     """Run a shortened example on two nodes and return its summary."""
     words = [word for setting in (*SHORT, *settings) for word in ("--set", setting)]
-    done = atoll.run("run", str(EXAMPLES / name), "--local", "2", *words, timeout_s=150)
+    done = atoll.run("run", str(EXAMPLES / name), "--local", "2", *words)
     assert done.code == 0, done.both
     assert not atoll.processes()
     summary: dict[str, Any] = json.loads((atoll.job_folder() / "summary.json").read_text())

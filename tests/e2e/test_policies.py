@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 
 def run(atoll: Atoll, *lines: str, route: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, ticket_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize(

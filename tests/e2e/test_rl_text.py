@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.e2e
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "brackets.toml"
 
@@ -40,7 +40,7 @@ def write_job(atoll: Atoll) -> Path:
 
 def test_two_language_models_share_a_value_model_and_one_is_killed(atoll: Atoll) -> None:
     running = atoll.start("run", str(write_job(atoll)), "--local", "3")
-    metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None), timeout_s=60.0)
+    metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None))
 
     def learning() -> bool:
         """Return whether a policy has learned, and been saved, a few times."""
@@ -48,10 +48,10 @@ def test_two_language_models_share_a_value_model_and_one_is_killed(atoll: Atoll)
         points = [json.loads(line)["values"] for line in lines if line.endswith("\n")]
         return any(p.get("updates", 0) >= 4 and "kl_reference" in p for p in points)
 
-    until(learning, timeout_s=60.0)
+    until(learning)
     victim = next(p for p in atoll.workers() if p.environ().get("ATOLL_MEMBER") == "w1")
     os.kill(victim.pid, 9)
-    done = running.wait(timeout_s=90.0)
+    done = running.wait()
     assert done.code == 0, done.both
     folder = atoll.job_folder()
     told = json.loads((folder / "summary.json").read_text())["rl"]

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_faults import events_of, folder_of
 from tests.e2e.test_hub_restart import check_end, committed, free_port, ready, worker_pids
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.e2e
 
 
 STEPS = 2_000
@@ -53,11 +53,11 @@ def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> N
     with_options(job, "servers = 2", "anchor_every = 150")
     running = atoll.start("run", str(job), "--local", "3")
     folder = folder_of(atoll)
-    until(lambda: rounds(folder) >= 2, timeout_s=60)
+    until(lambda: rounds(folder) >= 2)
     assert sorted(reducers(atoll)) == ["reducer", "reducer-1"]
     next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == "w1").kill()
     reducers(atoll)["reducer-1"].kill()
-    done = running.wait(timeout_s=120)
+    done = running.wait()
     assert done.code == 0, done.both
     assert [event["member"] for event in events_of(folder, "recovered")] == ["w1"]
     assert events_of(folder, "reducer-ended")
@@ -79,7 +79,7 @@ def test_a_killed_hub_takes_its_servers_with_it_and_the_run_goes_on(atoll: Atoll
     with known.client() as client:
         until(lambda: len(client.nodes()) == 2)
         name = client.submit(job.read_text())
-        until(lambda: committed(client, name) >= 2, timeout_s=60)
+        until(lambda: committed(client, name) >= 2)
     pids = worker_pids(atoll)
     hub.popen.kill()
     hub.wait()

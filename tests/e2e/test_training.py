@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, ticket_of, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 
 def test_three_commands_train_on_two_machines_and_collect_the_results(atoll: Atoll) -> None:

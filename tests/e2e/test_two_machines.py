@@ -14,8 +14,9 @@ import pytest
 
 from atoll.lab.lab import Lab
 from tests.e2e.conftest import Atoll, Done, Running, until
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.netlab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
 
 HUB, FAR = 0, 1
 PORT = 7700
@@ -117,7 +118,9 @@ def test_diloco_over_a_slow_long_line_ends_with_identical_replicas(
     machines: TwoMachines, route: str
 ) -> None:
     machines.gather()
-    done = machines.train(machines.job(steps=40, every=10, route=f'"{route}"')).wait(timeout_s=120)
+    done = machines.train(machines.job(steps=40, every=10, route=f'"{route}"')).wait(
+        timeout_s=PATIENCE_S
+    )
     check(machines, done, route=route)
     assert machines.summary()["rounds_aborted"] == 0
 
@@ -125,8 +128,8 @@ def test_diloco_over_a_slow_long_line_ends_with_identical_replicas(
 def test_a_line_cut_for_some_seconds_costs_time_and_not_the_job(machines: TwoMachines) -> None:
     machines.gather()
     running = machines.train(machines.job(steps=80, every=10))
-    until(lambda: list(machines.runs.glob("*/checkpoints/round-*")), timeout_s=60)
+    until(lambda: list(machines.runs.glob("*/checkpoints/round-*")))
     machines.lab.cut(FAR)
     time.sleep(3.0)  # the length of the break is what is tested
     machines.lab.heal(FAR)
-    check(machines, running.wait(timeout_s=120), route="relay", alone=True)
+    check(machines, running.wait(), route="relay", alone=True)

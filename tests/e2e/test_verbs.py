@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.e2e
 
 SLOW = "import time\nprint('begun', flush=True)\ntime.sleep(60)\n"
 QUICK = "import sys\nprint('arguments', sys.argv[1:])\nprint('done')\n"
@@ -92,7 +92,7 @@ def test_hub_stops_on_ctrl_c_and_takes_its_jobs_up_again(atoll: Atoll) -> None:
     running = atoll.start("hub", "--host", "127.0.0.1", "--port", "0")
     until(lambda: (atoll.home / "hubs.json").exists())
     running.interrupt(signal.SIGINT)
-    done = running.wait(timeout_s=10)
+    done = running.wait()
     assert done.code == 0, done.both
     assert "atoll join atoll://" in done.out
     assert "dashboard" in done.out

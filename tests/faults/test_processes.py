@@ -23,7 +23,7 @@ from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until
 from tests.group.proxy import Proxy
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 MEMBERS = 3
 FROZEN_S = 2.0

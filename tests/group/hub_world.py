@@ -33,6 +33,7 @@ from atoll.wire.messages import (
     unpack_command,
 )
 from tests.group.proxy import Proxy
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -106,14 +107,14 @@ class NodeInName:
         """Note the tokens in the next launches."""
         queue = f"node/{self.name}"
         reply = self.link.request(
-            QueueClaim(queue=queue, lease_s=60, limit=16, wait_s=1.0), timeout_s=20
+            QueueClaim(queue=queue, lease_s=60, limit=16, wait_s=1.0), timeout_s=PATIENCE_S
         )
         assert isinstance(reply, QueueItems)
         for item in reply.items:
             command = unpack_command(item.payload)
             if isinstance(command, Launch):
                 self.tokens.setdefault(command.job, {})[command.member] = command.token
-            self.link.request(QueueAck(queue=queue, lease=item.lease), timeout_s=10)
+            self.link.request(QueueAck(queue=queue, lease=item.lease), timeout_s=PATIENCE_S)
 
 
 class HubWorld:
@@ -127,7 +128,7 @@ class HubWorld:
         n: int,
         *,
         route: str,
-        timeout_s: float = 60.0,
+        timeout_s: float = PATIENCE_S,
         proxied: Collection[str] = (),
         away_s: float = 60.0,
         sites: Sequence[Collection[str]] = (),

@@ -10,6 +10,7 @@ from typing import TypeVar
 from atoll.group.direct import DirectRoute, Meeting
 from atoll.group.group import Work
 from atoll.group.wires import Wires
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class Place:
         self._epoch = 0
 
     def run(
-        self, work: Callable[[Wires], T], *, timeout_s: float = 20.0
+        self, work: Callable[[Wires], T], *, timeout_s: float = PATIENCE_S
     ) -> list[T | BaseException]:
         """Do `work` on every member; errors take the place of results."""
         self._epoch += 1

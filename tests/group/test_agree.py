@@ -17,6 +17,7 @@ from atoll.group.alone import Alone
 from atoll.group.group import Decidable, Group, Reduced, Work
 from atoll.group.memory import MemoryGroups
 from atoll.wire.messages import Lease, RoundPlan, Verdict
+from tests.patience import PATIENCE_S
 
 
 class Scripted(Alone):
@@ -105,7 +106,7 @@ def test_every_wait_rests_and_nothing_else() -> None:
 
 
 def test_donor_reads_the_state_while_a_member_waits_for_the_others() -> None:
-    groups = MemoryGroups(2, timeout_s=10.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     gate, read = Gate(), threading.Event()
 
     def waiting() -> Agreed:
@@ -118,7 +119,7 @@ def test_donor_reads_the_state_while_a_member_waits_for_the_others() -> None:
     work = Work.start(waiting, name="waits")
     while "w0" not in groups._joins:
         threading.Event().wait(0.002)
-    with gate.still(timeout_s=5.0):
+    with gate.still(timeout_s=PATIENCE_S):
         read.set()
     assert not work.done()
     try_it(groups[1], VirtualClock())
@@ -126,7 +127,7 @@ def test_donor_reads_the_state_while_a_member_waits_for_the_others() -> None:
 
 
 def test_lease_travels_and_comes_back() -> None:
-    groups = MemoryGroups(2, timeout_s=5.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> Agreed:
         slot = int(group.me[1:])

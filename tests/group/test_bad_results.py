@@ -34,6 +34,7 @@ from atoll.net.sync_link import SyncLink
 from atoll.wire.chunks import ChunkHead, pack_chunk, unpack_chunk
 from atoll.wire.messages import RoundPlan
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.patience import PATIENCE_S
 
 SIZE = 100
 
@@ -82,7 +83,7 @@ class ForgedWorld(HubWorld):
         head = ChunkHead(**{**fields, **self.forge})
         data = torch.full((max(0, head.total_bytes // 4),), self.value).numpy().tobytes()
         data = data.ljust(head.total_bytes, b"\0")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         link.relay(item.source, pack_chunk(head, data), deadline=deadline)
 
 
@@ -120,7 +121,7 @@ def test_forged_result_is_refused_by_name_and_told(
     reasons = here.run(member)
     assert any("result of a round" in str(reason) for reason in reasons), reasons
     with HubClient(hub.url, hub.operator_token) as client:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         kinds: list[str] = []
         while "result-refused" not in kinds:
             assert time.monotonic() < deadline
@@ -163,7 +164,7 @@ def together(
     routes: list[DirectRoute], work: Callable[[Wires], Exchanged]
 ) -> list[Exchanged | BaseException]:
     members = tuple(f"w{i}" for i in range(len(routes)))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     meeting = Meeting(1, members, routes[0].dial, deadline)
 
     def member(route: DirectRoute) -> Exchanged:
@@ -250,7 +251,8 @@ def site_plan(routes: list[DirectRoute], **changes: Any) -> RoundPlan:
     members = [f"w{i}" for i in range(len(routes))]
     plan = RoundPlan(
         job="j", round=0, epoch=1, members=[*members, "w9"], route="hierarchical",
-        reducer="j/reducer", timeout_s=10.0, sites=[members, ["w9"]], stores=[routes[0].dial, ""],
+        reducer="j/reducer", timeout_s=PATIENCE_S, sites=[members, ["w9"]],
+        stores=[routes[0].dial, ""],
     )  # fmt: skip
     return msgspec.structs.replace(plan, **changes)
 

@@ -11,6 +11,7 @@ from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.board import MAX_NOTES, Board, BoardStore
 from atoll.group.group import Work
 from atoll.group.reach import answers, split_host_port
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def board() -> Iterator[Board]:
 def store(board: Board) -> Iterator[Callable[..., BoardStore]]:
     stores: list[BoardStore] = []
 
-    def make(prefix: str = "m", *, timeout_s: float = 5.0) -> BoardStore:
+    def make(prefix: str = "m", *, timeout_s: float = PATIENCE_S) -> BoardStore:
         stores.append(BoardStore(board.dial, prefix, deadline=time.monotonic() + timeout_s))
         return stores[-1]
 
@@ -47,7 +48,7 @@ def test_notes_reach_everybody_of_the_same_meeting_only(store: Open) -> None:
 
 
 def test_wait_ends_when_its_store_is_closed(store: Open) -> None:
-    mine = store(timeout_s=60.0)
+    mine = store(timeout_s=PATIENCE_S)
     waiting = Work.start(lambda: mine.get("never"), name="waits")
     with pytest.raises(DeadlineExceeded):
         waiting.wait(0.1)
@@ -77,7 +78,7 @@ def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
 def test_garbage_and_silence_do_no_harm(board: Board, store: Open) -> None:
     lines = []
     for said in (b"", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00\x00"):
-        line = socket.create_connection(split_host_port(board.dial), timeout=5)
+        line = socket.create_connection(split_host_port(board.dial), timeout=PATIENCE_S)
         line.sendall(said)
         lines.append(line)
     mine = store()
@@ -99,7 +100,7 @@ def test_closing_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     for _ in range(5):
         Board("127.0.0.1").close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > before:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)

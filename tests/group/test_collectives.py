@@ -15,6 +15,7 @@ from atoll.group.collectives import Exchanged, Wires, weighted_mean
 from atoll.group.collectives_adding import SUMS
 from atoll.group.policy import COLLECTIVES, GroupPolicy
 from tests.group.meeting_place import Place, places
+from tests.patience import PATIENCE_S
 
 MEMBERS = [1, 2, 3, 5]
 SIZES = [0, 1, 7, 1000, 140_001]
@@ -145,7 +146,7 @@ def test_a_star_carries_any_codec_as_the_reducer_does(place: Places, codec: str)
 @pytest.mark.parametrize("name", SUMS)
 def test_codecs_that_round_are_refused_where_partial_sums_travel(place: Places, name: str) -> None:
     results = place(2).run(
-        lambda w: agreed(w, vector(w.rank, 10), codec="int8", collective=name), timeout_s=5
+        lambda w: agreed(w, vector(w.rank, 10), codec="int8", collective=name), timeout_s=PATIENCE_S
     )
     for error in results:
         assert isinstance(error, ConfigError)
@@ -206,13 +207,13 @@ def test_rules_about_whole_vectors_are_never_applied_to_parts(
         x = vector(wires.rank, 10)
         return weighted_mean(wires, x, codec=codec, weight=1.0, key="x", policy=policy)
 
-    for error in place(3).run(member, timeout_s=5):
+    for error in place(3).run(member, timeout_s=PATIENCE_S):
         assert isinstance(error, ConfigError)
         assert "needs the reducer" in str(error)
 
 
 def test_too_few_members_for_a_rule_are_an_error_for_all(place: Places) -> None:
     for error in place(2).run(
-        lambda w: agreed(w, vector(w.rank, 10), aggregate="trimmed:1"), timeout_s=5
+        lambda w: agreed(w, vector(w.rank, 10), aggregate="trimmed:1"), timeout_s=PATIENCE_S
     ):
         assert isinstance(error, PeerLost)

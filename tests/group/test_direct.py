@@ -19,6 +19,7 @@ from atoll.group.group import Group, Reduced, Work, flatten, unflatten
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from atoll.wire.messages import Account, Lease, RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class DirectWorld:
 def build() -> Iterator[Build]:
     worlds: list[DirectWorld] = []
 
-    def make(n: int, *, timeout_s: float = 20.0) -> DirectWorld:
+    def make(n: int, *, timeout_s: float = PATIENCE_S) -> DirectWorld:
         worlds.append(DirectWorld(n, timeout_s))
         return worlds[-1]
 

@@ -15,6 +15,7 @@ from atoll.group.agree import Agreed, Transacted, agree
 from atoll.group.group import Group, Work
 from atoll.group.memory import MemoryGroups
 from atoll.wire.messages import Lease, Registered
+from tests.patience import PATIENCE_S
 
 
 def meet(group: Group, *, lease: Lease | None = None, value: float = 1.0) -> Agreed:
@@ -30,14 +31,14 @@ def later(function: Callable[[], Agreed]) -> Work[Agreed]:
 
 def joined(groups: MemoryGroups, member: str) -> None:
     """Wait until a member waits in a join."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while member not in groups._joins:
         assert time.monotonic() < deadline
         threading.Event().wait(0.002)
 
 
 def test_newcomer_recovers_from_those_who_stand_and_takes_part() -> None:
-    groups = MemoryGroups(3, timeout_s=5.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     groups[1].register(state=["10.0.0.1:5"])
     groups.together(meet)
     new = groups.add()
@@ -55,7 +56,7 @@ def test_newcomer_recovers_from_those_who_stand_and_takes_part() -> None:
 
 
 def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
-    groups = MemoryGroups(2, timeout_s=5.0, hold_s=0.3)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S, hold_s=0.3)
     groups.together(meet)
     new = groups.add()
     new.recover()
@@ -74,7 +75,7 @@ def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
 
 
 def test_state_that_nobody_holds_any_more_is_that_of_the_checkpoint() -> None:
-    groups = MemoryGroups(2, timeout_s=5.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups.checkpoint_round = 1
     for _ in range(3):
         groups.together(meet)
@@ -90,7 +91,7 @@ def test_state_that_nobody_holds_any_more_is_that_of_the_checkpoint() -> None:
 
 
 def test_member_that_lags_is_left_out_and_comes_back_by_recovering() -> None:
-    groups = MemoryGroups(3, timeout_s=5.0, grace_s=0.2)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
     quick = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
     assert [each.wait(5).plan.members for each in quick] == [["w0", "w1"]] * 2
     with pytest.raises(LeftBehind):
@@ -101,7 +102,7 @@ def test_member_that_lags_is_left_out_and_comes_back_by_recovering() -> None:
 
 
 def test_frozen_member_holds_nobody_up_and_finds_out_when_it_wakes() -> None:
-    groups = MemoryGroups(3, timeout_s=5.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     frozen = threading.Event()
 
     def member(group: Group) -> Agreed:
@@ -122,7 +123,7 @@ def test_paused_group_says_so_waits_without_an_end_and_goes_on_by_itself() -> No
     groups = MemoryGroups(2, timeout_s=0.2, min_members=2)
     groups.kill("w1")
     work = later(lambda: meet(groups[0]))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not groups.paused:
         assert time.monotonic() < deadline
         threading.Event().wait(0.005)
@@ -147,7 +148,7 @@ def test_waiting_member_can_leave_a_paused_group() -> None:
 
 
 def test_leaving_lets_the_round_under_way_end() -> None:
-    groups = MemoryGroups(2, timeout_s=5.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> Agreed:
         plan = group.join(0, base="b")
@@ -166,7 +167,7 @@ def test_leaving_lets_the_round_under_way_end() -> None:
 
 
 def test_leaving_abandons_a_round_that_does_not_end() -> None:
-    groups = MemoryGroups(2, timeout_s=20.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups_joined = threading.Barrier(2)
 
     def absent() -> None:
@@ -190,7 +191,7 @@ def test_leaving_abandons_a_round_that_does_not_end() -> None:
 
 @pytest.mark.parametrize("phase", ["recover", "standing"])
 def test_newcomer_killed_while_it_recovers_holds_nobody_up(phase: str) -> None:
-    groups = MemoryGroups(2, timeout_s=5.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups.together(meet)
     new = groups.add()
     groups.kill("w2", at=phase)
@@ -203,7 +204,7 @@ def test_newcomer_killed_while_it_recovers_holds_nobody_up(phase: str) -> None:
 
 
 def test_vote_against_a_round_frees_the_others_at_once() -> None:
-    groups = MemoryGroups(3, timeout_s=20.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> Agreed:
         if group.me == "w1":
@@ -217,7 +218,7 @@ def test_vote_against_a_round_frees_the_others_at_once() -> None:
 
 
 def test_nobody_holds_up_the_others_twice() -> None:
-    groups = MemoryGroups(3, timeout_s=20.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> Agreed:
         for _ in range(2):
@@ -238,7 +239,7 @@ def cursor(offset: int) -> dict[str, int]:
 
 
 def test_leases_follow_who_contributed_and_no_slot_is_dealt_twice() -> None:
-    groups = MemoryGroups(3, timeout_s=5.0, grace_s=0.2)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
 
     def first(group: Group) -> Agreed:
         return meet(group, lease=Lease(int(group.me[1:]), cursor(10 + int(group.me[1:]))))
@@ -264,7 +265,7 @@ def test_leases_follow_who_contributed_and_no_slot_is_dealt_twice() -> None:
 
 
 def test_pace_of_a_test_is_told_with_the_verdict() -> None:
-    groups = MemoryGroups(2, timeout_s=5.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups.paces = {"w1": 0.5}
     assert [agreed.pace for agreed in groups.together(meet)] == [1.0, 0.5]
 

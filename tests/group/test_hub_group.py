@@ -27,6 +27,7 @@ from tests.contracts.group_suite import (
 )
 from tests.contracts.swap_suite import SwapSuite
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.patience import PATIENCE_S
 
 SIZE = 1_000_000
 """16 pieces in fp32."""
@@ -184,7 +185,7 @@ def test_epoch_that_the_reducer_does_not_know_is_an_error(world: Callable[..., H
     wrong = msgspec.structs.replace(plan, epoch=plan.epoch + 7)
     packet = make_codec("fp32").encode(torch.ones(5), key="x")
     exchange = RelayExchange(
-        here.links["w0"], wrong, packet, weight=1.0, deadline=time.monotonic() + 20
+        here.links["w0"], wrong, packet, weight=1.0, deadline=time.monotonic() + PATIENCE_S
     )
     with pytest.raises(EpochChanged):
         exchange.run()
@@ -201,7 +202,7 @@ def test_pieces_cut_short_are_asked_for_again(world: Callable[..., HubWorld]) ->
                 kind="contribute", epoch=plan.epoch, round=0, index=0, count=1, total_bytes=400,
                 codec="fp32", sizes=[100], weight=1.0,
             )  # fmt: skip
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + PATIENCE_S
             for piece in (b"", b"short", bytes(401)):
                 here.links["w1"].relay(plan.reducer, pack_chunk(head, piece), deadline=deadline)
             here.links["w1"].relay(plan.reducer, (b"\xff\xff", b""), deadline=deadline)
@@ -235,7 +236,7 @@ def test_people_are_told_whose_values_were_left_out(
 
     assert together(here, member)[1].reduced.contributors == ("w0",)
     with HubClient(hub.url, hub.operator_token) as client:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             events = client.events(here.job)["events"]
             texts = [e["text"] for e in events if e["kind"] == "contribution-left-out"]

@@ -13,6 +13,7 @@ from atoll.group.group import Group
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
 from tests.contracts.swap_suite import SwapSuite
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class MemoryWorld:
 class TestMemory(GroupSuite, SwapSuite):
     @pytest.fixture
     def build(self) -> Build:
-        return lambda n, *, timeout_s=20.0: MemoryWorld(n, timeout_s)
+        return lambda n, *, timeout_s=PATIENCE_S: MemoryWorld(n, timeout_s)
 
 
 def round_of(group: Group) -> Agreed:
@@ -52,7 +53,7 @@ def round_of(group: Group) -> Agreed:
     ],
 )
 def test_member_killed_at_every_phase(phase: str, expected: tuple[str, ...]) -> None:
-    groups = MemoryGroups(3, timeout_s=5.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     groups.kill("w1", at=phase)
     first, killed, last = groups.run(round_of)
     assert isinstance(killed, PeerLost)
@@ -71,7 +72,7 @@ def test_ids_may_be_permuted_and_order_the_sum() -> None:
 
 
 def test_newcomer_takes_part_in_the_next_round() -> None:
-    groups = MemoryGroups(2, timeout_s=5.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups.together(round_of)
     groups.add()
 
@@ -90,7 +91,7 @@ def test_member_on_another_state_is_left_behind() -> None:
             group, [torch.ones(3)], codec=make_codec("fp32"), weight=1.0, base=base, round_=0
         )
 
-    first, odd, last = MemoryGroups(3, timeout_s=5.0).run(member)
+    first, odd, last = MemoryGroups(3, timeout_s=PATIENCE_S).run(member)
     assert isinstance(odd, LeftBehind)
     assert isinstance(first, Transacted)
     assert isinstance(last, Transacted)

@@ -22,10 +22,11 @@ from typing import Any
 from atoll.hub.app import Hub, HubOptions, open_hub
 from atoll.wire.messages import Point, QueueEntry
 from tests.hub.lives import Instants, watch
+from tests.patience import PATIENCE_S
 
 SPEC = '[job]\nname = "{name}"\ncode = "sha256:{code}"\n'
 URL = "http://127.0.0.1:1"
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 async def begin(folder: Path, queue: str) -> Hub:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from atoll.clock import VirtualClock
 from atoll.hub.stores import Stores, open_stores
+from tests.patience import PATIENCE_S
 
-BOUND_S = 20.0
+BOUND_S = PATIENCE_S
 
 SPEC = '[job]\nname = "toy"\nnodes = 2\n[train]\nsteps = 100\n'
 

@@ -18,8 +18,9 @@ from atoll.hub.alarms.finding import Finding
 from atoll.hub.hook_file import Hook
 from atoll.hub.hook_senders import send
 from atoll.hub.hooks import Hooks
+from tests.patience import PATIENCE_S
 
-WAIT_S = 15.0
+WAIT_S = PATIENCE_S
 
 
 def alarm(

@@ -24,6 +24,8 @@ from typing import Any, Self
 
 import psutil
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -174,7 +176,7 @@ class Lives:
                 os.kill(int(line["ready"]), signal.SIGTERM)
 
     def _next(self) -> dict[str, Any]:
-        line = self._lines.get(timeout=30)
+        line = self._lines.get(timeout=PATIENCE_S)
         self.killed = line.get("killed", self.killed)
         return line
 

@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-BOUND_S = 20.0
+from tests.patience import PATIENCE_S
+
+BOUND_S = PATIENCE_S
 
 
 def found() -> str:

@@ -16,10 +16,11 @@ from atoll.wire.chunks import ChunkHead, pack_chunk
 from atoll.wire.frames import Kind, Relay, decode, decode_relay, encode_relay
 from atoll.wire.limits import MAX_FRAME_BYTES, PROTOCOL
 from atoll.wire.messages import Envelope, Hello, Launch, Message, NodeInfo, pack, unpack
+from tests.patience import PATIENCE_S
 
 M = TypeVar("M", bound=Message)
 
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from atoll.hub.guard import MAX_BODY_BYTES
 from atoll.hub.server import HubServer
 from atoll.hub.stores import Stores
 from atoll.wire.messages import Point
+from tests.patience import PATIENCE_S
 
 SPEC = '[job]\nname = "toy"\nnodes = 2\n[train]\nsteps = 100\n'
 
@@ -37,7 +38,7 @@ def client(hub: HubServer) -> Iterator[httpx.Client]:
 
 def client_with(hub: HubServer, token: str) -> httpx.Client:
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    return httpx.Client(base_url=hub.url, headers=headers, timeout=10.0, trust_env=False)
+    return httpx.Client(base_url=hub.url, headers=headers, timeout=PATIENCE_S, trust_env=False)
 
 
 def stores_of(hub: HubServer) -> Stores:

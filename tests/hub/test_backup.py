@@ -30,6 +30,7 @@ from atoll.wire.manifest import (
 from atoll.wire.messages import Register, RoundJoin, RoundPlan, RoundVote, Verdict
 from tests.hub.peer import Peer, member, node, submit
 from tests.hub.test_membership import launches
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def options(folder: Path, *, source: Path | None = None) -> HubOptions:
 
 def client(hub: HubServer) -> httpx.Client:
     token = {"authorization": f"Bearer {hub.operator_token}"}
-    return httpx.Client(base_url=hub.url, headers=token, trust_env=False, timeout=10.0)
+    return httpx.Client(base_url=hub.url, headers=token, trust_env=False, timeout=PATIENCE_S)
 
 
 def put(rest: httpx.Client, key: str) -> bool:

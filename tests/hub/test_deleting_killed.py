@@ -13,6 +13,7 @@ import pytest
 
 from tests.hub import nats_server
 from tests.hub.nats_server import NatsServer
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kill -9 and fork are of POSIX")
 
@@ -35,7 +36,7 @@ def sweep(folder: Path, *, queue: str, step: int) -> list[dict[str, object]]:
     folder.mkdir()
     told = subprocess.run(
         [sys.executable, "-m", "tests.hub.deletion_lives", str(folder), queue, str(step)],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     lines = [json.loads(line) for line in told.stdout.splitlines() if '"kill_at"' in line]
     assert lines, told.stderr

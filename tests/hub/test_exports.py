@@ -22,6 +22,7 @@ from atoll.hub.prometheus import render
 from atoll.hub.server import HubServer
 from atoll.hub.telemetry import _metrics_url
 from tests.dashboard.scene import Scene
+from tests.patience import PATIENCE_S
 
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy" / "grafana.json"
 LINE = re.compile(r'(atoll_[a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
@@ -75,7 +76,7 @@ def test_the_page_tells_of_nodes_jobs_queues_and_alarms(hub: HubServer) -> None:
         job = scene.submit("measured")
         scene.train(job, steps=20, rounds=1)
         scene.http.post("/api/queues/put", json={"queue": "q", "key": "a", "payload": "aGk="})
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not scene.http.get("/api/alarms").json():
             assert time.monotonic() < deadline, "no alarm about the old version"
             time.sleep(0.05)

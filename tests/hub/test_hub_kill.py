@@ -21,6 +21,7 @@ import pytest
 
 from atoll.wire.messages import NodeInfo
 from tests.hub.peer import Peer
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ class Process:
             base_url=self.ready["url"],
             headers={"authorization": f"Bearer {self.ready['operator_token']}"},
             trust_env=False,
-            timeout=10.0,
+            timeout=PATIENCE_S,
             limits=httpx.Limits(max_connections=20),
         )
 

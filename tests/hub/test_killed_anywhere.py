@@ -56,16 +56,16 @@ from atoll.wire.messages import (
     unpack_command,
 )
 from tests.hub.lives import Lives
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kill -9 and fork are of POSIX"),
-    pytest.mark.timeout(600),
 ]
 
 M = TypeVar("M", bound=Message)
 
-WAIT_S = 30.0
+WAIT_S = PATIENCE_S
 ROUNDS = 2
 MEMBERS = ("w0", "w1")
 SPEC = """
@@ -101,7 +101,10 @@ class Story:
         self.job = ""
         self._url, self._ticket = url, ticket
         self._http = httpx.AsyncClient(
-            base_url=url, headers={"authorization": f"Bearer {token}"}, trust_env=False, timeout=10
+            base_url=url,
+            headers={"authorization": f"Bearer {token}"},
+            trust_env=False,
+            timeout=PATIENCE_S,
         )
 
     async def tell(self) -> None:
@@ -164,7 +167,7 @@ class Story:
 
     async def _link(self, session: str, token: str, info: NodeInfo | None = None) -> Link:
         hello = make_hello(session=session, token=token, info=info)
-        link = Link(lambda: dial(self._url, timeout_s=5.0), hello, retry=retries)
+        link = Link(lambda: dial(self._url, timeout_s=PATIENCE_S), hello, retry=retries)
         await link.start(timeout_s=WAIT_S, patient=True)
         return link
 

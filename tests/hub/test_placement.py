@@ -27,6 +27,7 @@ from tests.hub.test_membership import (
     registered,
     until,
 )
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_reducer_dies_with_a_hub_that_is_killed() -> None:
         "print(child.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=PATIENCE_S)
     until(lambda: not alive(int(done.stdout)))
 
 

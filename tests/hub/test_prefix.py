@@ -14,6 +14,7 @@ from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_hub_answers_with_and_without_its_prefix(tmp_path: Path) -> None:
                 client.health()
                 assert client.hub()["version"]
             with connect(url, session="p/w0", token=hub.operator_token) as link:
-                assert isinstance(link.request(Beat(), timeout_s=10.0), Done)
+                assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
         for path, status in (("/atoll", 200), ("/atoll/", 200), ("/atollo/", 401)):
             answer = httpx.get(f"{hub.url}{path}", trust_env=False, follow_redirects=True)
             assert answer.status_code == status

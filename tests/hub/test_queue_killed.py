@@ -19,9 +19,10 @@ from atoll.hub.nats_store import NatsStore
 from tests.hub import nats_server
 from tests.hub.nats_server import NatsServer
 from tests.hub.queue_steps import Told, check, opened, steps
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 60.0
+BOUND_S = PATIENCE_S
 NUMBER = 15
 """Steps of a life."""
 

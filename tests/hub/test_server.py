@@ -29,6 +29,7 @@ from atoll.wire.messages import (
 )
 from tests.hub.peer import NODE, Peer, member, node, submit
 from tests.hub.test_membership import launches, registered
+from tests.patience import PATIENCE_S
 
 
 class Process:
@@ -54,7 +55,7 @@ class Process:
         """Send a signal; return exit status, seconds until the end, standard error."""
         began = time.monotonic()
         self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=10)
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, time.monotonic() - began, errors
 
 
@@ -66,7 +67,7 @@ def program(folder: Path, *arguments: str) -> Iterator[Process]:
     finally:
         if process.process.poll() is None:
             process.process.kill()
-        process.process.communicate(timeout=10)
+        process.process.communicate(timeout=PATIENCE_S)
 
 
 def resident_bytes(pid: int) -> int:
@@ -91,7 +92,7 @@ def test_open_streams_and_sessions_do_not_delay_the_end(tmp_path: Path) -> None:
         streaming = threading.Event()
 
         def listen() -> None:
-            with httpx.stream("GET", url, headers=headers, timeout=20) as response:
+            with httpx.stream("GET", url, headers=headers, timeout=PATIENCE_S) as response:
                 assert response.status_code == 200
                 streaming.set()
                 for _ in response.iter_raw():
@@ -143,7 +144,7 @@ def test_port_taken_is_said_with_a_remedy(tmp_path: Path) -> None:
         with pytest.raises(PortTaken, match="--port"):
             bind("127.0.0.1", port)
         with program(tmp_path, "--port", str(port)) as hub:
-            _, errors = hub.process.communicate(timeout=10)
+            _, errors = hub.process.communicate(timeout=PATIENCE_S)
             assert hub.process.returncode == 1
             assert "what to do" in errors
             assert "Traceback" not in errors
@@ -169,7 +170,7 @@ def test_url_of_a_hub_that_listens_everywhere_names_one_address() -> None:
 
 def test_second_hub_on_the_same_data_is_refused(tmp_path: Path) -> None:
     with program(tmp_path), program(tmp_path) as second:
-        _, errors = second.process.communicate(timeout=10)
+        _, errors = second.process.communicate(timeout=PATIENCE_S)
         assert second.process.returncode == 1
         assert "Traceback" not in errors
 
@@ -237,7 +238,7 @@ def test_hub_never_loads_torch(tmp_path: Path) -> None:
         " or m.startswith('atoll.net')]\n"
         "sys.exit(repr(bad) if bad else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_other_websocket_paths_are_refused(tmp_path: Path) -> None:

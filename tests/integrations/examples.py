@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
 def run_on_two_nodes(atoll: Atoll, name: str, *, steps: int) -> dict[str, Tensor]:
     """Run an example as a job of two processes with a hub; return the weights it published."""
     words = ("--local", "2", "--", "--steps", str(steps))
-    done = atoll.run("run", str(EXAMPLES / f"{name}.py"), *words, timeout_s=140.0)
+    done = atoll.run("run", str(EXAMPLES / f"{name}.py"), *words)
     assert done.code == 0, done.both
     assert "w0 finished with held-out loss" in done.out
     losses = {line.split()[-1] for line in done.out.splitlines() if "finished with" in line}

@@ -29,7 +29,6 @@ def make_run(group: Group, folder: Path) -> Run:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
 def test_two_processes_end_as_the_native_loop(atoll: Atoll, tmp_path: Path) -> None:
     example = load("accelerate_loop")
     models = [example.make_model() for _ in range(2)]  # not in the threads: they share a seed

@@ -21,6 +21,7 @@ from atoll.run import Run
 from atoll.train.deal import deal
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import EXAMPLES, assert_same, load
+from tests.patience import PATIENCE_S
 
 STEPS = 24
 RANKS = 2
@@ -83,7 +84,6 @@ def expected(example: Any, folder: Path, *, members: int) -> nn.Module:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
 def test_torchrun_alone_ends_as_the_whole_model(tmp_path: Path, example: Any) -> None:
     done = subprocess.run(
         [
@@ -91,7 +91,7 @@ def test_torchrun_alone_ends_as_the_whole_model(tmp_path: Path, example: Any) ->
             "--nproc-per-node", str(RANKS), str(EXAMPLES / "fsdp_diloco.py"),
             "--steps", str(STEPS), "--codec", "fp32",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished with held-out loss") == 1
@@ -100,12 +100,10 @@ def test_torchrun_alone_ends_as_the_whole_model(tmp_path: Path, example: Any) ->
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(240)
 def test_two_islands_end_as_two_whole_models(atoll: Atoll, tmp_path: Path, example: Any) -> None:
     done = atoll.run(
         "run", str(EXAMPLES / "fsdp_diloco.py"), "--local", "2", "--ranks", str(RANKS),
-        "--", "--steps", str(STEPS), "--codec", "fp32", timeout_s=200.0,
-    )  # fmt: skip
+        "--", "--steps", str(STEPS), "--codec", "fp32")  # fmt: skip
     assert done.code == 0, done.both
     losses = [line.split()[-1] for line in done.out.splitlines() if "finished with" in line]
     assert len(losses) == 2

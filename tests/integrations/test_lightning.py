@@ -42,7 +42,6 @@ def example() -> Any:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
 def test_two_processes_end_as_the_native_loop(atoll: Atoll, tmp_path: Path, example: Any) -> None:
     groups = MemoryGroups(2)
     runs = [make_run(group, tmp_path) for group in groups]

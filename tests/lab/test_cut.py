@@ -16,8 +16,9 @@ from typing import IO, Any, TypeVar
 import pytest
 
 from atoll.lab.lab import Lab
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.netlab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
 
 T = TypeVar("T")
 
@@ -124,7 +125,8 @@ class Machines:
         done: subprocess.CompletedProcess[str] = self.lab.run(
             HUB,
             [sys.executable, "-c", code, f"https://127.0.0.1:{PORT}", self.token, self.ca, *words],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=PATIENCE_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -181,7 +183,11 @@ def test_host_that_is_cut_off_for_20_s_is_left_out_and_comes_back_by_itself(
     tmp_path: Path, route: str
 ) -> None:
     with running(tmp_path, route=route) as machines:
-        until(lambda: machines.contributors(since=0.0)[-3:] == [4, 4, 4], machines, timeout_s=60)
+        until(
+            lambda: machines.contributors(since=0.0)[-3:] == [4, 4, 4],
+            machines,
+            timeout_s=PATIENCE_S,
+        )
         victim = machines.cut_member()
         cut = time.time()
         machines.lab.cut(CUT)
@@ -191,7 +197,7 @@ def test_host_that_is_cut_off_for_20_s_is_left_out_and_comes_back_by_itself(
         healed = time.time()
         assert 4 not in machines.contributors(since=cut + without_s), "it was cut off"
         machines.lab.heal(CUT)
-        until(lambda: 4 in machines.contributors(since=healed), machines, timeout_s=40)
+        until(lambda: 4 in machines.contributors(since=healed), machines, timeout_s=PATIENCE_S)
         view = json.loads(machines.ask(STOP, machines.job))
         told, events = machines.told(), machines.lines("events.jsonl")
     # Silence, then the patience that follows from measured rounds, then a point per second.

@@ -18,6 +18,7 @@ from atoll.lab import places
 from atoll.lab.commands import LabError
 from atoll.lab.lab import Lab
 from atoll.lab.shape import parse_shape
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.netlab
 
@@ -46,7 +47,7 @@ def serving(lab: Lab, host: int = 0) -> Iterator[subprocess.Popen[bytes]]:
 
 def numbers(lab: Lab, host: int, *command: str) -> list[float]:
     """Run the client of the traffic in a host and return what it measured."""
-    done = lab.run(host, [*TRAFFIC, *command], capture_output=True, text=True, timeout=60)
+    done = lab.run(host, [*TRAFFIC, *command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return [float(line) for line in done.stdout.split()]
 
@@ -59,7 +60,7 @@ def left_behind(name: str) -> list[str]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what another process brings about."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
@@ -109,7 +110,7 @@ def test_a_cut_host_hears_nothing_until_it_is_healed() -> None:
         until(lambda: lab.stats()[1].cut_packets > 0)
         assert deaf.poll() is None
         lab.heal(1)
-        output, _ = deaf.communicate(timeout=30)
+        output, _ = deaf.communicate(timeout=PATIENCE_S)
         assert float(output) > 0  # TCP has tried again
         assert deaf.returncode == 0
 
@@ -120,7 +121,9 @@ def test_hosts_know_each_other_and_themselves_by_name() -> None:
         "print(*map(socket.gethostbyname, names))"
     )
     with Lab(hosts=2) as lab:
-        done = lab.run(1, [sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+        done = lab.run(
+            1, [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.stdout.split() == [lab.address(0), lab.address(1), lab.address(1)]
 
 
@@ -183,7 +186,9 @@ def test_a_lab_goes_when_its_owner_is_killed() -> None:
 
 def test_two_labs_do_not_see_each_other() -> None:
     with Lab(hosts=2) as one, Lab(hosts=2) as two, serving(one):
-        refused = two.run(1, [*TRAFFIC, "ping", "1"], capture_output=True, text=True, timeout=30)
+        refused = two.run(
+            1, [*TRAFFIC, "ping", "1"], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert refused.returncode != 0
         assert len(numbers(one, 1, "ping", "1")) == 1
 
@@ -192,7 +197,7 @@ def test_the_command_line_makes_uses_and_removes_a_lab() -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "atoll.lab", *arguments]
         return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
 
     name = f"c{os.getpid()}"

@@ -6,6 +6,8 @@ import socket
 import sys
 import time
 
+from tests.patience import PATIENCE_S
+
 PORT = 7000
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -31,7 +33,7 @@ def serve() -> None:
 
 def ping(count: int) -> None:
     """Print the seconds of each round trip."""
-    with socket.create_connection(("h0", PORT), timeout=5.0) as connection:
+    with socket.create_connection(("h0", PORT), timeout=PATIENCE_S) as connection:
         connection.setsockopt(*NO_DELAY)
         for _ in range(count):
             started = time.perf_counter()
@@ -42,7 +44,7 @@ def ping(count: int) -> None:
 
 def push(nbytes: int) -> None:
     """Print the bits per second at which so many bytes arrived."""
-    with socket.create_connection(("h0", PORT), timeout=20.0) as connection:
+    with socket.create_connection(("h0", PORT), timeout=PATIENCE_S) as connection:
         started = time.perf_counter()
         connection.sendall(b"x" * (nbytes - 1) + b"e")
         connection.recv(1)

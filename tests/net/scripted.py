@@ -14,11 +14,12 @@ from atoll.net.memory import MemoryTransport, pair
 from atoll.net.transport import Transport
 from atoll.wire.frames import Kind, Relay, decode, decode_relay, encode_relay
 from atoll.wire.messages import Beat, Done, Envelope, Hello, Message, Welcome, pack, unpack
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:

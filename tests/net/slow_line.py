@@ -12,13 +12,14 @@ from atoll.net.sync_link import connect
 from atoll.net.way import Way
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
+from tests.patience import PATIENCE_S
 
 
 def drain(inbox: Inbox) -> None:
     """Read until the link is closed."""
     try:
         while True:
-            inbox.receive(deadline=time.monotonic() + 60.0)
+            inbox.receive(deadline=time.monotonic() + PATIENCE_S)
     except AtollError:
         return
 
@@ -26,7 +27,7 @@ def drain(inbox: Inbox) -> None:
 def main(url: str, token: str, ca: str, nbytes: int) -> None:
     """Relay `nbytes` from one session of this process to another."""
     way = Way(ca=ca)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     with (
         connect(url, session="slow/reducer", token=token, way=way) as receiver,
         connect(url, session="slow/w0", token=token, way=way) as sender,
@@ -38,7 +39,7 @@ def main(url: str, token: str, ca: str, nbytes: int) -> None:
         sending = sender.relay_later("slow/reducer", parts, deadline=deadline)
         while not sending.done():
             started = time.perf_counter()
-            sender.request(Beat(), timeout_s=60.0)
+            sender.request(Beat(), timeout_s=PATIENCE_S)
             sys.stdout.write(f"{time.perf_counter() - started}\n")
             time.sleep(0.05)
         sending.result()

@@ -35,6 +35,7 @@ from atoll.wire.messages import (
     pack,
     unpack,
 )
+from tests.patience import PATIENCE_S
 
 TOKEN = "right"
 
@@ -70,19 +71,19 @@ class SmallHub:
 
     def open(self) -> None:
         """Listen, on the port of before if there was one."""
-        self._thread.run(self._open(), timeout_s=10.0)
+        self._thread.run(self._open(), timeout_s=PATIENCE_S)
 
     def shut(self) -> None:
         """Stop listening and cut every connection without a word."""
-        self._thread.run(self._shut(), timeout_s=10.0)
+        self._thread.run(self._shut(), timeout_s=PATIENCE_S)
 
     def cut(self) -> None:
         """Cut every connection; new ones are taken."""
-        self._thread.run(self._cut(), timeout_s=10.0)
+        self._thread.run(self._cut(), timeout_s=PATIENCE_S)
 
     def tell(self, session: str, notice: Message) -> None:
         """Send a notice to a session."""
-        self._thread.run(self.sessions[session].send(pack(notice)), timeout_s=10.0)
+        self._thread.run(self.sessions[session].send(pack(notice)), timeout_s=PATIENCE_S)
 
     async def _open(self) -> None:
         self._server = await serve(
@@ -170,6 +171,8 @@ def linked(hub: SmallHub, *sessions: str) -> Iterator[list[SyncLink]]:
     """Open one link per session and close them all."""
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(connect(hub.url, session=session, token=TOKEN, timeout_s=10.0))
+            stack.enter_context(
+                connect(hub.url, session=session, token=TOKEN, timeout_s=PATIENCE_S)
+            )
             for session in sessions
         ]

@@ -28,8 +28,9 @@ from atoll.wire.messages import (
     QueuePutDone,
     Undeliverable,
 )
+from tests.patience import PATIENCE_S
 
-WAIT_S = 30.0
+WAIT_S = PATIENCE_S
 MEGABYTES = 64
 BUFFERS_BYTES = 48 * 2**20
 """More than the sockets of both ends and the WebSocket libraries ever hold on this machine."""

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.errors import DeadlineExceeded, HubError
 from atoll.net.loop import LoopThread
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_a_coroutine_runs_in_the_other_thread_and_its_result_comes_back(loop: Lo
     async def where() -> str:
         return threading.current_thread().name
 
-    assert loop.run(where(), timeout_s=5.0) == "test"
+    assert loop.run(where(), timeout_s=PATIENCE_S) == "test"
     assert loop.submit(give(3)).result(5.0) == 3
 
 
@@ -38,9 +39,9 @@ def test_an_error_comes_back_as_it_was_raised(loop: LoopThread) -> None:
         raise TimeoutError("its own")
 
     with pytest.raises(KeyError, match="here"):
-        loop.run(fail(), timeout_s=5.0)
+        loop.run(fail(), timeout_s=PATIENCE_S)
     with pytest.raises(TimeoutError, match="its own"):
-        loop.run(late(), timeout_s=5.0)
+        loop.run(late(), timeout_s=PATIENCE_S)
 
 
 def test_a_wait_ends_at_its_deadline_and_the_coroutine_is_cancelled(loop: LoopThread) -> None:
@@ -70,7 +71,7 @@ def test_stopping_ends_those_who_wait_and_those_who_come_later() -> None:
 
     def wait() -> None:
         try:
-            thread.run(forever(), timeout_s=30.0)
+            thread.run(forever(), timeout_s=PATIENCE_S)
         except HubError as error:
             errors.append(error)
 
@@ -91,4 +92,4 @@ def test_waiting_for_oneself_is_refused(loop: LoopThread) -> None:
         loop.run(give(1), timeout_s=1.0)
 
     with pytest.raises(RuntimeError, match="wait forever"):
-        loop.run(deadlock(), timeout_s=5.0)
+        loop.run(deadlock(), timeout_s=PATIENCE_S)

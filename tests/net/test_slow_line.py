@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.lab.lab import Lab
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.netlab
 
@@ -30,7 +31,9 @@ def test_a_request_does_not_wait_behind_megabytes_of_tensors_on_a_slow_line(tmp_
                 ready = json.loads(serving.stdout.readline())
                 place = ("https://h0:7700", ready["operator_token"], ready["ca"])
                 client = [sys.executable, SCRIPT, *place, str(3 * 2**20)]
-                done = lab.run(1, client, cwd=ROOT, capture_output=True, text=True, timeout=90)
+                done = lab.run(
+                    1, client, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+                )
             finally:
                 serving.terminate()
     assert done.returncode == 0, done.stderr

@@ -28,8 +28,9 @@ from atoll.wire.messages import (
     Undeliverable,
 )
 from tests.net.small_hub import TOKEN, SmallHub, linked
+from tests.patience import PATIENCE_S
 
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 
 
 def soon(seconds: float = WAIT_S) -> float:

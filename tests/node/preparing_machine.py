@@ -14,6 +14,7 @@ from atoll.net.api import HubClient
 from atoll.node.preparing import Prepared, Preparer
 from atoll.wire.messages import Launch
 from tests.node.packages import wheel
+from tests.patience import PATIENCE_S
 
 COMMAND = Launch(job="job", member="w0", slot=0, token="token", spec="")
 
@@ -70,6 +71,11 @@ def with_package(name: str, **more: str | bytes) -> dict[str, str | bytes]:
 
 def run(python: Path, code: str) -> str:
     done = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd="/"
+        [python, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+        cwd="/",
     )
     return done.stdout.strip()

@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.config import JobSpec, JobTable, dump_spec
 from atoll.net.api import HubClient
+from tests.patience import PATIENCE_S
 
 
 class Node:
@@ -35,7 +36,7 @@ class Node:
 
     def leave(self, number: int = signal.SIGTERM) -> int:
         self.popen.send_signal(number)
-        self.popen.communicate(timeout=15)
+        self.popen.communicate(timeout=PATIENCE_S)
         return self.popen.returncode
 
     def end(self) -> None:
@@ -44,7 +45,7 @@ class Node:
         self.popen.communicate()
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S) -> Any:
     """Wait until a condition holds and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -18,6 +18,7 @@ from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
 from atoll.wire.messages import Launch, Stop, pack_command
 from tests.node.processes import Node, lines_of, submit, until, wait_for
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_restarted_agent_is_the_same_node_again(
 
 def test_wrong_ticket_is_refused_in_words(hub: HubServer, start: Callable[..., Node]) -> None:
     node = start(ticket=hub.ticket.rpartition("/")[0] + "/" + "x" * 32)
-    _, errors = node.popen.communicate(timeout=20)
+    _, errors = node.popen.communicate(timeout=PATIENCE_S)
     assert node.popen.returncode == 1
     assert "ticket is unknown" in errors
     assert "what to do" in errors
@@ -146,7 +147,7 @@ def test_wrong_ticket_is_refused_in_words(hub: HubServer, start: Callable[..., N
 
 def test_hub_that_is_not_there_is_named(start: Callable[..., Node]) -> None:
     node = start(ticket="atoll://127.0.0.1:9/" + "x" * 32)
-    _, errors = node.popen.communicate(timeout=40)
+    _, errors = node.popen.communicate(timeout=PATIENCE_S)
     assert node.popen.returncode == 1
     assert "127.0.0.1" in errors
 

@@ -23,6 +23,7 @@ from atoll.cli.choose_hub import ticket_for
 from atoll.errors import AuthError, ConfigError
 from atoll.net.ticket import parse_ticket
 from atoll.node.discovery import SERVICE, Found, find_hubs, first_reachable, read_service
+from tests.patience import PATIENCE_S
 
 needs_zeroconf = pytest.mark.skipif(
     importlib.util.find_spec("zeroconf") is None, reason="zeroconf is not installed"
@@ -48,7 +49,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield json.loads(process.stdout.readline())
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def found_at(port: int) -> Found | None:
@@ -69,7 +70,7 @@ class Terminal:
             os.execve(sys.executable, [sys.executable, *words], environment)
         self.shown = ""
 
-    def wait_for(self, pattern: str, *, timeout_s: float = 30.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, *, timeout_s: float = PATIENCE_S) -> re.Match[str]:
         deadline = time.monotonic() + timeout_s
         while True:
             found = re.search(pattern, self.shown, re.DOTALL)
@@ -85,7 +86,7 @@ class Terminal:
 
     def wait_for_silence(self) -> None:
         """Wait until the terminal does not show what is typed."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + PATIENCE_S
         while termios.tcgetattr(self.descriptor)[3] & termios.ECHO:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -138,7 +139,7 @@ def test_without_a_terminal_nobody_is_asked_and_the_error_says_what_to_give(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 2

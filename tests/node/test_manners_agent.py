@@ -19,6 +19,7 @@ from atoll.net.api import HubClient
 from tests.node.manners.message_bus import announce, bus
 from tests.node.manners.test_sensors import supply
 from tests.node.processes import submit, until
+from tests.patience import PATIENCE_S
 
 __all__ = ["bus"]  # a fixture
 
@@ -84,7 +85,7 @@ class Laptop:
 
     def end(self) -> str:
         self.popen.send_signal(signal.SIGTERM)
-        return self.popen.communicate(timeout=20)[1]
+        return self.popen.communicate(timeout=PATIENCE_S)[1]
 
 
 @pytest.fixture
@@ -184,5 +185,5 @@ def test_a_laptop_that_is_about_to_sleep_leaves_in_order_and_comes_back(
     listeners = psutil.Process(laptop.popen.pid).children()
     assert any(child.name() == "dbus-monitor" for child in listeners)
     laptop.popen.kill()  # nothing of it stays, however it ends
-    _, left = psutil.wait_procs(listeners, timeout=10)
+    _, left = psutil.wait_procs(listeners, timeout=PATIENCE_S)
     assert not left

@@ -19,6 +19,7 @@ from atoll.node import venvs
 from atoll.node.preparing import Prepared
 from tests.node.packages import wheel
 from tests.node.preparing_machine import Machine, run, with_package
+from tests.patience import PATIENCE_S
 
 
 def test_an_environment_has_the_jobs_packages_and_the_agents(machine: Machine) -> None:
@@ -174,7 +175,7 @@ def slow_code(machine: Machine, note: Path) -> str:
     )
 
 
-async def until(condition: Any, *, timeout_s: float = 20.0) -> None:
+async def until(condition: Any, *, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.02)
@@ -294,7 +295,7 @@ def test_a_package_of_the_index_is_installed(machine: Machine) -> None:
     probe = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "-q",
          "-d", str(machine.folder / "probe"), "iniconfig==2.0.0"],
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     if probe.returncode:
         pytest.skip("no package index can be reached: " + probe.stderr.strip()[-200:])

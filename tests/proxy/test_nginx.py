@@ -21,6 +21,7 @@ from atoll.net.api import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
 from tests.e2e.conftest import TINY, until
+from tests.patience import PATIENCE_S
 from tests.proxy.nginx import DOCUMENTED, ROOT, Nginx, free_port
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +69,7 @@ def test_sessions_long_polls_and_large_uploads_pass(site: tuple[HubServer, Nginx
         assert client.get_file(job, "big.bin", target) == sha256
         client.stop(job, grace_s=0.0)
     with connect(url, session="p/w0", token=hub.operator_token) as link:
-        assert isinstance(link.request(Beat(), timeout_s=10.0), Done)
+        assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
     assert any('"GET /atoll/ws HTTP/1.1" 101' in line for line in nginx.requests)
 
 
@@ -89,7 +90,7 @@ def test_the_page_and_its_live_stream_work_below_the_prefix(
         assert named
         for name in named:
             assert browser.get(f"/atoll/{name}").status_code == 200, name
-        with browser.stream("GET", "/atoll/api/stream", timeout=10.0) as stream:
+        with browser.stream("GET", "/atoll/api/stream", timeout=PATIENCE_S) as stream:
             assert stream.status_code == 200
             assert next(line for line in stream.iter_lines() if line.startswith("data:"))
 
@@ -118,14 +119,14 @@ def test_a_node_joins_through_nginx_with_the_ticket_and_trains(
     try:
         with HubClient(hub.url, hub.operator_token) as client:
             job = client.submit(spec)
-            until(lambda: client.job(job)["state"] in ("done", "failed"), timeout_s=60.0)
+            until(lambda: client.job(job)["state"] in ("done", "failed"), timeout_s=PATIENCE_S)
             view = client.job(job)
             assert view["state"] == "done", view
             (node,) = client.nodes()
             assert node["node"].startswith("box")
     finally:
         agent.terminate()
-        said = agent.communicate(timeout=20)
+        said = agent.communicate(timeout=PATIENCE_S)
     assert agent.returncode == 0, said
     upgraded = [line for line in nginx.requests if '"GET /atoll/ws HTTP/1.1" 101' in line]
     assert len(upgraded) >= 2  # the agent and its worker

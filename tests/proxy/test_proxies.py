@@ -25,6 +25,7 @@ from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, Done
 from tests.e2e.conftest import TINY, until
+from tests.patience import PATIENCE_S
 
 KINDS = ("http", "socks5")
 
@@ -94,8 +95,8 @@ def test_sessions_files_and_tensors_go_through_the_proxy(
         connect(hub.url, session="p/reducer", token=hub.operator_token, way=way) as receiver,
         receiver.subscribe() as inbox,
     ):
-        assert isinstance(sender.request(Beat(), timeout_s=10.0), Done)
-        deadline = time.monotonic() + 20.0
+        assert isinstance(sender.request(Beat(), timeout_s=PATIENCE_S), Done)
+        deadline = time.monotonic() + PATIENCE_S
         sender.relay("p/reducer", (b"", bytes(CHUNK_BYTES)), deadline=deadline)
         inbox.receive(deadline=deadline)
     tunnels = [line for line in proxy.end() if line == f"tunnel 127.0.0.1:{hub.port}"]
@@ -210,14 +211,14 @@ def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
                 stats = until(lambda: (n := client.nodes()) and measured(n[0]["stats"]))
                 assert 50e6 < stats["up_bps"] <= 100e6  # what its owner allows
                 job = client.submit(spec)
-                until(lambda: client.job(job)["state"] in ("done", "failed"), timeout_s=60.0)
+                until(lambda: client.job(job)["state"] in ("done", "failed"), timeout_s=PATIENCE_S)
                 assert client.job(job)["state"] == "done", client.job(job)
             assert hub.hub is not None
             member = hub.hub.stores.jobs.get(job).members["w0"]
             assert member.dial == member.serves == []  # nothing passes beside the limit
         finally:
             node.terminate()
-            said = node.communicate(timeout=20)[0]
+            said = node.communicate(timeout=PATIENCE_S)[0]
         tunnels = [line for line in proxy.end() if line == f"tunnel 127.0.0.1:{hub.port}"]
     assert "policy: at most 100 Mbit/s up" in said
     assert len(tunnels) >= 4  # joining, the agent, the worker, its checkpoints
@@ -233,7 +234,7 @@ def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
         with HubClient(hub.url, hub.operator_token, way=way) as client:
             assert client.hub()["version"]
         with connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as link:
-            assert isinstance(link.request(Beat(), timeout_s=10.0), Done)
+            assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
 
 
 def test_what_a_person_names_wins_over_the_environment_and_that_over_the_past(

@@ -14,7 +14,7 @@ from atoll.hub.server import HubServer
 from atoll.queues import Item, Queue, Shelf
 from tests.queues.conftest import channel_to
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 def test_what_is_put_is_claimed_in_order_and_acknowledged(shelf: Shelf) -> None:

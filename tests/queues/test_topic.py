@@ -8,7 +8,7 @@ import torch
 
 from atoll.queues import Entry, Shelf
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 def values(entries: list[Entry]) -> list[object]:

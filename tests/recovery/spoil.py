@@ -21,6 +21,7 @@ from atoll.wire.state import (
     decode_state_manifest,
     encode_state_manifest,
 )
+from tests.patience import PATIENCE_S
 
 Spoil = Callable[[Answerer], Answerer]
 
@@ -136,7 +137,7 @@ def slow(seconds: float) -> Spoil:
     return spoil
 
 
-def after(happened: Callable[[], object], *, timeout_s: float = 10.0) -> Spoil:
+def after(happened: Callable[[], object], *, timeout_s: float = PATIENCE_S) -> Spoil:
     """Give no chunk before something has happened."""
     never = threading.Event()
 

@@ -9,6 +9,7 @@ from atoll.errors import DeadlineExceeded
 from atoll.net.inbox import Inbox, Relayed
 from atoll.wire.state import ANSWERS, ASKS, CHUNK, OFFER, StateAsk, pack_ask, unpack_answer
 from tests.net.small_hub import SmallHub, linked
+from tests.patience import PATIENCE_S
 from tests.recovery.world import World, wait_until
 
 
@@ -66,7 +67,7 @@ def test_a_flood_of_asks_gets_a_bounded_number_of_answers(world: World) -> None:
             link.relay(f"{world.job}/w0", ask, deadline=soon())
             return drain(inbox)[-1][1] == "ok"
 
-        wait_until(ready, timeout_s=30.0)
+        wait_until(ready, timeout_s=PATIENCE_S)
         asks = [pack_ask(StateAsk(0, CHUNK, 3, "shared", index, 16)) for index in range(150)]
         link.relay_all(f"{world.job}/w0", asks, deadline=soon())
         desk = world.donors["w0"]._desk

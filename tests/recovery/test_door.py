@@ -15,6 +15,7 @@ from atoll.recovery.direct_source import DirectSource
 from atoll.recovery.door import Door
 from atoll.recovery.source import WayBroken
 from atoll.wire.state import CHUNK, OFFER, OK, StateAnswer, StateAsk
+from tests.patience import PATIENCE_S
 from tests.recovery.world import LOCAL, Model, wait_until
 
 BODY = bytes(range(256)) * 1024
@@ -33,7 +34,7 @@ def opened() -> Iterator[Door]:
 
 
 def get(opened: Door, path: str, *, key: str | None = "right", method: str = "GET") -> int:
-    connection = http.client.HTTPConnection(LOCAL, opened.port, timeout=10)
+    connection = http.client.HTTPConnection(LOCAL, opened.port, timeout=PATIENCE_S)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
         connection.request(method, path, headers=headers)
@@ -77,7 +78,7 @@ def test_other_methods_are_refused(opened: Door) -> None:
 
 def raw(opened: Door, data: bytes) -> bytes:
     """Send bytes and return everything until the other side ends it."""
-    with socket.create_connection((LOCAL, opened.port), timeout=10) as connection:
+    with socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) as connection:
         try:
             connection.sendall(data)
             received = b""
@@ -110,8 +111,8 @@ def test_a_stranger_who_says_nothing_is_cut_off(
 
 
 def test_only_so_many_connections_are_open_at_a_time(opened: Door) -> None:
-    first = [socket.create_connection((LOCAL, opened.port), timeout=10) for _ in range(3)]
-    with socket.create_connection((LOCAL, opened.port), timeout=10) as fourth:
+    first = [socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) for _ in range(3)]
+    with socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) as fourth:
         assert fourth.recv(1) == b""
     first[0].close()
 
@@ -129,7 +130,7 @@ def test_only_so_many_connections_are_open_at_a_time(opened: Door) -> None:
 def test_closing_ends_connections_and_threads() -> None:
     opened = Door(answer, address=LOCAL, keys=("right",))
     before = threading.active_count()
-    connection = socket.create_connection((LOCAL, opened.port), timeout=10)
+    connection = socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S)
     wait_until(lambda: threading.active_count() > before)
     opened.close()
     assert connection.recv(1) == b""

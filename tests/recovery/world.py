@@ -30,6 +30,7 @@ from atoll.recovery.shelf import Shelf, StateOf
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests.group.hub_world import NodeInName
 from tests.group.proxy import Proxy
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = "127.0.0.1"
@@ -211,7 +212,7 @@ class World:
         self,
         *,
         at: Sequence[tuple[float, Callable[[], object]]] = (),
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
         proxied: bool = False,
         **options: Any,
     ) -> Recovered:
@@ -261,7 +262,7 @@ class World:
             proxy.close()
 
 
-def wait_until(happened: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+def wait_until(happened: Callable[[], object], *, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -16,6 +16,7 @@ from atoll.group.memory import MemoryGroup, MemoryGroups
 from atoll.group.policy import GroupPolicy
 from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.strategy_suite import Batch, Run, small_model, start_run
+from tests.patience import PATIENCE_S
 
 MEMBERS, BAD, STEPS, BATCH = 7, 2, 40, 16
 HIDDEN = small_model(seed=11)
@@ -91,7 +92,7 @@ def replayed(liar: Attacker) -> Tensor:
 
 def train(policy: GroupPolicy, attack: Attack | None, *, codec: str = "fp32") -> float:
     """Return the loss of an honest member on fresh data; infinite if the training broke down."""
-    groups = MemoryGroups(MEMBERS, timeout_s=20.0, grace_s=5.0)
+    groups = MemoryGroups(MEMBERS, timeout_s=PATIENCE_S, grace_s=5.0)
     for group in groups:
         group.policy = policy
         if attack is not None and int(group.me[1:]) >= MEMBERS - BAD:

@@ -19,6 +19,7 @@ from atoll.reducer.policies import (
     parse_aggregate,
     parse_policy,
 )
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -116,4 +117,7 @@ def test_comparisons_are_exact_inside_and_the_policy_is_back_afterwards() -> Non
 
 def test_reading_policies_loads_no_torch() -> None:
     code = "import sys, atoll.group.policy; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode
+        == 0
+    )

@@ -14,6 +14,7 @@ from atoll.config import WorkerEnvironment, child_environment
 from atoll.reducer.__main__ import main
 from tests.contracts.group_suite import assert_same_everywhere, one_round, together, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.patience import PATIENCE_S
 
 
 class ProcessWorld(HubWorld):
@@ -41,7 +42,7 @@ def world(tmp_path: Path) -> Iterator[ProcessWorld]:
         world = ProcessWorld(node, 2, route="relay")
         yield world
         world.process.kill()
-        world.process.communicate(timeout=20)
+        world.process.communicate(timeout=PATIENCE_S)
         world.close()
         node.link.close()
 
@@ -52,7 +53,7 @@ def test_reducer_process_serves_its_job_and_leaves_when_told(world: ProcessWorld
     a, b = values("w0", (3000,))[0], values("w1", (3000,))[0]
     assert torch.equal(results[0].reduced.tensors[0], (a + b) / 2)
     os.kill(world.process.pid, signal.SIGTERM)
-    _, said = world.process.communicate(timeout=20)
+    _, said = world.process.communicate(timeout=PATIENCE_S)
     assert world.process.returncode == 0, said
 
 

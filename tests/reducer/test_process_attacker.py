@@ -14,6 +14,7 @@ from atoll.group.policy import GroupPolicy
 from atoll.net.api import HubClient
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import NodeInName, start_hub
+from tests.patience import PATIENCE_S
 from tests.reducer.test_process import ProcessWorld
 
 ROUNDS, SIZE = 5, 2000
@@ -26,7 +27,7 @@ def world(tmp_path: Path) -> Iterator[ProcessWorld]:
         world = ProcessWorld(node, 5, route="auto")
         yield world
         world.process.kill()
-        world.process.communicate(timeout=20)
+        world.process.communicate(timeout=PATIENCE_S)
         world.close()
         node.link.close()
 

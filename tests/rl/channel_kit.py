@@ -26,8 +26,9 @@ from atoll.rl.keeper import Keeper
 from atoll.rl.spaces import Actions, TaskSpec
 from atoll.rl.trajectory import Trajectory
 from atoll.wire.messages import Message
+from tests.patience import PATIENCE_S
 
-BOUND_S = 20.0
+BOUND_S = PATIENCE_S
 SPEC = TaskSpec(
     policy="light", task="x", observation=(4,), actions=Actions(kind="discrete", sizes=(2,)),
     gamma=0.99,
@@ -181,7 +182,7 @@ class Memory:
         state = {"learned": dict(self.learned), "side": self.side.state_dict()}
         self.keeper.save(state, then=self.side.settling())
 
-    def close(self, *, timeout_s: float = 5.0) -> None:
+    def close(self, *, timeout_s: float = PATIENCE_S) -> None:
         """End it."""
         self.keeper.close(timeout_s=timeout_s)
         self.side.close(timeout_s=timeout_s)

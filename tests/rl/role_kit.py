@@ -14,8 +14,9 @@ from atoll.group.group import Group
 from atoll.queues import AloneChannel, Shelf
 from atoll.rl.run import run_job
 from atoll.run import Run
+from tests.patience import PATIENCE_S
 
-BOUND_S = 60.0
+BOUND_S = PATIENCE_S
 
 SMALL = {
     "steps": 512, "environments": 2, "rollout": 32, "epochs": 2, "minibatches": 2,

@@ -21,6 +21,7 @@ from atoll.queues import AloneChannel, Channel
 from atoll.rl.actor_side import ActorSide
 from atoll.rl.keeper import Keeper
 from atoll.rl.messages import encode_trajectory
+from tests.patience import PATIENCE_S
 from tests.queues.conftest import channel_to
 from tests.rl.channel_kit import SPEC, BadLink, Memory, desk, hurry, trajectory
 
@@ -78,7 +79,7 @@ def live(channel: Channel, *, expected: int, until_s: float) -> Counter[str] | N
             if getattr(channel, "dead", False):
                 return None
         memory.save()
-        if not memory.keeper.flush(timeout_s=5.0) or getattr(channel, "dead", False):
+        if not memory.keeper.flush(timeout_s=PATIENCE_S) or getattr(channel, "dead", False):
             return None
         return memory.learned
     except AtollError:
@@ -105,7 +106,7 @@ def whole(channel: Channel, *, critics: list[Channel], actors: dict[str, list[Ch
             if learned is not None:
                 break
         for one in running:
-            one.result(timeout=60.0)
+            one.result(timeout=PATIENCE_S)
     assert learned == numbers(*actors)
     kept = Keeper(desk(channel, "w0"), member="w0")
     try:
@@ -183,7 +184,7 @@ def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
         raw.put(encode_trajectory(item))  # under a new key each time: the queue keeps all
     with_actor.end()
     memory = Memory(channel, RL)
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + PATIENCE_S
     while not memory.side.ended(expected=1):
         assert time.monotonic() < deadline
         memory.learn()
@@ -205,7 +206,7 @@ def test_what_was_not_saved_is_learned_by_the_successor_and_what_was_is_not() ->
     while sum(first.learned.values()) < 2:
         first.learn()
     first.save()
-    assert first.keeper.flush(timeout_s=5.0)
+    assert first.keeper.flush(timeout_s=PATIENCE_S)
     while sum(first.learned.values()) < 3:
         first.learn()
     bad.dead = True  # killed after it learned, before it saved
@@ -213,7 +214,7 @@ def test_what_was_not_saved_is_learned_by_the_successor_and_what_was_is_not() ->
     had = sum(second.learned.values())
     assert 2 <= had < 4
     one.end()
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + PATIENCE_S
     while not second.side.ended(expected=1):
         assert time.monotonic() < deadline
         second.learn()

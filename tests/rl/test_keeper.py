@@ -9,6 +9,7 @@ import torch
 
 from atoll.errors import CheckpointCorrupt, CheckpointError
 from atoll.rl.keeper import Keeper
+from tests.patience import PATIENCE_S
 from tests.rl.channel_kit import BadLink, alone, desk, hurry, until
 
 
@@ -62,7 +63,7 @@ def test_what_follows_a_save_is_called_once_it_is_durable_and_not_before() -> No
     assert not kept.flush(timeout_s=0.05)
     kept.save({"n": 3}, then=lambda: called.append(3))
     kept._topic._outbox._channel = channel
-    assert kept.flush(timeout_s=5.0)
+    assert kept.flush(timeout_s=PATIENCE_S)
     assert called[-1] == 3
     assert kept.newest() == {"n": 3}
     kept.close()

@@ -14,6 +14,7 @@ from atoll.rl import service
 from atoll.rl.service import ServiceDesk, ServiceValues
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
+from tests.patience import PATIENCE_S
 from tests.rl.channel_kit import alone, desk, hurry, trajectory
 
 RL = RlTable(values="service")
@@ -76,7 +77,7 @@ def test_a_policy_that_the_critic_learns_of_later_is_asked_for_again() -> None:
 
     answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=of)
     threading.Timer(0.2, known.set).start()
-    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=10.0)
+    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
     assert values.of(trajectory()).version == 4
     assert answering.refused > 0
     known.clear()
@@ -111,7 +112,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
     values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=0.1)
     with pytest.raises(DeadlineExceeded):
         values.of(trajectory(seed=1))
-    patient = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=10.0)
+    patient = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
     asked = trajectory(seed=2)
     assert torch.equal(patient.of(asked).values, sums(asked).values)
     answering.close()

@@ -23,6 +23,7 @@ from atoll.net.way import Way
 from atoll.node.identity import Identity
 from atoll.node.joining import enter
 from atoll.wire.messages import NodeInfo
+from tests.patience import PATIENCE_S
 
 INFO = NodeInfo("box", "Linux", "3.11", "test", cores=4, slots=1)
 
@@ -91,14 +92,19 @@ def web(hub: HubServer, token: str = "", **more: Any) -> httpx.Client:
     if isinstance(verify, ssl.SSLContext):
         verify.check_hostname = False
     return httpx.Client(
-        base_url=hub.url, headers=headers, timeout=10.0, trust_env=False, verify=verify, **more
+        base_url=hub.url,
+        headers=headers,
+        timeout=PATIENCE_S,
+        trust_env=False,
+        verify=verify,
+        **more,
     )
 
 
 @contextlib.contextmanager
 def raw(hub: HubServer, *, tls: bool = False) -> Iterator[socket.socket]:
     """Open a socket to the hub."""
-    opened: socket.socket = socket.create_connection(("127.0.0.1", hub.port), timeout=10.0)
+    opened: socket.socket = socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE_S)
     if tls:
         context = ssl.create_default_context(cafile=hub.ca)
         context.check_hostname = False
@@ -107,7 +113,7 @@ def raw(hub: HubServer, *, tls: bool = False) -> Iterator[socket.socket]:
         yield opened
 
 
-def read_to_end(opened: socket.socket, *, timeout_s: float = 10.0) -> bytes:
+def read_to_end(opened: socket.socket, *, timeout_s: float = PATIENCE_S) -> bytes:
     """Return everything until the other side closes; TimeoutError when it does not."""
     opened.settimeout(timeout_s)
     found = b""
@@ -117,7 +123,7 @@ def read_to_end(opened: socket.socket, *, timeout_s: float = 10.0) -> bytes:
     return found
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = 15.0) -> Any:
+def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S) -> Any:
     """Wait until a condition holds and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -37,9 +37,8 @@ from atoll.wire.messages import (
     pack,
     unpack,
 )
+from tests.patience import PATIENCE_S
 from tests.security.conftest import INFO, SPEC
-
-pytestmark = pytest.mark.timeout(120)
 
 
 class Program:
@@ -72,7 +71,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         assert process.poll() is None
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in errors
 
 
@@ -91,7 +90,7 @@ def greeting(session: str, token: str, *, incarnation: str = "i1") -> bytes:
 def answer(socket: ClientConnection, id: int) -> Message:
     """Return the answer to a request; what else comes is passed over."""
     while True:
-        envelope = unpack(decode(socket.recv(timeout=10.0, decode=False)))
+        envelope = unpack(decode(socket.recv(timeout=PATIENCE_S, decode=False)))
         if envelope.reply and envelope.id == id:
             return envelope.body
 
@@ -101,7 +100,7 @@ def said_and_closed(socket: ClientConnection) -> list[Message]:
     found: list[Message] = []
     with contextlib.suppress(ConnectionClosed):
         while True:
-            found.append(unpack(decode(socket.recv(timeout=10.0, decode=False))).body)
+            found.append(unpack(decode(socket.recv(timeout=PATIENCE_S, decode=False))).body)
     return found
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.hub.server import HubServer
+from tests.patience import PATIENCE_S
 from tests.security.conftest import SPEC, operator, read_to_end, serving
 
 OUTSIDE = "outside.txt"
@@ -44,7 +45,7 @@ def ask(hub: HubServer, method: str, path: str, body: bytes = b"") -> bytes:
         f"{method} {path} HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n"
         f"Authorization: Bearer {hub.operator_token}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=10.0) as opened:
+    with socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE_S) as opened:
         opened.sendall(head.encode("utf-8", "surrogatepass") + body)
         return read_to_end(opened)
 

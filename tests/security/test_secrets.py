@@ -27,6 +27,7 @@ from atoll.net.ticket import parse_ticket
 from atoll.node.joining import known
 from atoll.wire.messages import Drain, Failure
 from tests.hub.peer import Peer
+from tests.patience import PATIENCE_S
 from tests.security.conftest import SPEC, joined, login, operator, serving, stores_of, until, web
 
 
@@ -123,7 +124,7 @@ def test_no_secret_stands_in_a_command_line(tmp_path: Path) -> None:
         try:
             ready = embedded.start(interrupts)
             with ready.hub.client() as client:
-                until(lambda: client.nodes(), timeout_s=30.0)
+                until(lambda: client.nodes(), timeout_s=PATIENCE_S)
             lines = command_lines_of_the_family()
             assert any("atoll.node" in line for line in lines)
             for secret in (ready.hub.token, parse_ticket(ready.ticket).secret):
@@ -138,7 +139,7 @@ def test_processes_of_a_job_do_not_inherit_the_ticket(monkeypatch: pytest.Monkey
         "assert 'ATOLL_TICKET' not in os.environ\nassert config.take_ticket() == ''\n"
     )
     monkeypatch.setenv("ATOLL_TICKET", "atoll://h:1/s")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_standing_ticket_that_was_revoked_is_another_one_after_a_restart(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_a_cut_off_login_loses_its_open_connections_at_once(hub: HubServer) -> N
             next(lines)
             client.revoke_ticket(row["id"])
             with pytest.raises(httpx.TransportError):
-                read_until(lines, deadline=time.monotonic() + 5.0)
+                read_until(lines, deadline=time.monotonic() + PATIENCE_S)
 
 
 def read_until(lines: Iterator[str], *, deadline: float) -> None:
@@ -193,7 +194,7 @@ def test_a_process_of_a_node_that_is_shut_out_loses_its_session(tmp_path: Path) 
         with Peer(hub, "box", token=me.token) as peer, operator(hub) as client:
             client.revoke_node("box")
             with pytest.raises(ConnectionClosed):
-                peer.notice(Drain, timeout_s=5.0)
+                peer.notice(Drain, timeout_s=PATIENCE_S)
         with Peer(hub, "box", token=me.token) as again:
             assert isinstance(again.welcome, Failure)
             assert again.welcome.error["kind"] == "Revoked"

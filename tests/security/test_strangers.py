@@ -29,6 +29,7 @@ from atoll.wire.frames import decode
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Event, Hello, pack, unpack
 from tests.hub.peer import Peer
+from tests.patience import PATIENCE_S
 from tests.security.conftest import (
     INFO,
     STRICT,
@@ -157,7 +158,7 @@ def test_a_tls_handshake_that_does_not_go_on_is_cut_off(tmp_path: Path) -> None:
             with raw(hub) as opened:
                 opened.sendall(first)
                 assert seconds_to_the_end(opened) < STRICT.head_s + BUSY_S
-        assert until(lambda: len(gate_of(hub)) == 0, timeout_s=10.0)
+        assert until(lambda: len(gate_of(hub)) == 0, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
@@ -173,7 +174,7 @@ def test_times_for_requests_do_not_end_sessions_and_streams(tmp_path: Path, tls:
             lines = stream.iter_lines()
             time.sleep(4 * limits.body_pause_s)  # longer than any time that a request has
             opened.send(pack(Event("note", "x"), id=2))
-            assert unpack(decode(opened.recv(timeout=10.0, decode=False))).id == 2
+            assert unpack(decode(opened.recv(timeout=PATIENCE_S, decode=False))).id == 2
             assert sum(1 for line in itertools.islice(lines, 20) if line.startswith("id: ")) > 1
 
 
@@ -187,7 +188,7 @@ def session(hub: HubServer, address: str) -> Iterator[ClientConnection]:
     url = f"ws{'s' if hub.ca else ''}://127.0.0.1:{hub.port}/ws"
     with connect(url, ssl=context, compression=None, ping_interval=None) as opened:
         opened.send(pack(Hello(PROTOCOL, "test", address, hub.operator_token, "i1", None), id=1))
-        opened.recv(timeout=10.0)
+        opened.recv(timeout=PATIENCE_S)
         yield opened
 
 

@@ -29,6 +29,7 @@ from atoll.net.way import Way
 from atoll.node import joining, trust
 from atoll.node.identity import Identity
 from atoll.wire.messages import QueueClaim, QueueItems
+from tests.patience import PATIENCE_S
 from tests.security.conftest import INFO, joined, operator, raw, serving, stores_of, web
 
 DAY_S = 86_400.0
@@ -140,7 +141,7 @@ def test_certificate_of_a_node_cannot_stand_in_for_the_hub(
         accepted, _ = listening.accept()
         with accepted, pytest.raises(ssl.SSLError):
             context.wrap_socket(accepted, server_side=True).recv(1)
-        out, _ = client.communicate(timeout=20)
+        out, _ = client.communicate(timeout=PATIENCE_S)
     assert "purpose" in out
 
 
@@ -178,9 +179,9 @@ def test_token_of_a_node_opens_nothing_without_its_certificate(
 async def say_hello(me: Identity, way: Way) -> None:
     """Open a node's session, look into its queue, and close it."""
     link: Link = await open_link(
-        me.hub, session=me.node, token=me.token, way=way, info=INFO, timeout_s=10.0
+        me.hub, session=me.node, token=me.token, way=way, info=INFO, timeout_s=PATIENCE_S
     )
-    answer = await link.request(QueueClaim(f"node/{me.node}", lease_s=1.0), timeout_s=10.0)
+    answer = await link.request(QueueClaim(f"node/{me.node}", lease_s=1.0), timeout_s=PATIENCE_S)
     assert isinstance(answer, QueueItems)
     await link.close(timeout_s=1.0)
 

@@ -24,6 +24,7 @@ from tests.contracts.strategy_suite import (
     start_run,
     train_together,
 )
+from tests.patience import PATIENCE_S
 
 EVERY, ANCHOR = 3, 6
 
@@ -156,7 +157,7 @@ def test_one_outer_step_of_equal_members_is_that_of_diloco() -> None:
 
 
 def test_a_server_that_forgets_everything_is_loaded_with_what_was_pulled_last() -> None:
-    groups = MemoryGroups(3, timeout_s=20.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Run:
         run = start_run(Asynchronous(every=2, anchor_every=100), group, int(group.me[1:]))
@@ -176,7 +177,7 @@ def test_a_server_that_forgets_everything_is_loaded_with_what_was_pulled_last() 
 
 
 def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> None:
-    groups = MemoryGroups(2, timeout_s=20.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     options = Asynchronous(every=2, anchor_every=100)
     trained, offered = threading.Barrier(2), threading.Barrier(2)
     donors: dict[str, Run] = {}
@@ -211,7 +212,7 @@ def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> Non
         return run
 
     late = Work.start(latecomer, name="late")
-    runs = [*groups.together(body, timeout_s=40), late.wait(40)]
+    runs = [*groups.together(body, timeout_s=PATIENCE_S), late.wait(40)]
     assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)
     assert {run.results[-1].contributors for run in runs} == {("w0", "w1", "w2")}
 

@@ -18,6 +18,7 @@ from tests.contracts.strategy_suite import (
     Run,
     start_run,
 )
+from tests.patience import PATIENCE_S
 
 EVERY, ANCHOR = 3, 6
 
@@ -26,7 +27,7 @@ def train_at(
     speeds: Mapping[str, float], options: Asynchronous, *, steps: int, last: int = 0, **more: Any
 ) -> tuple[list[Run], MemoryGroups]:
     """Train members of different speeds until the schedule is over."""
-    groups = MemoryGroups(len(speeds), timeout_s=20.0)
+    groups = MemoryGroups(len(speeds), timeout_s=PATIENCE_S)
     groups.servers.speeds.update(speeds)
 
     def body(group: Group) -> Run:
@@ -89,7 +90,7 @@ class Clocked:
 
 def test_the_schedule_follows_what_all_have_done() -> None:
     """However few steps a member has done itself, its rates are those of the others."""
-    groups = MemoryGroups(2, timeout_s=20.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups.servers.speeds["w1"] = 0.2
 
     def body(group: Group) -> tuple[int, int, int]:
@@ -137,7 +138,7 @@ def model() -> nn.Module:
 
 def final_loss(options: Asynchronous) -> float:
     speeds = {"w0": 1.0, "w1": 0.8, "w2": 0.4, "w3": 0.2}
-    groups = MemoryGroups(4, timeout_s=30.0)
+    groups = MemoryGroups(4, timeout_s=PATIENCE_S)
     groups.servers.speeds.update(speeds)
 
     def body(group: Group) -> nn.Module:

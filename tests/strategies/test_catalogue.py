@@ -18,6 +18,7 @@ from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIV
 from atoll.strategies.option_list import defaults_of, options_of
 from atoll.strategies.table import OUTERS, PRESETS, load, read_options, resolve
 from atoll.strategies.weighed import Scale, one_row, part_rows, rows
+from tests.patience import PATIENCE_S
 
 SCALE = Scale(parameters=1_000_000, peers=4, steps=100)
 TABLES = [METHODS, CODECS, AGGREGATES, COLLECTIVES, ADMISSIONS]
@@ -104,7 +105,11 @@ def test_words_and_options_need_no_torch() -> None:
         "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

@@ -13,6 +13,7 @@ from atoll.group.memory import MemoryGroups
 from atoll.strategies.codec_state import codec_state, load_codec_state
 from atoll.strategies.outer.average import Average
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
+from tests.patience import PATIENCE_S
 
 
 class Stretched:
@@ -95,7 +96,7 @@ def test_small_vectors_stay_exact_whatever_the_delay() -> None:
 
 
 def test_choice_is_taken_back_when_the_round_is_not_committed() -> None:
-    groups = MemoryGroups(3, timeout_s=10.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> tuple[str, Run]:
         run = start(group, seconds=1.0, model=wide_model())

@@ -20,6 +20,7 @@ from tests.contracts.strategy_suite import (
     start_run,
     train_together,
 )
+from tests.patience import PATIENCE_S
 
 
 class TestDiLoCo(StrategySuite):
@@ -252,7 +253,7 @@ def test_members_that_drifted_in_the_shared_start_take_over_the_first_ones_state
 
 
 def test_parameters_that_are_not_finite_are_refused_and_never_averaged() -> None:
-    groups = MemoryGroups(2, timeout_s=10.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Tensor:
         run = start_run(DiLoCo(every=2), group, int(group.me[1:]))

@@ -23,6 +23,7 @@ from tests.contracts.strategy_suite import (
     start_run,
     train_together,
 )
+from tests.patience import PATIENCE_S
 
 
 def whole_batches(members: int, steps: int, *, rates: list[float]) -> Tensor:
@@ -115,7 +116,7 @@ def test_schedulers_never_see_the_scaled_rate(schedule: Any) -> None:
 
 
 def test_the_rate_follows_the_members_that_are_left() -> None:
-    groups = MemoryGroups(3, timeout_s=10.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     used: list[float] = []
 
     def member(group: Group) -> Run:

@@ -22,6 +22,7 @@ from tests.contracts.strategy_suite import (
     sgd,
     start_run,
 )
+from tests.patience import PATIENCE_S
 
 
 def mixed(weights: Tensor, vectors: list[Tensor]) -> list[Tensor]:
@@ -188,7 +189,7 @@ def test_push_sum_finds_the_mean_where_members_give_unevenly() -> None:
 def test_a_lost_neighbour_leaves_its_weight_and_the_rest_keep_their_mean(push_sum: bool) -> None:
     """In the attempt in which it is lost it has been planned for."""
     options = Gossip(graph="exponential" if push_sum else "ring", push_sum=push_sum)
-    groups = MemoryGroups(4, timeout_s=10.0)
+    groups = MemoryGroups(4, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> tuple[Tensor, Tensor, Tensor]:
         run = run_of(options, group, frozen=True)
@@ -209,7 +210,7 @@ def test_a_lost_neighbour_leaves_its_weight_and_the_rest_keep_their_mean(push_su
 
 def test_a_lost_neighbour_changes_nothing_where_all_are_equal() -> None:
     """In a directed graph: rows still add up to 1."""
-    groups = MemoryGroups(4, timeout_s=10.0)
+    groups = MemoryGroups(4, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Tensor:
         run = start_run(Gossip(graph="exponential"), group, 0, optimizer=sgd)
@@ -248,7 +249,7 @@ def test_a_newcomer_takes_over_what_a_donor_is() -> None:
 
 
 def test_parameters_that_are_not_finite_are_refused_and_the_others_go_on() -> None:
-    groups = MemoryGroups(3, timeout_s=10.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Tensor:
         run = start_run(Gossip(), group, int(group.me[1:]))

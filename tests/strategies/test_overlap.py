@@ -21,6 +21,7 @@ from atoll.strategies.strategy import SyncResult
 from atoll.train.committed import CommittedState, adopt
 from atoll.train.metrics import Totals
 from tests.contracts.strategy_suite import Run, small_model, start_run
+from tests.patience import PATIENCE_S
 
 STEPS = 18
 OUTERS = [
@@ -30,7 +31,7 @@ OUTERS = [
 """Options, and a step right after a result was taken."""
 
 
-def wait_for(ready: Callable[[], bool], what: str, *, timeout_s: float = 30.0) -> None:
+def wait_for(ready: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S) -> None:
     deadline, pause = RealClock().monotonic() + timeout_s, threading.Event()
     while not ready():
         assert RealClock().monotonic() < deadline, what
@@ -51,7 +52,7 @@ def take_over(run: Run, group: MemoryGroup, others: Mapping[str, Run], folder: P
     donor = others[sources.peers[0].member]
     state = CommittedState(donor.task, donor.outer)
     wait_for(lambda: state.round == sources.round, "the donor does not come to the round")
-    with donor.task.gate.still(timeout_s=10.0):
+    with donor.task.gate.still(timeout_s=PATIENCE_S):
         shared, inner = (copied(part, folder) for part in state.parts())
     adopt(run.task, run.outer, shared=shared, inner=inner)
     group.standing(run.task.round, base=run.outer.committed(run.task).base)
@@ -152,7 +153,7 @@ def test_a_member_gives_its_committed_state_while_its_round_waits_for_others(
         before = (state.round, state.base)
         run.train(2 if isinstance(options, Streaming) else 1)
         flying.set()
-        with run.task.gate.still(timeout_s=5.0):
+        with run.task.gate.still(timeout_s=PATIENCE_S):
             shared, _ = state.parts()
         assert (state.round, state.base) == before
         assert not any("pending" in name for name in shared.tensors)

@@ -13,6 +13,7 @@ from atoll.group.memory import MemoryGroups
 from atoll.strategies.graphs import pairs
 from atoll.strategies.outer.pairwise import PENDING, Pairwise
 from tests.contracts.strategy_suite import Reference, Run, StrategySuite, adamw, sgd, start_run
+from tests.patience import PATIENCE_S
 from tests.strategies.test_gossip import assign, deviation
 
 
@@ -79,7 +80,7 @@ def test_meetings_bring_members_together_and_their_mean_stays() -> None:
 
 def test_a_member_that_stands_still_holds_up_nobodys_steps() -> None:
     """Without a delay: the others are through with their steps before it does its second."""
-    groups = MemoryGroups(3, timeout_s=30.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     go_on = threading.Event()
     through = threading.Barrier(2, action=go_on.set)
 
@@ -130,7 +131,7 @@ def test_a_state_saved_during_a_meeting_holds_its_result() -> None:
 
 
 def test_what_ends_a_meeting_comes_out_where_its_result_is_taken() -> None:
-    groups = MemoryGroups(2, timeout_s=10.0)
+    groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Run:
         run = start_run(Pairwise(delay=1), group, int(group.me[1:]))

@@ -20,6 +20,7 @@ from atoll.strategies.table import build_outer, resolve
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, small_model, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
+from tests.patience import PATIENCE_S
 from tests.strategies.on_routes import wide_model
 
 STEPS = 4
@@ -113,7 +114,7 @@ def test_rules_by_coordinate_train_on_the_direct_route_as_in_memory(node: NodeIn
 
 
 def test_under_a_robust_policy_who_starts_differently_is_refused() -> None:
-    groups = MemoryGroups(3, timeout_s=10.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> Run:
         set_policy(group, aggregate="median")
@@ -137,7 +138,7 @@ def test_under_a_robust_policy_who_starts_differently_is_refused() -> None:
 
 def test_a_rule_with_too_few_members_waits_and_is_never_a_plain_mean() -> None:
     """Four of five go on under krum:1 only when the fifth is back."""
-    groups = MemoryGroups(5, timeout_s=10.0)
+    groups = MemoryGroups(5, timeout_s=PATIENCE_S)
 
     def member(group: Group) -> str:
         set_policy(group, aggregate="krum:1")

@@ -21,6 +21,7 @@ from atoll.strategies.outer.server import Server
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName
+from tests.patience import PATIENCE_S
 from tests.strategies.on_routes import wide_model
 
 pytestmark = pytest.mark.e2e
@@ -50,8 +51,8 @@ class ProcessWorld(HubWorld):
         """Kill it, and start another when the hub asks for it, as a node does."""
         token = self.tokens["reducer"]
         self.process.kill()
-        self.process.wait(timeout=20)
-        deadline = time.monotonic() + 30
+        self.process.wait(timeout=PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
         while self.node.tokens[self.job]["reducer"] == token and time.monotonic() < deadline:
             self.node.take_commands()
         self.tokens = self.node.tokens[self.job]
@@ -60,7 +61,7 @@ class ProcessWorld(HubWorld):
     def close(self) -> None:
         super().close()
         self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tests.contracts.strategy_suite import (
     start_run,
     train_together,
 )
+from tests.patience import PATIENCE_S
 
 
 def assign(model: nn.Module, vector: Tensor) -> None:
@@ -183,7 +184,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def train_at(options: Server, speeds: dict[str, float], *, steps: int) -> tuple[Any, MemoryGroups]:
-    groups = MemoryGroups(len(speeds), timeout_s=20.0)
+    groups = MemoryGroups(len(speeds), timeout_s=PATIENCE_S)
     groups.servers.speeds.update(speeds)
 
     def body(group: Group) -> Run:
@@ -222,7 +223,7 @@ def test_backup_members_are_not_waited_for() -> None:
 
 @pytest.mark.parametrize("mode", ["synchronous", "stale"])
 def test_a_member_that_dies_while_others_wait_for_it_lets_them_go_on(mode: str) -> None:
-    groups = MemoryGroups(3, timeout_s=20.0)
+    groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Run:
         run = start_run(Server(mode=mode, bound=1, anchor_every=50), group, int(group.me[1:]))

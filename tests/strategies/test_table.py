@@ -9,6 +9,7 @@ from atoll.config import StrategyTable
 from atoll.errors import ConfigError
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.table import OUTERS, PRESETS, build_outer, resolve, resolve_outer
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -68,4 +69,7 @@ def test_naming_strategies_loads_no_torch() -> None:
         "import sys; from atoll.config import StrategyTable; import atoll.strategies.table as t;"
         "t.resolve(StrategyTable()); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
+        == 0
+    )

@@ -17,6 +17,7 @@ from atoll.train.summary import (
     summarise,
     write_summary,
 )
+from tests.patience import PATIENCE_S
 
 SPEC = read_spec({"job": {"nodes": 2, "seed": 5}})
 KEYS = {
@@ -147,4 +148,7 @@ def test_summary_and_report_load_no_torch() -> None:
         "import sys, atoll.train.summary, atoll.train.report as r; r.plotly_js();"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
+        == 0
+    )

@@ -21,8 +21,9 @@ from atoll.wire.messages import Account, Beat, NodeInfo
 from tests.hub.peer import Peer, node
 from tests.hub.test_membership import Running
 from tests.hub.test_timeline import meet
+from tests.patience import PATIENCE_S
 
-WAIT_S = 20.0
+WAIT_S = PATIENCE_S
 
 
 def serve(folder: Path) -> HubServer:

@@ -15,6 +15,7 @@ from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import Caps, Order
 from atoll.node.launchers.mounts import parse_mounts
 from atoll.wire.messages import Launch
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 HUB = "http://127.0.0.1:1"
@@ -69,12 +70,12 @@ def run(work: Awaitable[T]) -> T:
     """Run on a loop of its own, not for ever."""
 
     async def bounded() -> T:
-        return await asyncio.wait_for(work, timeout=40)
+        return await asyncio.wait_for(work, timeout=PATIENCE_S)
 
     return asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], *, timeout_s: float = PATIENCE_S) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

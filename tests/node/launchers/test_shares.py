@@ -136,6 +136,14 @@ def test_ranks_of_an_island_share_its_cores_and_have_an_accelerator_each() -> No
     assert take(shares, wanted).gpus == (2, 3)
 
 
+@pytest.mark.parametrize("member", ["w0", "w0.1"])
+def test_machine_of_an_island_gives_its_own_ranks_cores_and_accelerators(member: str) -> None:
+    island = IslandTable(ranks=4, machines=2)
+    wanted = replace(spec(threads=8, cores=4), strategy=StrategyTable(inner="fsdp"), island=island)
+    found = take(Shares(slots=3, gpus=4, cpus=CPUS), wanted, member=member)
+    assert (found.threads, found.gpus, len(found.cpus)) == (2, (0, 1), 4)
+
+
 def test_needs_of_a_job_do_not_bind_its_reducer() -> None:
     caps = take(Shares(slots=1, gpus=0, cpus=CPUS), spec(cores=2, memory_gb=3), member="reducer")
     assert (caps.cpus, caps.memory_bytes) == ((), 0)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 
 @pytest.fixture
 def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -38,5 +40,5 @@ def announce(sleeping: str) -> None:
             *("org.freedesktop.login1.Manager.PrepareForSleep", f"boolean:{sleeping}"),
         ],
         check=True,
-        timeout=10,
+        timeout=PATIENCE_S,
     )

@@ -13,10 +13,11 @@ from atoll.node.manners.commands import Commands
 from atoll.node.manners.sleep import SleepWatch
 from tests.node.manners.message_bus import announce, bus
 from tests.node.manners.test_sensors import program
+from tests.patience import PATIENCE_S
 
 __all__ = ["bus"]  # a fixture
 
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 
 
 @contextlib.asynccontextmanager

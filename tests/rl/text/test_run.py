@@ -26,6 +26,7 @@ from atoll.rl.text.shared_start import shared_beginning
 from atoll.rl.text.start import begin
 from atoll.rl.text.tasks import Brackets
 from atoll.run import Run
+from tests.patience import PATIENCE_S
 from tests.rl.text.small import job, rl_table
 
 POLICIES = [
@@ -46,7 +47,7 @@ def member(slot: int, spec: JobSpec, channel: AloneChannel, folder: Path) -> Run
     return run
 
 
-def run_all(spec: JobSpec, folder: Path, *, timeout_s: float = 100.0) -> list[dict[str, Any]]:
+def run_all(spec: JobSpec, folder: Path, *, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
     """Return what each member tells at its end."""
     channel = AloneChannel()
     found: dict[int, dict[str, Any]] = {}
