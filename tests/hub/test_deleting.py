@@ -23,6 +23,7 @@ from atoll.wire.messages import LogLines, Point, ProcessState, QueueEntry, Queue
 from tests.hub.durable import SPEC, with_stores
 from tests.hub.peer import node
 from tests.hub.test_membership import launches, options
+from tests.patience import PATIENCE_S
 
 COMMAND = '[job]\nname = "c"\ncommand = ["true"]\n'
 
@@ -257,7 +258,7 @@ def test_hub_deletes_by_age_where_it_was_told_to(
         with node(server, "lap1") as agent:
             launch = launches(agent, 1)["w0"]
             agent.request(ProcessState(waits, "w0", "exited", exit_code=0, attempt=launch.attempt))
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             while client.jobs():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
