@@ -8,6 +8,8 @@ What a fork loads is forgotten with it: `tests/warm.py` has loaded it before.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import pickle
 import signal
@@ -37,6 +39,8 @@ def _rank(pipe: Connection) -> None:
     """Do what is asked, in a process group of the ranks asked for, until the pipe ends."""
     os.setsid()
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # fully_shard would, a second of work in every fork
+    gc.freeze()  # else every fork copies what collecting garbage looks at
     while True:
         try:
             order = pipe.recv()
