@@ -34,11 +34,19 @@ def rest_of(model: nn.Module) -> dict[str, Tensor]:
 class Rest:
     """One rank's part of it; every method is collective."""
 
-    def __init__(self, parts: Mapping[str, Tensor], *, device: torch.device, circles: Circles):
+    def __init__(
+        self,
+        parts: Mapping[str, Tensor],
+        *,
+        picture: Mapping[str, Tensor] | None,
+        device: torch.device,
+        circles: Circles,
+    ) -> None:
         """Look at what is here.
 
         Args:
             parts: As `Parts.rest` returns it.
+            picture: On the first rank: the whole model, which is what parts are of now.
             device: What tensors travel on.
             circles: Groups that are there already.
         """
@@ -47,8 +55,7 @@ class Rest:
         counts = {n: t for n, t in parts.items() if n not in frozen}
         self._frozen = Transport(frozen, device=device, circles=circles)
         self._counts = Transport(counts, device=device, circles=circles)
-        self._dealt: list[tuple[int, int]] | None = None
-        """Which tensors of the picture were dealt out, and how often they had changed by then."""
+        self._dealt = _versions(picture)
 
     def gather(self, picture: Mapping[str, Tensor] | None) -> None:
         """Bring counts into the picture, where there is one."""
@@ -59,13 +66,17 @@ class Rest:
     def deal(self, picture: Mapping[str, Tensor] | None) -> None:
         """Put the first rank's picture into the parts: frozen ones only if they have changed."""
         self._counts.deal(picture)
-        state = None
-        if picture is not None:
-            frozen = [t for t in picture.values() if isinstance(t, nn.Parameter)]
-            state = [(id(t), t._version) for t in frozen if not t.requires_grad]
+        state = _versions(picture)
         changed = torch.tensor(state != self._dealt, device=self._device)
         if dist.get_world_size() > 1:
             dist.broadcast(changed, src=0)
         if bool(changed):
             self._frozen.deal(picture)
         self._dealt = state
+
+
+def _versions(picture: Mapping[str, Tensor] | None) -> list[tuple[int, int]]:
+    """Return which frozen parameters a picture has, and how often they have changed by now."""
+    held = picture.values() if picture is not None else ()
+    frozen = [t for t in held if isinstance(t, nn.Parameter) and not t.requires_grad]
+    return [(id(t), t._version) for t in frozen]

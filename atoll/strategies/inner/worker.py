@@ -136,7 +136,10 @@ class Worker:
         )
         self._rest = None
         if more:  # most models are trained whole
-            self._rest = Rest(self._parts.rest(), device=self._device, circles=self._circles)
+            self._rest = Rest(
+                self._parts.rest(), picture=self.picture, device=self._device,
+                circles=self._circles,
+            )  # fmt: skip
         self._parts.train(True)
 
     def _fill(self, model: nn.Module) -> None:
