@@ -60,7 +60,9 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
     from atoll.codec.table import make_codec
     from atoll.models import build_model
     from atoll.train.build import check_data
+    from atoll.train.uncompiled import leave_out_compiler
 
+    leave_out_compiler()
     make_codec(resolved.codec)
     build_outer(resolved)
     check_data(spec)

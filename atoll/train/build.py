@@ -37,6 +37,7 @@ from atoll.strategies.strategy import Outer
 from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task
 from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.uncompiled import leave_out_compiler
 
 OF_THE_MODEL = "model"
 """`tokenizer` in `[data]` that means: the one that the pretrained model brings along."""
@@ -198,6 +199,7 @@ def whole_model(spec: JobSpec, dataset: Dataset | ImageDataset | None = None) ->
         ConfigError: no such model, or one of its options is wrong.
         DataError: a pretrained model, or data that tell the model's size, are missing.
     """
+    leave_out_compiler()
     options = _options(spec, dataset.model_options if dataset else _told_by_data(spec))
     torch.manual_seed(spec.job.seed)
     return build_model(spec.model.name, **options)

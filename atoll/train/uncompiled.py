@@ -2,10 +2,11 @@
 
 torch's optimizers tell its compiler (`torch._dynamo`) to leave their methods alone, and import it
 to say so: 1.1 s of processor time and 70 MB in every process, also where nothing is ever compiled
-(torch 2.13, `python -m bench.startup`). While nobody has imported the compiler there is nobody to
-tell, so here the methods are marked as told; `step`, whose wrapper imports it too, gets one that
-does the same without. The moment anything imports the compiler, e.g. `torch.compile`, all of this
-is taken back, and torch is as it was made.
+(torch 2.13, `python -m bench.startup`). So do functions that tell the shape of a result on the
+device `meta`. While nobody has imported the compiler there is nobody to tell, so here all these
+are marked as told; `step`, whose wrapper imports it too, gets one that does the same without. The
+moment anything imports the compiler, e.g. `torch.compile`, all of this is taken back, and torch is
+as it was made.
 
 It depends on how torch is written inside. What looks otherwise than expected is left alone: the
 compiler is imported then, which costs time and changes nothing else.
@@ -18,7 +19,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -32,19 +33,30 @@ TOLD = "__dynamo_disable"
 TELLING = "torch._compile"
 """Module of the wrapper that tells the compiler of a function when it is first called."""
 
+WRAPPED = "fn"
+"""What wrappers of torch call the function that they are around."""
+
 STEPPING = ("torch.optim.optimizer", "_use_grad")
 """Module and name of the wrapper around `step`."""
+
+SHAPES = ("torch._refs", "torch._refs.nn.functional", "torch._decomp.decompositions")
+"""Modules whose functions tell what the shape of a result is."""
 
 Undo = Callable[[], None]
 
 
 def leave_out_compiler() -> None:
-    """Let optimizers work without torch's compiler until somebody imports it; may be repeated."""
+    """Let optimizers, and models without memory, do without torch's compiler until it is imported.
+
+    May be called again.
+    """
     if COMPILER in sys.modules or any(isinstance(one, _Watch) for one in sys.meta_path):
         return
     undo: list[Undo] = []
-    for method in vars(Optimizer).values():
-        _mark_as_told(method, undo)
+    places = [vars(sys.modules[name]) for name in SHAPES if name in sys.modules]
+    for place in (vars(Optimizer), *places):
+        for function in place.values():
+            _mark_as_told(function, undo)
     for kind in vars(torch.optim).values():
         if inspect.isclass(kind) and issubclass(kind, Optimizer):
             for base in kind.__mro__:
@@ -62,21 +74,37 @@ class _Watch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find nothing; see :class:`importlib.abc.MetaPathFinder`."""
-        if name == COMPILER and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            for undo in self._undo:
-                undo()
+        if name == COMPILER:
+            undo, self._undo = self._undo, ()
+            for take_back in undo:
+                take_back()
         return None
 
 
-def _mark_as_told(method: Any, undo: list[Undo]) -> None:
-    """Let a method that would tell the compiler believe that it has."""
-    if not inspect.isfunction(method) or method.__globals__.get("__name__") != TELLING:
-        return
-    plain = getattr(method, "__wrapped__", None)
-    if inspect.isfunction(plain) and not hasattr(plain, TOLD):
-        setattr(plain, TOLD, plain)
-        undo.append(lambda: delattr(plain, TOLD))
+def _mark_as_told(function: Any, undo: list[Undo]) -> None:
+    """Let what would tell the compiler of a function, below its wrappers, believe that it has."""
+    while inspect.isfunction(function):
+        plain = _below(function)
+        tells = function.__globals__.get("__name__") == TELLING
+        if tells and inspect.isfunction(plain) and TOLD not in vars(plain):
+            setattr(plain, TOLD, plain)
+            undo.append(functools.partial(_forget, plain))
+        function = plain
+
+
+def _below(function: FunctionType) -> Any:
+    """Return what a wrapper of torch is around, as it calls it; None: it is none."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    try:
+        return cells[WRAPPED].cell_contents
+    except (KeyError, ValueError):  # ValueError: a name without a value yet
+        return None
+
+
+def _forget(plain: Callable[..., Any]) -> None:
+    """Take the mark away from a function."""
+    if vars(plain).get(TOLD) is plain:
+        delattr(plain, TOLD)
 
 
 def _step_without(kind: type, undo: list[Undo]) -> None:
