@@ -6,7 +6,6 @@ process, and by whoever owns a chunk on the direct route.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from torch import Tensor
 from atoll.codec.codec import Codec
 from atoll.errors import AtollError, GroupError, PeerRefused
 from atoll.reducer.admission import Candidate, admit, evictions
+from atoll.reducer.buckets import Bucketed, buckets_of
 from atoll.reducer.mean import (
     Averaged,
     Mean,
@@ -89,7 +89,7 @@ def averaged(
     refused = evictions([share.member for share in shares], history)
     shares = [share for share in shares if share.member not in refused]
     let_in = _let_in(shares, codec, wanted, history, round_)
-    vector = _aggregate(let_in, codec, history)
+    vector = _aggregate(let_in, codec, history, seed=f"{round_}/{wanted.key}")
     if not is_finite(vector):
         raise PeerRefused(
             "the aggregate of the members' values is not finite", given=f"aggregate {policy}",
@@ -164,8 +164,8 @@ def _let_in(
     )
 
 
-def _aggregate(let_in: _LetIn, codec: Codec, history: History) -> Tensor:
-    """Return the one vector, (P,)."""
+def _aggregate(let_in: _LetIn, codec: Codec, history: History, *, seed: str) -> Tensor:
+    """Return the one vector, (P,); `seed` says who is in one bucket with whom."""
     rule, name = let_in.rule, let_in.rule.name
     if name in ("mean", "sum"):
         mean = _mean(let_in, codec)
@@ -173,7 +173,7 @@ def _aggregate(let_in: _LetIn, codec: Codec, history: History) -> Tensor:
         return mean.mul_(members) if name == "sum" else mean
     if name in ("median", "trimmed"):
         trimmed = partial(trimmed_mean, bad=int(rule.number(0, 0)))
-        rows = Rows(let_in.shares, codec, scales=let_in.scales)
+        rows = _rows(let_in, codec, let_in.scales, seed=seed)
         return _by_coordinate(rows, median if name == "median" else trimmed)
     middle = median_low(let_in.norms)
     far = FAR * middle if middle > 0.0 else math.inf
@@ -181,7 +181,7 @@ def _aggregate(let_in: _LetIn, codec: Codec, history: History) -> Tensor:
         scale * (far / norm if norm > far else 1.0)
         for scale, norm in zip(let_in.scales, let_in.norms, strict=True)
     ]
-    rows = Rows(let_in.shares, codec, scales=scales)
+    rows = _rows(let_in, codec, scales, seed=seed)
     if name == "clip":
         return _clipped(rows, rule, history)
     squares = squared_distances(rows)
@@ -189,8 +189,16 @@ def _aggregate(let_in: _LetIn, codec: Codec, history: History) -> Tensor:
         return rows.combination(geometric_median(squares))
     bad = int(rule.number(0, 0))
     best = int(rule.number(1, len(rows) - bad)) if name == "multi-krum" else 1
-    ties = [hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in rows.shares]
-    return rows.combination(krum(squares, bad=bad, best=best, ties=ties))
+    return rows.combination(krum(squares, bad=bad, best=best, ties=rows.digests()))
+
+
+def _rows(let_in: _LetIn, codec: Codec, scales: Sequence[float], *, seed: str) -> Rows | Bucketed:
+    """Return what the rule is to look at: the contributions, or the means of their buckets."""
+    rows = Rows(let_in.shares, codec, scales=scales)
+    if let_in.rule.bucket == 1:
+        return rows
+    members = [share.member for share in let_in.shares]
+    return Bucketed(rows, buckets_of(members, size=let_in.rule.bucket, seed=seed))
 
 
 def _mean(let_in: _LetIn, codec: Codec) -> Tensor:
@@ -206,7 +214,7 @@ def _mean(let_in: _LetIn, codec: Codec) -> Tensor:
     return rows.combination([weight / total for weight in let_in.weights])
 
 
-def _by_coordinate(rows: Rows, rule: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_coordinate(rows: Rows | Bucketed, rule: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a rule's vector, strip by strip."""
     vector = torch.empty(rows.num_elements)
     for where, strip in rows.strips():
@@ -214,7 +222,7 @@ def _by_coordinate(rows: Rows, rule: Callable[[Tensor], Tensor]) -> Tensor:
     return vector
 
 
-def _clipped(rows: Rows, rule: Rule, history: History) -> Tensor:
+def _clipped(rows: Rows | Bucketed, rule: Rule, history: History) -> Tensor:
     """Return the last aggregate, moved by centred clipping."""
     start = history.aggregate
     if start is None or start.numel() != rows.num_elements:

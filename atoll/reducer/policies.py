@@ -4,6 +4,9 @@
               | "clip:TAU[:ROUNDS]" | "geometric-median"
     admission = "finite" | "norms[:K[:FLOOR]]"
 
+Before a robust aggregate may stand `bucket:S:`, e.g. `bucket:2:krum:1`: the rule then sees the
+means of random groups of S members.
+
 A policy travels with every contribution as `AGGREGATE/ADMISSION/KEY`, so that members who want
 different things are found out; a plain mean is the empty text. Pure: no torch.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from atoll.errors import ConfigError, PeerLost, unknown
@@ -88,6 +91,9 @@ ADMISSIONS: Mapping[str, _Kind] = MappingProxyType(
 )
 """Name of an admission -> how it is written."""
 
+BUCKET = "bucket"
+"""Word before a rule that sees the means of groups."""
+
 ADDING = ("mean", "sum")
 """Aggregates that are a sum of all: partial sums may travel."""
 
@@ -98,12 +104,15 @@ class Rule:
 
     name: str
     numbers: tuple[float, ...] = ()
+    bucket: int = 1
+    """Members in one of the random groups whose means the rule sees."""
 
     @property
     def spec(self) -> str:
         """Canonical text."""
         numbers = (str(int(n)) if n.is_integer() else repr(n) for n in self.numbers)
-        return ":".join([self.name, *numbers])
+        before = [BUCKET, str(self.bucket)] if self.bucket > 1 else []
+        return ":".join([*before, self.name, *numbers])
 
     def number(self, index: int, default: float) -> float:
         """Return one of the numbers, or what holds where it was left out."""
@@ -116,7 +125,19 @@ def parse_aggregate(text: str) -> Rule:
     Raises:
         ConfigError: the name is unknown (the nearest one is named), or a number is wrong.
     """
-    return _parsed("aggregate", text, AGGREGATES)
+    before, _, rest = text.partition(":")
+    if before.strip() != BUCKET:
+        return _parsed("aggregate", text, AGGREGATES)
+    size, _, inner = rest.partition(":")
+    rule = _parsed("aggregate", inner, AGGREGATES) if inner else Rule("")
+    whole = size.strip().isascii() and size.strip().isdigit() and len(size) < 7
+    if not whole or int(size) < 1 or not inner or rule.name in ADDING:
+        raise ConfigError(
+            "this is no robust rule in buckets", given=repr(text),
+            expected="bucket:S:RULE with S >= 1 and a robust rule, e.g. bucket:2:krum:1",
+            remedy="a mean is the same with and without buckets" if rule.name in ADDING else "",
+        )  # fmt: skip
+    return replace(rule, bucket=int(size))
 
 
 def parse_admission(text: str) -> Rule:
@@ -130,12 +151,16 @@ def parse_admission(text: str) -> Rule:
 
 def members_needed(aggregate: Rule) -> int:
     """Return how many contributions an aggregate needs to mean anything."""
-    return AGGREGATES[aggregate.name].members(*aggregate.numbers)
+    rows = AGGREGATES[aggregate.name].members(*aggregate.numbers)
+    return (rows - 1) * aggregate.bucket + 1
 
 
 def is_by_coordinate(aggregate: Rule) -> bool:
-    """Return whether an aggregate treats every coordinate by itself."""
-    return AGGREGATES[aggregate.name].by_coordinate
+    """Return whether an aggregate treats every coordinate by itself, in any part of a vector.
+
+    In buckets it does not: those who own a part each might not see the same contributions.
+    """
+    return AGGREGATES[aggregate.name].by_coordinate and aggregate.bucket == 1
 
 
 def check_members(aggregate: Rule, members: int) -> None:
@@ -173,7 +198,7 @@ def fitted(aggregate: Rule, members: int, *, found: int) -> Rule:
     if AGGREGATES[aggregate.name].counts_bad:
         bad, *rest = aggregate.numbers
         for fewer in range(min(found, int(bad)) + 1):
-            rule = Rule(aggregate.name, (bad - fewer, *rest))
+            rule = replace(aggregate, numbers=(bad - fewer, *rest))
             if members >= members_needed(rule):
                 return rule
     check_members(aggregate, members)

@@ -5,6 +5,7 @@ Legend: n rows (contributions), P columns (elements of a vector), w columns of a
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -76,6 +77,12 @@ class Rows:
             if scale * factor != 0.0:
                 self._codec.decode_add(share.packet, out=vector, weight=scale * factor)
         return vector
+
+    def digests(self) -> list[bytes]:
+        """Return what tells equal scores apart: a digest of what was sent."""
+        return [
+            hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in self.shares
+        ]
 
     def norms(self) -> list[float]:
         """Return the Euclidean norm of every row; not finite exactly where the row is not.

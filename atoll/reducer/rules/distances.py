@@ -8,18 +8,28 @@ twice, however many rounds the rule goes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from atoll.reducer.rows import Rows
+
+class Points(Protocol):
+    """n vectors that are read strip by strip."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def strips(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield where a strip is, and all vectors there, (n, w)."""
+
 
 Squares = Sequence[Sequence[float]]
 """Squared Euclidean distances, n x n."""
 
 
-def squared_distances(rows: Rows, *, anchor: Tensor | None = None) -> list[list[float]]:
+def squared_distances(rows: Points, *, anchor: Tensor | None = None) -> list[list[float]]:
     """Return the squared distances between all rows, summed in double precision.
 
     Args:
