@@ -41,5 +41,8 @@ class IslandTable:
     """Whether tensor parallelism splits embedding, output layer and loss by vocabulary."""
     plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """A tensor-parallel plan of your own: pattern of module names -> `column` or `row`."""
+    memory: str = "ram"
+    """Where the first rank keeps what it needs in rounds only, the picture of the whole model and
+    what the outer strategy remembers: `ram`, or `disk`, in files mapped into memory."""
     timeout_s: float = 300.0
     """How long ranks wait for each other in one step before they give up."""

@@ -8,7 +8,7 @@ tests hold both against strategies that have run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.codec.table import make_codec
 from atoll.config import JobSpec
 from atoll.group.alone import Alone
+from atoll.strategies.held import tensors_in
 from atoll.strategies.table import Resolved, build_outer, read_options
 from atoll.task import Task
 from atoll.train.build import whole_model
@@ -120,27 +121,6 @@ def leader_memory(
     packets = 2 * codec.nbytes(elements)
     outer_bytes = kept + round(later * FLOAT_BYTES * elements)
     return LeaderMemory(picture, outer_bytes, FLOAT_BYTES * elements + packets, largest)
-
-
-def tensors_in(roots: list[Any]) -> Iterator[Tensor]:
-    """Yield the tensors that objects of strategies and codecs hold, through what these hold."""
-    seen: set[int] = set()
-    todo = list(roots)
-    while todo:
-        found = todo.pop()
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        if isinstance(found, Tensor):
-            yield found
-        elif isinstance(found, dict):
-            todo += found.values()
-        elif isinstance(found, list | tuple | set):
-            todo += found
-        elif type(found).__module__.startswith(("atoll.strategies", "atoll.codec")):
-            slots = (s for kind in type(found).__mro__ for s in getattr(kind, "__slots__", ()))
-            todo += [getattr(found, slot) for slot in slots if hasattr(found, slot)]
-            todo += getattr(found, "__dict__", {}).values()
 
 
 def _key(tensor: Tensor) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,18 +15,29 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import JobSpec
 from atoll.config.place import RankPlace
+from atoll.errors import ConfigError
 from atoll.island.crew import Crew
 from atoll.island.world import build_mesh, device_of, world
+from atoll.strategies.held import tensors_in
 from atoll.strategies.inner.blank import blank_copy, made_blank
 from atoll.strategies.inner.far_optimizer import FarOptimizer
 from atoll.strategies.inner.far_scaler import FarScaler
+from atoll.strategies.inner.giving_back import give_back, keep_little
+from atoll.strategies.inner.on_disk import OnDisk
 from atoll.strategies.inner.picture import Picture, in_one_piece
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.spread import Spread
 from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
-from atoll.strategies.strategy import Inner
+from atoll.strategies.outer.periodic import PeriodicOuter
+from atoll.strategies.strategy import Inner, Outer
 from atoll.train.build import Built, whole_model
 from atoll.train.optimizers import build_optimizer
+
+RAM, DISK = "ram", "disk"
+"""Words of `memory` in `[island]`."""
+
+BETWEEN_S = 10.0
+"""Freed memory goes back to the system at most so often."""
 
 STEPS_APART = 7_919
 """From the seed of a start at one step to that of a start at the next."""
@@ -47,6 +60,8 @@ class Island:
         self.crew, self._spec, self._mesh = crew, spec, mesh
         self._whole: Any = None
         """On the first rank: the picture."""
+        self._disk: OnDisk | None = None
+        self._gave_back = 0.0
         self._worker = Worker(
             crew, mesh=mesh, device=device, recipe=Recipe.of(spec), make_model=self._made,
             make_optimizer=lambda model: build_optimizer(model, spec.train),
@@ -66,26 +81,59 @@ class Island:
 
     # -------------------------------------------------------------------- on the first rank
 
-    def settle(self, built: Built) -> None:
+    def settle(self, built: Built, *, folder: Path) -> None:
         """Let all ranks build their parts; from now on what was built is their picture.
 
+        Args:
+            built: The job, as this process has built it.
+            folder: Where files go that this process needs while it runs.
+
         Raises:
-            ConfigError: the model or its optimizer cannot be divided like that.
+            ConfigError: the model or its optimizer cannot be divided like that, or the strategy
+                cannot work on the disk.
         """
         task, model = built.task, built.model
+        self._disk = self._disk_in(folder, built)
         self._whole = model
         named = dict(model.named_parameters())
         self._worker.picture = {  # what has two names on one rank may have the other on another
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-        vector = in_one_piece([*task.parameters(), *task.buffers()])
+        new = self._disk.new if self._disk is not None else torch.empty
+        vector = in_one_piece([*task.parameters(), *task.buffers()], new=new)
         self.crew.call(BUILD, self._sample(built))
         self._picture = Picture(self.crew, vector=vector)
         task.elsewhere = self._picture
         task.optimizer = FarOptimizer(
             task.optimizer, names=named, crew=self.crew, worker=self._worker
         )
+
+    def _disk_in(self, folder: Path, built: Built) -> OnDisk | None:
+        """Return where the picture and the strategy's vectors go; None: they stay in memory."""
+        if self._spec.island.memory == RAM:
+            return None
+        if not isinstance(built.outer, PeriodicOuter):
+            raise ConfigError(
+                "this outer strategy sends while it trains: its vectors have to be in memory",
+                given=f"outer = {built.strategy!r} in [strategy], memory = {DISK!r} in [island]",
+                expected="diloco, average or slowmo",
+                remedy=f"memory = {RAM!r} in [island]",
+            )
+        return OnDisk(folder)
+
+    def _rested(self, outer: Outer) -> None:
+        """Let go of memory that a round needed and the steps until the next one do not."""
+        if self._disk is not None:
+            held = list(self._whole.parameters()) + list(self._whole.buffers())
+            known = {id(tensor) for tensor in held}
+            own = [t for t in tensors_in([outer]) if id(t) not in known]
+            self._disk.take(own, besides=held)
+            self._disk.let_go()
+        now = time.monotonic()
+        if now - self._gave_back >= BETWEEN_S:
+            self._gave_back = now
+            give_back()
 
     def _sample(self, built: Built) -> list[Tensor]:
         """Return a batch by which a pipeline finds out how long its units take."""
@@ -110,7 +158,7 @@ class Island:
 
     def inner(self) -> Inner:
         """Return how a step is computed."""
-        return Spread(self.crew, self._picture)
+        return Spread(self.crew, self._picture, after_round=self._rested)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch, computed by all ranks."""
@@ -125,6 +173,7 @@ def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
     Raises:
         ConfigError: the mesh has another number of ranks, or there is no device for this one.
     """
+    keep_little()
     device = device_of(place, wanted=spec.island.device)
     with world(place, device=device, timeout_s=spec.island.timeout_s):
         mesh = build_mesh(spec.mesh, device=device)

@@ -252,7 +252,7 @@ class Trainer:
             ConfigError: the machine cannot compute like that, or there are no ranks to do it.
         """
         if self.island is not None:
-            self.island.settle(self.built)
+            self.island.settle(self.built, folder=self.directory)
             self.task.scaler = self.island.scaler
             return self.island.inner()
         if self.spec.mesh.ranks > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -64,7 +65,7 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
             crew.serve()
             return {}
         built = build(spec, member="w0", slot=0, num_slots=1)
-        island.settle(built)
+        island.settle(built, folder=Path())
         inner, outer, task = island.inner(), built.outer, built.task
         outer.setup(task, group=Alone(), codec=built.codec)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from atoll.codec import make_codec
 from atoll.group.group import Group
 from atoll.group.memory import MemoryGroups
-from atoll.plan.leader import leader_memory, tensors_in
+from atoll.plan.leader import leader_memory
+from atoll.strategies.held import tensors_in
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.table import build_outer, resolve
 from atoll.task import Task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -55,14 +55,20 @@ class Picture:
 
 
 @torch.no_grad()
-def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
+def in_one_piece(
+    tensors: Sequence[Tensor], *, new: Callable[[int], Tensor] = torch.empty
+) -> Tensor | None:
     """Let tensors lie one behind the other in one vector, and return it; their numbers stay.
 
     None, and nothing is moved, if they are not all of fp32 and in main memory.
+
+    Args:
+        tensors: Parameters and buffers.
+        new: Makes a vector of so many elements.
     """
     if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in tensors):
         return None
-    vector = torch.empty(sum(tensor.numel() for tensor in tensors))
+    vector = new(sum(tensor.numel() for tensor in tensors))
     pieces = torch.split(vector, [tensor.numel() for tensor in tensors])
     for tensor, piece in zip(tensors, pieces, strict=True):
         piece.copy_(tensor.reshape(-1))

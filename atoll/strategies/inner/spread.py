@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -22,9 +23,19 @@ class Spread:
     Gradients stay in the island: a method that combines those of members has nothing to see here.
     """
 
-    def __init__(self, crew: Crew, picture: Picture) -> None:
-        """Lead the ranks of a crew, whose work makes the picture old."""
+    def __init__(
+        self, crew: Crew, picture: Picture, *, after_round: Callable[[Outer], None] | None = None
+    ) -> None:
+        """Lead the ranks of a crew, whose work makes the picture old.
+
+        Args:
+            crew: The ranks.
+            picture: Of their model.
+            after_round: Called with the strategy before the first step, and before the first one
+                after every round; others cannot read the state meanwhile.
+        """
         self._crew, self._picture = crew, picture
+        self._after_round, self._due = after_round, after_round is not None
 
     def step(self, task: Task, batch: tuple[Tensor, Tensor], outer: Outer) -> StepResult:
         """Do one step; see :meth:`Inner.step`.
@@ -32,6 +43,10 @@ class Spread:
         A step whose gradients overflowed in half precision is one without progress: rounds go on
         as if it had been taken, the learning rate does not.
         """
+        if self._due and self._after_round is not None:
+            with task.gate.moving():
+                self._after_round(outer)
+            self._due = False
         looks_on = getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
         verb, rates = (GRADIENTS, {}) if looks_on else (STEP, {"lr": _rates(task)})
         done: Stepped = self._crew.call(verb, batch, **rates)
@@ -49,7 +64,9 @@ class Spread:
             if done.taken:
                 self._picture.trained()
             task.advance(taken=done.taken)
-            return StepResult(done.loss, done.norm, tokens, note(task, outer.sync(task)))
+            sync = note(task, outer.sync(task))
+        self._due = self._due or sync is not None
+        return StepResult(done.loss, done.norm, tokens, sync)
 
 
 def _rates(task: Task) -> list[float]:
