@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from tests.deploy.commands import refusal
 from tests.deploy.dockerfiles import ROOT, context, read
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 FILES = ["hub.Dockerfile", "node.Dockerfile"]
 KNOWN = {
@@ -127,9 +127,7 @@ def test_the_hub_is_small_and_without_torch(hub_environment: Path) -> None:
 
 
 def test_the_hub_of_the_image_starts_serves_and_ends(hub_environment: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [*json.loads(last("hub.Dockerfile", "CMD")), "--port", str(port)]
     words = [word.replace("/data", str(tmp_path)) for word in words]
     words += ["--advertise", "127.0.0.1", "--ticket-file", str(tmp_path / "ticket")]

@@ -13,7 +13,6 @@ import io
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -34,6 +33,7 @@ pytest.importorskip("docker", reason="the extra atoll[docker] is not installed")
 from tests.containers.daemons import Daemon, add_folder, import_image, small_archive, start_daemon
 from tests.deploy.dockerfiles import ROOT
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.skipif(
@@ -169,9 +169,7 @@ def test_the_image_is_what_the_file_says(daemon: Daemon, image: str) -> None:
 def test_the_hub_in_a_container_answers_and_ends_when_it_is_asked(
     daemon: Daemon, image: str
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     with contextlib.closing(daemon.client()) as client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from atoll.cli.known_hub import find
 from atoll.errors import HubUnreachable
 from tests.deploy.test_compose import content, defaults
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -29,9 +29,7 @@ class Machines:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
 
     def start(self, name: str) -> None:
         words = [defaults(word) for word in content()["services"][name]["command"]]

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -19,6 +18,7 @@ from atoll.cli.known_hub import KnownHub, find
 from atoll.errors import AtollError
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until, wait_for
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.e2e,
@@ -26,12 +26,6 @@ pytestmark = [
 ]
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ready(atoll: Atoll, hub: Running) -> KnownHub:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from atoll.cli.known_hub import KnownHub, find
 from atoll.errors import AtollError
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -241,8 +241,7 @@ def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) ->
 
 
 def test_command_works_on_while_the_hub_is_killed_and_started_again(atoll: Atoll) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     words = ("hub", "--host", "127.0.0.1", "--port", port)
     running = atoll.start(*words)
     until(lambda: (atoll.home / "hubs.json").exists())

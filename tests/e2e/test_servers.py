@@ -11,7 +11,8 @@ import pytest
 
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_faults import events_of, folder_of
-from tests.e2e.test_hub_restart import check_end, committed, free_port, ready, worker_pids
+from tests.e2e.test_hub_restart import check_end, committed, ready, worker_pids
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -22,6 +22,7 @@ from atoll.cli.known_hub import KnownHub, find
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until
 from tests.group.proxy import Proxy
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -60,8 +61,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.atoll = Atoll(folder)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.hub_process = self.start_hub()
         until(lambda: (self.atoll.home / "hubs.json").exists())
         self.hub: KnownHub = find(home=self.atoll.home)

@@ -20,6 +20,7 @@ from atoll.group.memory import MemoryGroup, MemoryGroups
 from atoll.wire.messages import Account, Lease, RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 T = TypeVar("T")
 
@@ -180,9 +181,7 @@ def test_absent_peer_ends_the_exchange_at_its_deadline() -> None:
 
 def test_store_that_nobody_serves_is_an_error_and_not_a_hang() -> None:
     route = DirectRoute(address="127.0.0.1", job="job", me="w1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        dial = f"127.0.0.1:{free.getsockname()[1]}"
+    dial = f"127.0.0.1:{free_port()}"
     plan = msgspec.structs.replace(lone_plan(route, timeout_s=1.0), store=dial)
     began = time.monotonic()
     with pytest.raises(GroupError):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 BOUND_S = PATIENCE_S
 
@@ -26,9 +27,7 @@ class NatsServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

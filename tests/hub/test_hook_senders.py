@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import socket
 import ssl
 import sys
 import time
@@ -31,6 +30,7 @@ from atoll.hub.hook_file import Command, Email, Webhook
 from atoll.hub.hook_senders import SIGNATURE, Hopeless, send, subject
 from atoll.hub.hooks import Hooks
 from tests.hub.hook_targets import WAIT_S, Web, alarm, message, run_hooks, until
+from tests.ports import free_port
 
 
 def test_webhook_posts_json_with_a_signature_that_can_be_checked(web: Web) -> None:
@@ -131,8 +131,7 @@ class Mailbox:
 @pytest.fixture
 def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
     """A mail server that wants STARTTLS and a password."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        kept = Mailbox(free.getsockname()[1], str(tmp_path / "mail.pem"))
+    kept = Mailbox(free_port(), str(tmp_path / "mail.pem"))
     write_certificate(Path(kept.ca))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(kept.ca)

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import socket
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -57,6 +56,7 @@ from atoll.wire.messages import (
 )
 from tests.hub.lives import Lives
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.e2e,
@@ -300,12 +300,6 @@ def check_the_rest(story: Story, connection: sqlite3.Connection) -> None:
         "SELECT count(*) FROM queue_items WHERE queue LIKE 'node/%' AND state = 'done'"
     ).fetchone()
     assert launches == (len(MEMBERS),)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run(lives: Lives, folder: Path, kill_at: int) -> str:

@@ -13,7 +13,6 @@ import importlib
 import os
 import pickle
 import signal
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,16 +22,11 @@ from typing import Any
 import torch
 import torch.distributed
 
+from tests.ports import free_port as free_port
 from tests.warm import processes
 
 dist: Any = torch.distributed
 DEADLINE_S = 240.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _rank(pipe: Connection) -> None:

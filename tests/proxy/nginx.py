@@ -38,12 +38,6 @@ http {{
 """
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Write a certificate for this machine that vouches for itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())

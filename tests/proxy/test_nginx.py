@@ -22,7 +22,8 @@ from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
 from tests.e2e.conftest import TINY, until
 from tests.patience import PATIENCE_S
-from tests.proxy.nginx import DOCUMENTED, ROOT, Nginx, free_port
+from tests.ports import free_port
+from tests.proxy.nginx import DOCUMENTED, ROOT, Nginx
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("nginx") or Path("/usr/sbin/nginx").exists()), reason="there is no nginx here"

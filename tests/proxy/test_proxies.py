@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, Done
 from tests.e2e.conftest import TINY, until
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 KINDS = ("http", "socks5")
 
@@ -72,13 +72,6 @@ def start() -> Iterator[Callable[..., ProxyProcess]]:
         process.end()
 
 
-def dead_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("login", ["", "user:pass"])
 def test_sessions_files_and_tensors_go_through_the_proxy(
@@ -120,7 +113,7 @@ def test_the_hop_that_fails_is_named(
     start: Callable[..., ProxyProcess], kind: str, by: str, scheme: str
 ) -> None:
     free, locked = start(kind), start(kind, "user:pass")
-    nowhere = dead_port()
+    nowhere = free_port()
     url = f"{scheme}://127.0.0.1:{nowhere}"
     with pytest.raises(HubUnreachable, match=f"the proxy at 127.0.0.1:{free.port} does not reach"):
         reach(url, Way(proxy=free.url()), by=by)

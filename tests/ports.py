@@ -1,0 +1,25 @@
+"""Ports that are known before anything listens on them, and that nobody else takes meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+
+LOWEST, HIGHEST = 10_000, 30_000
+"""Below those that the system gives to whoever asks for any port, as every connection does."""
+
+_choice = random.Random(os.getpid())
+
+
+def free_port() -> int:
+    """Return a port of the loopback where nobody listens; each is given once in a while only."""
+    while True:
+        port = _choice.randrange(LOWEST, HIGHEST)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
