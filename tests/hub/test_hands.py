@@ -438,3 +438,21 @@ def test_island_gives_way_when_two_wait_for_a_machine_each(
     until(lambda: record.members["w1"].attempt == record.hands["w1.1"].attempt == 2)
     assert {record.members["w1"].node, record.hands["w1.1"].node} == {"b", "d"}
     assert len(told(hub, job, "island-gives-way")) == 1
+
+
+def test_node_brings_back_what_its_hand_has_left_and_nothing_of_others(
+    hub: HubServer, client: HubClient
+) -> None:
+    assert hub.hub is not None
+    cluster = Cluster(hub, "a")
+    secret = hub.ticket.rpartition("/")[2]
+    name, token = hub.call(hub.hub.stores.auth.redeem(secret, name="b"))
+    cluster.back(name)
+    job = client.submit(spec(islands=1))
+    assert cluster.launch("b").member == "w0.1"
+    with HubClient(hub.url, token) as agent:
+        agent.put_file(job, "artifacts/w0.1/profile.json", b"{}")
+        with pytest.raises(AuthError, match="own processes"):
+            agent.put_file(job, "artifacts/w0/profile.json", b"{}")
+    assert client.read_file(job, "artifacts/w0.1/profile.json") == b"{}"
+    cluster.close()
