@@ -34,6 +34,12 @@ class RankPlace:
     machines: int = 1
 
     @property
+    def dial(self) -> str:
+        """Where rank 0 can be dialled, host:port; the colons of an IPv6 address in brackets."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+    @property
     def leads(self) -> bool:
         """Whether it is the rank that speaks for the island."""
         return self.rank == 0

@@ -8,19 +8,17 @@ ranks and waits for the next one.
 from __future__ import annotations
 
 import logging
-import platform
 import queue
 import signal
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from atoll.config import RankPlace, WorkerEnvironment
-from atoll.errors import AtollError, JobError
+from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
+from atoll.errors import AtollError
 from atoll.ids import member_of_hand
 from atoll.net.api import HubClient
 from atoll.net.way import way_of
@@ -28,6 +26,7 @@ from atoll.node.gate_search import GateSearch
 from atoll.node.interfaces import address_towards
 from atoll.node.keeper_link import Ended, Home, KeeperLink, Kill, Leaving, Start, Word
 from atoll.node.local_ranks import PROGRAM, LocalRanks
+from atoll.node.losses import spec_with
 from atoll.node.rank_ends import RankEnd
 from atoll.wire.limits import EXIT_LEFT
 
@@ -40,8 +39,6 @@ HOME_S = 10.0
 """How long the ranks may take to end after the first one did."""
 LEAVE_S = 60.0
 """How long the first rank may take to leave when this machine is asked to."""
-
-SPEC_FILE = "island.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +65,16 @@ class _End:
 _News: TypeAlias = Word | _End | _Asked | _Lost
 
 
-def serve_island(environment: WorkerEnvironment, *, program: Sequence[str] = PROGRAM) -> int:
+def serve_island(
+    environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM
+) -> int:
     """Be a further machine of an island until asked to leave; return the exit status.
 
     To be called in the main thread, which the ranks live as long as.
 
     Args:
         environment: What the node agent told this process.
+        spec: The job.
         program: What every rank runs.
 
     Raises:
@@ -99,7 +99,7 @@ def serve_island(environment: WorkerEnvironment, *, program: Sequence[str] = PRO
             if link is None:
                 asked.wait(LOOK_S)
                 continue
-            hand = Hand(environment, link, program=program)
+            hand = Hand(environment, spec, link, program=program)
             serving[:] = [hand]
             if asked.is_set():
                 hand.ask()
@@ -112,16 +112,23 @@ class Hand:
     """This machine in the service of one leader."""
 
     def __init__(
-        self, environment: WorkerEnvironment, link: KeeperLink, *, program: Sequence[str]
+        self,
+        environment: WorkerEnvironment,
+        spec: JobSpec,
+        link: KeeperLink,
+        *,
+        program: Sequence[str],
     ) -> None:
         """Start nothing yet.
 
         Args:
             environment: What the node agent told this process.
+            spec: The job.
             link: The connection with the leader.
             program: What every rank runs.
         """
-        self._environment, self._link, self._program = environment, link, program
+        self._environment, self._spec = environment, spec
+        self._link, self._program = link, program
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._asked = self._started = False
         self._number = -1
@@ -182,15 +189,16 @@ class Hand:
         self._started, self._number = True, start.number
         ranks = range(start.first, start.first + start.count)
         self._live = set(ranks)
-        log.info("%d of %d ranks start here; they meet at %s", len(ranks), start.ranks,
-                 start.address)  # fmt: skip
+        log.info("ranks %d to %d start here; they meet at %s", ranks[0], ranks[-1], start.address)
         self._local = LocalRanks(
             folder,
             program=self._program,
             on_end=lambda end: self._news.put(_End(start.number, end)),
         )
         try:
-            spec_file = _written(start.spec, folder)
+            spec_file = spec_with(
+                MeshShape(*start.mesh), spec=self._spec, environment=self._environment
+            )
             self._local.start(
                 _places(start),
                 own_address=address_towards(start.address, start.port) or start.address,
@@ -228,7 +236,7 @@ def _places(start: Start) -> list[RankPlace]:
     return [
         RankPlace(
             start.first + local,
-            start.ranks,
+            MeshShape(*start.mesh).ranks,
             local_rank=local,
             address=start.address,
             port=start.port,
@@ -238,21 +246,3 @@ def _places(start: Start) -> list[RankPlace]:
         )
         for local in range(start.count)
     ]
-
-
-def _written(spec: str, folder: Path) -> Path:
-    """Return the file of the job as the leader has told it.
-
-    Raises:
-        JobError: the disk does not take it.
-    """
-    path = folder / SPEC_FILE
-    try:
-        path.write_text(spec, encoding="utf-8")
-    except OSError as error:
-        raise JobError(
-            "a machine cannot take up the job file of its ranks",
-            given=f"{path} on {platform.node()} ({error})",
-            remedy="look at the disk of that machine",
-        ) from error
-    return path

@@ -20,10 +20,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 
-from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import OutOfMemory, from_dict
 from atoll.node import parent
@@ -32,16 +30,13 @@ from atoll.node.forming import Asked, Formation, NewsQueue, OwnEnd, gather
 from atoll.node.gate import Gone, IslandGate, Said
 from atoll.node.keeper_link import Ended, Home, Kill, Leaving, Start
 from atoll.node.local_ranks import PROGRAM, LocalRanks
-from atoll.node.losses import Losses, with_shape
+from atoll.node.losses import Losses, spec_with
 from atoll.node.rank_ends import RankEnd, cause, died, explain
 from atoll.wire.limits import EXIT_LEFT
 
 log = logging.getLogger(__name__)
 
 HERE = "127.0.0.1"
-SPEC_FILE = "island.toml"
-"""The job file of the ranks where their mesh is not that of the job."""
-
 PORT_TRIES = 3
 SETTLE_S = 1.0
 """After a rank that only noticed the loss of another: how long that other one may take to end."""
@@ -175,9 +170,8 @@ class Island:
         log.info("the island has %d ranks%s: %s", shape.ranks, on, shape)
         for machine, (hand, ranks) in enumerate(self._far.items(), start=1):
             start = Start(
-                number=self._number, spec=config.dump_spec(with_shape(spec, shape)),
-                first=ranks[0], count=len(ranks), ranks=shape.ranks, machine=machine,
-                machines=machines, address=formation.address, port=port,
+                number=self._number, mesh=shape.sizes, first=ranks[0], count=len(ranks),
+                machine=machine, machines=machines, address=formation.address, port=port,
             )  # fmt: skip
             hand.link.send(start)
         places = [
@@ -192,7 +186,7 @@ class Island:
             )
             for rank in self._own
         ]
-        spec_file = _spec_file(self._environment, spec, formation)
+        spec_file = spec_with(shape, spec=spec, environment=self._environment)
         self._local.start(places, own_address=formation.address, ATOLL_SPEC=str(spec_file))
 
     # -------------------------------------------------------------------------- watching
@@ -309,16 +303,6 @@ def free_port(address: str = HERE) -> Iterator[int]:
         if not sys.platform.startswith("linux"):
             held.close()
         yield port
-
-
-def _spec_file(environment: WorkerEnvironment, spec: JobSpec, formation: Formation) -> Path:
-    """Return the job file for ranks in a mesh."""
-    if formation.shape == spec.mesh:
-        return environment.spec
-    log.warning("ranks were lost: %s instead of %s", formation.shape, spec.mesh)
-    path = environment.directory / SPEC_FILE
-    path.write_text(config.dump_spec(with_shape(spec, formation.shape)), encoding="utf-8")
-    return path
 
 
 def _left_s(deadline: float) -> float:

@@ -3,7 +3,7 @@
 Both know a secret that only processes of their own job can have from the hub. Each proves it to
 the other before anything else is said, and everything that follows carries a code (HMAC) by which
 nobody in between can change, repeat or add a word. What is said is no secret and is not encrypted:
-which ranks to start, and how they ended.
+which ranks to start, and how they ended. The job itself each side has from the hub.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
     number: int
     """Of this start, by which late words of an earlier one are told apart."""
-    spec: str
-    """The job's TOML text, with the mesh of this start."""
+    mesh: tuple[int, int, int, int]
+    """How many ranks each axis has at this start."""
     first: int
     count: int
-    ranks: int
     machine: int
     machines: int
     address: str

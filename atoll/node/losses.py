@@ -14,15 +14,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.config import JobSpec, MeshShape, shrunk
+from atoll.config import JobSpec, MeshShape, WorkerEnvironment, dump_spec, shrunk
+from atoll.errors import JobError
+
+log = logging.getLogger(__name__)
 
 LOSSES_FILE = "losses.json"
 """In the folder of the member, which outlives its processes."""
+
+SPEC_FILE = "island.toml"
+"""The job file of the ranks where their mesh is not that of the job."""
 
 STEADY_S = 60.0
 """A start that has worked so long shows that its ranks are well."""
@@ -98,6 +105,27 @@ def with_shape(spec: JobSpec, shape: MeshShape) -> JobSpec:
     if shape.ranks == 1 and strategy.inner == "hybrid":  # which means more than one rank
         strategy = dataclasses.replace(strategy, inner="fsdp")
     return dataclasses.replace(spec, island=island, strategy=strategy)
+
+
+def spec_with(shape: MeshShape, *, spec: JobSpec, environment: WorkerEnvironment) -> Path:
+    """Return the job file for ranks in a mesh, which may be smaller than that of the job.
+
+    Raises:
+        JobError: the disk does not take it.
+    """
+    if shape == spec.mesh:
+        return environment.spec
+    log.warning("ranks were lost: %s instead of %s", shape, spec.mesh)
+    path = environment.directory / SPEC_FILE
+    try:
+        path.write_text(dump_spec(with_shape(spec, shape)), encoding="utf-8")
+    except OSError as error:
+        raise JobError(
+            "a machine cannot keep the job file of its ranks",
+            given=f"{path} ({error})",
+            remedy="look at the disk of that machine",
+        ) from error
+    return path
 
 
 def _deals_evenly(shape: MeshShape, spec: JobSpec) -> bool:

@@ -91,8 +91,9 @@ def opened(hub: GateHub, tmp_path: Path) -> Iterator[Opened]:
 
 def start(count: int = 1) -> Start:
     return Start(
-        number=0, spec="", first=1, count=count, ranks=2, machine=1, machines=2, address="h", port=1
-    )
+        number=0, mesh=(1, 2, 1, 1), first=1, count=count, machine=1, machines=2, address="h",
+        port=1,
+    )  # fmt: skip
 
 
 def next_of(news: Any, kind: type) -> Any:

@@ -164,6 +164,8 @@ def test_rank_of_somebody_elses_program_is_none_of_an_island() -> None:
     place = RankPlace(1, 4, local_rank=1, address="127.0.0.1", port=4711, local_ranks=2)
     assert kept_place(place.variables()) is None
     assert rank_place(place.variables()) == place
+    assert place.dial == "127.0.0.1:4711"
+    assert RankPlace(0, 1, local_rank=0, address="fd00::7", port=1).dial == "[fd00::7]:1"
     environment = rank_environment(
         place, defaults={"A": "1", "B": "1"}, environment={"B": "2", "RANK": "9"}, C="3"
     )
