@@ -56,7 +56,7 @@ def world(place: RankPlace, *, device: torch.device, timeout_s: float) -> Iterat
         torch.cuda.set_device(device)
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=f"tcp://{place.address}:{place.port}",
+        init_method=f"tcp://{place.dial}",
         rank=place.rank,
         world_size=place.ranks,
         timeout=timedelta(seconds=timeout_s),
