@@ -96,11 +96,11 @@ def main() -> int:
             )
         directory = environment.directory
         place = config.kept_place()
+        spec = config.load_spec(environment.spec)
         if place is None and is_hand(environment.member):
             from atoll.node.hand import serve_island
 
-            return serve_island(environment)
-        spec = config.load_spec(environment.spec)
+            return serve_island(environment, spec)
         if place is None and spec.mesh.ranks > 1:
             from atoll.node.island import keep
 
