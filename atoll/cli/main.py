@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated, Any
 
@@ -106,7 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in own
     if debug:
         words = ["--debug", *(word for word in own if word != "--debug"), *words[len(own) :]]
-    sys.exit(_run(words, debug=debug))
+    status = _run(words, debug=debug)
+    gc.freeze()  # the process ends: a last look for garbage in all of torch takes it half a second
+    sys.exit(status)
 
 
 def _run(words: list[str], *, debug: bool) -> int:

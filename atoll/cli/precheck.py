@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, DataError
+from atoll.node.loading import load
 from atoll.node.probe import torch_version
 
 OUR_OWN = "atoll."
@@ -55,6 +56,7 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
     )  # fmt: skip
     if not torch_version():
         return 0
+    load("torch")
     import torch
 
     from atoll.codec.table import make_codec

@@ -20,6 +20,7 @@ import psutil
 
 import atoll
 from atoll.node.gpus import Gpus
+from atoll.node.loading import load
 from atoll.wire.messages import NodeInfo
 
 log = logging.getLogger(__name__)
@@ -151,5 +152,6 @@ def trial(*, seconds: float = 0.4, size: int = 512) -> Compute:
 
 
 if __name__ == "__main__":
+    load("torch")
     found = trial()
     sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")

@@ -6,6 +6,7 @@ It finds its job, token and hub in its environment, as every worker does.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -24,6 +25,7 @@ log = logging.getLogger("atoll.reducer")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop or until the hub stays away; return the exit status."""
+    gc.freeze()  # torch is no garbage: nobody has to walk over it again, least of all at the end
     parser = argparse.ArgumentParser(prog="python -m atoll.reducer", description=__doc__)
     parser.add_argument("--hub", default="", help="URL of the hub, instead of ATOLL_HUB")
     parser.add_argument("--away-s", type=float, default=AWAY_S, help="leave after this long alone")
