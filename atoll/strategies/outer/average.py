@@ -34,7 +34,8 @@ class Average:
     growing: bool = False
     """Come to `every` by doubling: the first rounds are 1, 2, 4, ... steps apart."""
     weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
+    """What a member's values weigh: `tokens` trained since the last round, `equal`, or `fednova`:
+    equal, and as if all had taken the same number of steps."""
 
     def build(self) -> Outer:
         """Return the strategy with these options.

@@ -68,7 +68,8 @@ class DiLoCo:
     warmup_every: int = 8
     """Steps between two rounds of the warm-up."""
     weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
+    """What a member's values weigh: `tokens` trained since the last round, `equal`, or `fednova`:
+    equal, and as if all had taken the same number of steps."""
 
     def build(self) -> Outer:
         """Return the strategy with these options.

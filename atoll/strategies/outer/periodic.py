@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from atoll.group.agree import Transacted
 from atoll.group.group import Group, Reduced
 from atoll.strategies.codec_state import codec_state, load_codec_state
 from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
+from atoll.strategies.fednova import EXACT, FEDNOVA, evened, mean_steps
 from atoll.strategies.meeting import Meeting, integrated
 from atoll.strategies.outer.base import OuterDefaults, carrying
 from atoll.strategies.start import DIGEST_ELEMENTS, same_start
@@ -46,15 +48,15 @@ KEY = "delta"
 class Weigher:
     """Weights of one member's contributions: what it trained since the last round."""
 
-    def __init__(self, kind: str) -> None:
-        """Weigh by `tokens` or `equal`.
+    def __init__(self, kind: str, *, among: Sequence[str] = WEIGHTS) -> None:
+        """Weigh by `kind`, one of the words `among` which a strategy lets choose.
 
         Raises:
             ConfigError: it is another word.
         """
-        if kind not in WEIGHTS:
+        if kind not in among:
             raise ConfigError(
-                "unknown weight", given=repr(kind), expected=f"one of {', '.join(WEIGHTS)}"
+                "unknown weight", given=repr(kind), expected=f"one of {', '.join(among)}"
             )
         self.kind = kind
         self.step = 0
@@ -63,9 +65,14 @@ class Weigher:
     def weight(self, task: Task) -> float:
         """Return the weight now; steps stand in where nobody counts tokens."""
         steps = task.step - self.step
-        if self.kind == "equal":
+        if self.kind in ("equal", FEDNOVA):
             return float(steps > 0)
         return float(max(task.tokens - self.tokens, 0) or steps)
+
+    def steps(self, task: Task) -> int:
+        """Return the optimizer steps since the last round, by the schedule if not all were seen."""
+        period = task.period
+        return period.done if period.start == self.step else task.step - self.step
 
     def reset(self, task: Task) -> None:
         """A round was committed: count from here."""
@@ -84,8 +91,8 @@ class PeriodicOuter(OuterDefaults, ABC):
     """Rounds about parameters; see the module's docstring."""
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
-        """Weigh contributions by `tokens` or `equal`."""
-        self._weigher = Weigher(weight)
+        """Weigh contributions by `tokens`, `equal` or `fednova`."""
+        self._weigher = Weigher(weight, among=(*WEIGHTS, FEDNOVA))
         self._clock: Clock = clock if clock is not None else RealClock()
         self._next = 0
         self._base = "start"
@@ -187,6 +194,8 @@ class PeriodicOuter(OuterDefaults, ABC):
 
         def exchange(plan: RoundPlan) -> Reduced:
             own = self.weight_in(plan, weight, last=last)
+            if self._weigher.kind == FEDNOVA:
+                return self._exchange_evened(task, delta, own)
             work = self._meeting.group.reduce([delta], codec=self._codec, weight=own, key=KEY)
             with task.gate.resting():
                 return work.wait()
@@ -205,6 +214,22 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._meeting.applied(apply_s)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
+
+    def _exchange_evened(self, task: Task, delta: Tensor, weight: float) -> Reduced:
+        """Reduce pseudo-gradients of equally many steps; see :mod:`atoll.strategies.fednova`."""
+        group, steps = self._meeting.group, self._weigher.steps(task)
+        tau, sent, received = mean_steps(
+            group, steps=steps, weight=weight, resting=task.gate.resting()
+        )
+        own = evened(delta, num_parameters=self._num_parameters, steps=steps, tau=tau)
+        work = group.reduce([own], codec=self._codec, weight=weight, key=KEY)
+        with task.gate.resting():
+            found = work.wait()
+        return replace(
+            found,
+            sent_bytes=found.sent_bytes + sent,
+            received_bytes=found.received_bytes + received,
+        )
 
     def _apply(self, mean: Tensor, step: int, *, alone: bool) -> None:
         """Move the common state."""
@@ -269,10 +294,14 @@ class PeriodicOuter(OuterDefaults, ABC):
                 marks + (step == self.shared_steps),
                 rounds + (step != self.shared_steps),
             )
+        beside = rounds if self._weigher.kind == FEDNOVA else 0
+        each = volume(self._codec, elements, peers, rank=rank)
+        about_steps = volume(make_codec(EXACT), 1, peers, rank=rank)
         return total(
             [
                 times(start_volume(peers, rank=rank), marks),
-                times(volume(self._codec, elements, peers, rank=rank), rounds),
+                times(each, rounds),
+                replace(times(about_steps, beside), rounds=0),
             ]
         )
 

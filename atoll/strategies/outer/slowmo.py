@@ -46,7 +46,8 @@ class SlowMo:
     rate: float = 0.0
     """Inner rate (gamma), where it is constant; 0: whatever the inner optimizer has."""
     weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
+    """What a member's values weigh: `tokens` trained since the last round, `equal`, or `fednova`:
+    equal, and as if all had taken the same number of steps."""
 
     def build(self) -> Outer:
         """Return the strategy with these options.
