@@ -200,7 +200,7 @@ class Placement:
         """Start waiting jobs and complete running ones as far as places are free."""
         async with self._lock:
             asked = await self._asking.asks()
-            if not asked.asks:
+            if not asked.asks and not self._told:
                 return
             settling = self._clock.monotonic() < self._settled_at
             places = self._places.now(pausing=asked.pausing)
@@ -240,6 +240,10 @@ class Placement:
             job.reason = f"{stands}{shortage}"
             if stands and news:
                 await self._stores.events.add(name, "member-waits", job.reason)
+        for name in self._told.keys() - allotment.short.keys():
+            found = self._jobs.find(name)
+            if found is not None and found.reason.startswith(STANDS_STILL):
+                found.reason = ""  # what it lacked has come back by itself, or has a place
         self._told = {name: self._told[name] for name in allotment.short if name in self._told}
 
     async def _relaunch(self, job: Job, name: str, node: str, *, slot: int) -> None:

@@ -50,7 +50,11 @@ def job_view(
         "paused_reason": job.paused,
         "members": members,
         "machines": job.machines,
-        "hands": [hand_view(hand) for hand in sorted(job.hands.values(), key=_in_order)],
+        "hands": [
+            hand_view(hand)
+            for hand in sorted(job.hands.values(), key=_in_order)
+            if member_of_hand(hand.member)[1] < job.machines  # others are of an earlier job file
+        ],
         "committed_round": job.committed_round,
         "aborted_rounds": job.aborted_rounds,
         "created": job.created,

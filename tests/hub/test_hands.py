@@ -456,3 +456,17 @@ def test_node_brings_back_what_its_hand_has_left_and_nothing_of_others(
             agent.put_file(job, "artifacts/w0/profile.json", b"{}")
     assert client.read_file(job, "artifacts/w0.1/profile.json") == b"{}"
     cluster.close()
+
+
+def test_reason_why_an_island_stands_still_goes_when_its_machine_is_back(
+    hub: HubServer, client: HubClient
+) -> None:
+    cluster = Cluster(hub, "a", "b")
+    job = client.submit(spec(islands=1))
+    cluster.tell("b", cluster.launch("b"), "running")
+    cluster.agents["b"].close()
+    until(lambda: "just now: needs 1 nodes, 0 are free" in client.job(job)["reason"])
+    cluster.back("b")
+    until(lambda: client.job(job)["reason"] == "")
+    assert (hand_of(hub, job, "w0.1").state, hand_of(hub, job, "w0.1").attempt) == ("running", 1)
+    cluster.close()
