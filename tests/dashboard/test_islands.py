@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
 from tests.dashboard.conftest import Watch
-from tests.hub.test_hands import Cluster, spec
+from tests.hub.cluster import Cluster, spec
 
 
 def test_further_machines_stand_behind_their_member(hub: HubServer, watched: Watch) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from atoll.clock import VirtualClock
@@ -22,31 +19,14 @@ from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import (
     Done,
     Drain,
-    Failure,
     Finished,
     Gate,
     Launch,
-    LogLines,
-    ProcessState,
-    Register,
     Stop,
 )
-from tests.hub.peer import NODE, Peer, member, node
+from tests.hub.cluster import Cluster, hand_of, spec
+from tests.hub.peer import member
 from tests.hub.test_membership import commands, job_of, options, registered, told, until
-
-SPEC = """
-[job]
-name = "wide"
-nodes = {islands}
-min_nodes = {least}
-route = "direct"
-[strategy]
-inner = "fsdp"
-[island]
-ranks = 2
-machines = 2
-on_loss = "{on_loss}"
-"""
 
 
 @pytest.fixture
@@ -61,59 +41,11 @@ def client(hub: HubServer) -> Iterator[HubClient]:
         yield made
 
 
-class Cluster:
-    """Agents of one place each, by name, and what they were asked to launch."""
-
-    def __init__(self, hub: HubServer, *names: str) -> None:
-        self._hub = hub
-        self._open = ExitStack()
-        self.agents: dict[str, Peer] = {}
-        for name in names:
-            self.join(name)
-
-    def join(self, name: str) -> None:
-        self.agents[name] = self._open.enter_context(node(self._hub, name, slots=1))
-
-    def back(self, name: str, *, incarnation: str = "i1") -> None:
-        """Connect the agent of a known node, the same or a new one."""
-        info = msgspec.structs.replace(NODE, slots=1)
-        agent = Peer(self._hub, name, incarnation=incarnation, info=info)
-        self.agents[name] = self._open.enter_context(agent)
-
-    def launch(self, name: str) -> Launch:
-        """Take the only command that a node has got."""
-        (found,) = commands(self.agents[name], 1)
-        assert isinstance(found, Launch), found
-        return found
-
-    def stop(self, name: str) -> Stop:
-        (found,) = commands(self.agents[name], 1)
-        assert isinstance(found, Stop), found
-        return found
-
-    def tell(self, name: str, launch: Launch, state: str, **more: Any) -> None:
-        """Tell how a process fares, as its node."""
-        body = ProcessState(launch.job, launch.member, state, attempt=launch.attempt, **more)
-        answer = self.agents[name].request(body)
-        assert isinstance(answer, Done), answer
-
-    def close(self) -> None:
-        self._open.close()
-
-
 @pytest.fixture
 def four(hub: HubServer) -> Iterator[Cluster]:
     cluster = Cluster(hub, "a", "b", "c", "d")
     yield cluster
     cluster.close()
-
-
-def spec(*, islands: int = 2, least: int = 0, on_loss: str = "wait") -> str:
-    return SPEC.format(islands=islands, least=least, on_loss=on_loss)
-
-
-def hand_of(hub: HubServer, job: str, name: str) -> Member:
-    return job_of(hub, job).hands[name]
 
 
 def test_each_island_gets_its_machines_and_hands_are_no_members(
@@ -295,25 +227,6 @@ def test_hands_are_ended_with_their_job_and_its_gate_is_forgotten(
     cluster.close()
 
 
-def test_gate_is_closed_when_its_member_is_launched_again_and_the_older_launch_opens_none(
-    hub: HubServer, client: HubClient
-) -> None:
-    cluster = Cluster(hub, "a", "b")
-    job = client.submit(spec(islands=1))
-    leader, hand = cluster.launch("a"), cluster.launch("b")
-    with HubClient(hub.url, leader.token) as old, HubClient(hub.url, hand.token) as asking:
-        old.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
-        cluster.tell("a", leader, "exited", exit_code=1, error={"kind": "RankLost", "what": "x"})
-        again = cluster.launch("a")
-        assert (again.member, again.attempt) == ("w0", 2)
-        assert asking.gate(job, "w0") is None
-        with pytest.raises(AuthError):
-            old.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
-        assert asking.gate(job, "w0") is None
-    assert hand_of(hub, job, "w0.1").attempt == 1, "it waits for the new gate"
-    cluster.close()
-
-
 def test_hands_go_when_their_member_is_scaled_away(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
@@ -349,42 +262,6 @@ def test_hands_live_on_while_the_hub_is_restarted(tmp_path: Path) -> None:
         hand = hand_of(hub, job, "w0.1")
         assert (hand.state, hand.attempt) == ("running", 1)
         cluster.close()
-
-
-def test_lines_of_a_hand_come_from_its_own_node_only(
-    hub: HubServer, client: HubClient, four: Cluster
-) -> None:
-    job = client.submit(spec(islands=1))
-    launched = {name: four.launch(name) for name in "ab"}
-    answer = four.agents["b"].request(LogLines(job, "w0.1", 1, ["rank 1 is here"]))
-    assert not isinstance(answer, Failure), answer
-    refused = four.agents["c"].request(LogLines(job, "w0.1", 2, ["who is this?"]))
-    assert isinstance(refused, Failure)
-    state = ProcessState(job, "w0.1", "running", attempt=launched["b"].attempt)
-    assert isinstance(four.agents["c"].request(state), Failure)
-    lines = client.logs(job, member="w0.1")["lines"]
-    assert [line["text"] for line in lines] == ["rank 1 is here"]
-
-
-def test_hand_that_speaks_to_the_hub_is_no_member(
-    hub: HubServer, client: HubClient, four: Cluster
-) -> None:
-    client.submit(spec(islands=1))
-    four.launch("a")
-    with member(hub, four.launch("b")) as hand:
-        answer = hand.request(Register())
-        assert isinstance(answer, Failure)
-        assert answer.error["kind"] == "AuthError"
-
-
-def test_node_that_is_shut_out_takes_the_rights_of_its_hands_along(
-    hub: HubServer, client: HubClient, four: Cluster
-) -> None:
-    job = client.submit(spec(islands=1))
-    hand = four.launch("b")
-    client.revoke_node("b")
-    with HubClient(hub.url, hand.token) as process, pytest.raises(AuthError):
-        process.gate(job, "w0")
 
 
 def test_views_tell_hands_apart_from_members(
@@ -438,24 +315,6 @@ def test_island_gives_way_when_two_wait_for_a_machine_each(
     until(lambda: record.members["w1"].attempt == record.hands["w1.1"].attempt == 2)
     assert {record.members["w1"].node, record.hands["w1.1"].node} == {"b", "d"}
     assert len(told(hub, job, "island-gives-way")) == 1
-
-
-def test_node_brings_back_what_its_hand_has_left_and_nothing_of_others(
-    hub: HubServer, client: HubClient
-) -> None:
-    assert hub.hub is not None
-    cluster = Cluster(hub, "a")
-    secret = hub.ticket.rpartition("/")[2]
-    name, token = hub.call(hub.hub.stores.auth.redeem(secret, name="b"))
-    cluster.back(name)
-    job = client.submit(spec(islands=1))
-    assert cluster.launch("b").member == "w0.1"
-    with HubClient(hub.url, token) as agent:
-        agent.put_file(job, "artifacts/w0.1/profile.json", b"{}")
-        with pytest.raises(AuthError, match="own processes"):
-            agent.put_file(job, "artifacts/w0/profile.json", b"{}")
-    assert client.read_file(job, "artifacts/w0.1/profile.json") == b"{}"
-    cluster.close()
 
 
 def test_reason_why_an_island_stands_still_goes_when_its_machine_is_back(
