@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, NotAllowed
 from atoll.ids import is_reducer
-from atoll.node import signatures
 from atoll.node.launchers.mounts import Mount, parse_mounts
 from atoll.wire.messages import Offer
 
@@ -37,9 +36,9 @@ def check_allowed(
         return []
     kind = spec.trust
     if kind == "container" and kind not in offer.kinds and "signed" in offer.kinds:
-        signatures.check_image(
-            spec.launch.image, signature=spec.launch.signature, trusted_keys=trusted_keys
-        )
+        from atoll.node.signatures import check_image
+
+        check_image(spec.launch.image, signature=spec.launch.signature, trusted_keys=trusted_keys)
     elif kind not in offer.kinds:
         raise NotAllowed(
             f"this machine does not run jobs of the kind {kind!r}",
