@@ -53,6 +53,8 @@ class Restored:
     """Where every slot of the data stood when the round was committed."""
     strategy: str = ""
     """Name of the outer strategy that `outer` is of; empty: not noted."""
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    """By rank: what a script kept besides."""
 
 
 def save(
@@ -160,11 +162,13 @@ def collect(
     leases: Leases | None = None,
     strategy: str = "",
     agreed: Mapping[str, Tensor] | None = None,
+    kept: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Part, Part]:
     """Return the member's own part and the shared part; tensors are not copied.
 
     With `base`, the digest that the members agreed on in the last round, nothing is hashed.
-    `agreed` are tensors by which the shared part's model differs from this member's own. The other
+    `agreed` are tensors by which the shared part's model differs from this member's own, `kept` is
+    what each rank of a script keeps besides. The other
     arguments are those of :func:`save`.
 
     Raises:
@@ -194,6 +198,7 @@ def collect(
         "cursor": dict(cursor),
         "counters": dict(counters),
         "model": extra if own_model else {},
+        "kept": [dict(state) for state in kept],
     }
     own_tensors, own_tree = flatten(own, prefix="own")
     tensors, tree = flatten(common, prefix="common")
@@ -289,6 +294,7 @@ def restore(
         codec=dict(mine["codec"]),
         cursor=dict(mine["cursor"]),
         counters=dict(mine["counters"]),
+        kept=list(mine.get("kept", [])),
         borrowed=False,
     )
 

@@ -142,7 +142,7 @@ class Run(Session):
         strategy.setup(task, group=self.group, codec=make_codec(agreement.codec))
         self._state = WrappedState(
             task, strategy, group=self.group, strategy=agreement.name,
-            enrolled=self._enrolled, every=self._every,
+            enrolled=self._enrolled, every=self._every, kept=self._kept,
         )  # fmt: skip
         self._state.begin()
         self._meter.bytes()
@@ -161,6 +161,7 @@ class Run(Session):
         from atoll.train.rank_model import RankModel, ScriptOptimizer
 
         self._model = RankModel(model, optimizer, crew=crew, device=self.device)
+        self._kept.follow(crew)
         self._leading.picture = Picture(crew)
         return Task(
             self._model.whole, ScriptOptimizer(optimizer, model=self._model, crew=crew),

@@ -11,7 +11,8 @@ from typing import Any, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from atoll.train.deal import deal
+from atoll.run.kept import Kept
+from atoll.train.deal import Share, deal
 from atoll.train.ranks import Ranks
 
 
@@ -28,6 +29,7 @@ class Place:
         self._joint = ranks.place.ranks > 1
         """Whether ranks meet; also where the only one has spread its model over a mesh of one."""
         self._before: Any = None
+        self._kept = Kept()
         self.results: dict[str, Any] = {}
         """Further entries of this member's part of the summary."""
 
@@ -90,11 +92,32 @@ class Place:
         """
         if self._joint:
             self._ranks.meet()
-        return deal(
+        dealt = deal(
             data, slot=self.slot, num_slots=self.num_slots, seed=self.seed,
             should_stop=lambda: self.stopping, rank=self._ranks.data_rank,
             ranks=self._ranks.shape.data,
         )  # fmt: skip
+        if isinstance(dealt, Share):
+            self._kept.share(dealt)
+        return dealt
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Keep a thing's state in the job's checkpoints, and give it back when the job goes on.
+
+        For what else the script has: a schedule, a gradient scaler, averages, its own counters. Of
+        an island every rank calls it, and has its own back; so it is with random numbers and the
+        place in what `shard` returned, which are kept without being asked for.
+
+        Args:
+            name: Its own, the same from run to run.
+            thing: With `state_dict()`, of tensors, numbers, texts and containers of these, and
+                `load_state_dict(state)`, which is called at once where the job goes on already.
+
+        Raises:
+            ConfigError: it has no such methods, or the name is taken.
+            CheckpointError: what the checkpoint has under this name does not fit it.
+        """
+        self._kept.thing(name, thing)
 
     # -------------------------------------------------------------------------------- signals
 

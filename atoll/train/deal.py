@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+)
 
 from atoll.errors import DataError
 
 
+class Order(Sampler[int]):
+    """The order of a loader's samples, of which the first ones may be left out, once."""
+
+    def __init__(self, samples: Subset[Any], *, generator: torch.Generator | None) -> None:
+        """Go through samples as they come, or shuffled by a generator."""
+        self._inner: Any = SequentialSampler(samples)
+        if generator is not None:
+            self._inner = RandomSampler(samples, generator=generator)
+        self.generator, self.skip = generator, 0
+
+    def __iter__(self) -> Iterator[int]:
+        skip, self.skip = self.skip, 0
+        return itertools.islice(iter(self._inner), skip, None)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
 class Share:
-    """An iterable that ends early when the job is asked to stop."""
+    """An iterable that ends early when the job is asked to stop, and knows where it stands."""
 
     def __init__(
         self,
@@ -23,24 +50,68 @@ class Share:
         should_stop: Callable[[], bool],
         length: int | None,
         last: int | None = None,
+        owner: str = "",
     ) -> None:
         """Give out the items `slot`, `slot + num_slots`, ... of `data`.
 
-        With `last`, a higher slot, an item is given out only if that slot has one, too.
+        With `last`, a higher slot, an item is given out only if that slot has one, too. `owner`
+        tells this share from those of other ranks and members: a place in theirs means nothing.
         """
         self.data, self._slot, self._num_slots = data, slot, num_slots
         self._should_stop, self._length = should_stop, length
         self._last = slot if last is None else last
+        self._owner = owner
+        sampler = getattr(data, "sampler", None)
+        self._order = sampler if isinstance(sampler, Order) else None
+        self._given = 0
+        """Items of the pass that is under way."""
+        self._began: Tensor | None = None
+        """The generator of the order as it was when that pass began."""
+        self._next: Mapping[str, Any] | None = None
+        self._under_way = False
+
+    def place(self) -> dict[str, Any]:
+        """Return where this stands, for `go_to` of a share like this one."""
+        return {"owner": self._owner, "given": self._given, "order": self._began}
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Let the next pass begin where another share stood; elsewhere dealt ones do not count."""
+        if place["owner"] == self._owner and not self._under_way:
+            self._next = place
+            self._given, self._began = int(place["given"]), place["order"]
 
     def __iter__(self) -> Iterator[Any]:
+        left_out = self._begin()
         own: Any = None
         for index, item in enumerate(self.data):
             if self._should_stop():
                 return
             if index % self._num_slots == self._slot:
                 own = item
-            if index % self._num_slots == self._last:
-                yield own
+            if index % self._num_slots != self._last:
+                continue
+            if left_out:
+                left_out -= 1
+                continue
+            self._given += 1
+            yield own
+        self._given, self._began, self._under_way = 0, self._generator_state(), False
+
+    def _begin(self) -> int:
+        """Begin a pass; return how many items it gives out to nobody."""
+        place, self._next, self._under_way = self._next, None, True
+        self._given = int(place["given"]) if place is not None else 0
+        if self._order is None:
+            return self._given
+        if place is not None and place["order"] is not None and self._order.generator is not None:
+            self._order.generator.set_state(place["order"])
+        self._began = self._generator_state()
+        self._order.skip = self._given * (self.data.batch_size or 1)
+        return 0  # they are not even loaded
+
+    def _generator_state(self) -> Tensor | None:
+        generator = self._order.generator if self._order is not None else None
+        return generator.get_state() if generator is not None else None
 
     def __len__(self) -> int:
         if self._length is None:
@@ -73,17 +144,31 @@ def deal(
         DataError: there are fewer samples than slots.
     """
     own, last, count_all = slot * ranks + rank, slot * ranks + ranks - 1, num_slots * ranks
+    owner = f"{own} of {count_all}, seed {seed}"
     if isinstance(data, DataLoader):
         loader = _own_loader(data, own=own, last=last, count_all=count_all, seed=seed)
         if loader is not None:
-            return Share(loader, slot=0, num_slots=1, should_stop=should_stop, length=len(loader))
+            return Share(
+                loader,
+                slot=0,
+                num_slots=1,
+                should_stop=should_stop,
+                length=len(loader),
+                owner=owner,
+            )
     count = length_of(data)
     if hasattr(data, "__getitem__") and count is not None:
         mine = own_indices(count, slot=own, num_slots=count_all, seed=seed, last=last)
         return Subset(data, mine)
     length = (count - last - 1) // count_all + 1 if count is not None else None
     return Share(
-        data, slot=own, num_slots=count_all, should_stop=should_stop, length=length, last=last
+        data,
+        slot=own,
+        num_slots=count_all,
+        should_stop=should_stop,
+        length=length,
+        last=last,
+        owner=owner,
     )
 
 
@@ -126,10 +211,12 @@ def _own_loader(loader: Any, *, own: int, last: int, count_all: int, seed: int) 
         return None
     mine = own_indices(len(loader.dataset), slot=own, num_slots=count_all, seed=seed, last=last)
     generator = torch.Generator().manual_seed(seed * 1_000 + own)
+    shuffled = isinstance(loader.sampler, RandomSampler)
+    samples = Subset(loader.dataset, mine)
     return DataLoader(
-        Subset(loader.dataset, mine),
+        samples,
         batch_size=loader.batch_size,
-        shuffle=isinstance(loader.sampler, RandomSampler),
+        sampler=Order(samples, generator=generator if shuffled else None),
         generator=generator,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,

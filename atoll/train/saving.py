@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -30,6 +31,8 @@ class Moment:
     cursor: Mapping[str, int]
     strategy: str
     """Name of the outer strategy."""
+    kept: Sequence[Mapping[str, Any]] = ()
+    """By rank: what a script keeps beside model and optimizer."""
 
 
 SLACK_BYTES = 1 << 20
@@ -75,6 +78,7 @@ class Saving:
             task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
             counters=moment.counters, about=moment.about, own_model=not outer.one_model,
             base=base, leases=task.leases, strategy=moment.strategy, agreed=agreed(task, outer),
+            kept=moment.kept,
         )  # fmt: skip
         if self.saver is not None:
             outcome = self.saver.save(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from atoll.checkpoint import BackgroundSaver, adopt, describe, resume
 from atoll.errors import LeftBehind
@@ -21,6 +23,18 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 60.0
 
 
+class Keeping(Protocol):
+    """What a script keeps beside model and optimizer, on all its ranks."""
+
+    def gather(self) -> Sequence[Mapping[str, Any]]:
+        """Return the state of every rank."""
+        ...
+
+    def give(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Let them take it up again."""
+        ...
+
+
 class WrappedState:
     """Recovery and checkpoints for a script that trains through `run.wrap`."""
 
@@ -33,6 +47,7 @@ class WrappedState:
         strategy: str,
         enrolled: Enrolled | None,
         every: int = 0,
+        kept: Keeping | None = None,
     ) -> None:
         """Stand by.
 
@@ -43,7 +58,9 @@ class WrappedState:
             strategy: The strategy's name.
             enrolled: This member's place; None: without a hub there is nobody to recover from.
             every: Rounds between checkpoints; 0: none.
+            kept: What the script's ranks keep besides; None: nothing.
         """
+        self._kept = kept
         self._task, self._outer, self._group = task, outer, group
         self._strategy, self._enrolled, self._every = strategy, enrolled, every
         self._saver: BackgroundSaver | None = None
@@ -112,11 +129,12 @@ class WrappedState:
             members=members, shared=members[0] == self._group.me, final=final, score=None,
             counters={"chain": self._task.past}, cursor={}, strategy=self._strategy,
             about=describe("script", options={}, tokenizer=""),
+            kept=self._kept.gather() if self._kept is not None else (),
         )  # fmt: skip
         Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
 
     def _resume(self, enrolled: Enrolled, round_: int) -> None:
-        """Go on from a checkpoint; the place in the data is the script's own matter."""
+        """Go on from a checkpoint."""
         store = enrolled.store()
         try:
             restored = resume(store, round_, self._task, strategy=self._strategy)
@@ -128,6 +146,8 @@ class WrappedState:
             self._tell(enrolled, warning)
         self._outer.rejoin(self._task)
         self._task.past = str(restored.counters.get("chain", ""))
+        if self._kept is not None:
+            self._kept.give(restored.kept)
 
     def _tell(self, enrolled: Enrolled, text: str) -> None:
         log.warning("%s", text)
