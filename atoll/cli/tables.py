@@ -145,8 +145,8 @@ def job_table(view: dict[str, Any]) -> RenderableType:
     head.add_row("state", escape(shown_job_state(view) + reason))
     head.add_row("kind", str(view.get("kind", "trainer")))
     head.add_row("members", f"{bounds}, on {escape(_where(view))}")
-    if view.get("island"):
-        head.add_row("island", f"each member: {escape(view['island'])}")
+    if each := " · ".join(filter(None, [view.get("island"), view.get("inner")])):
+        head.add_row("island", f"each member: {escape(each)}")
     head.add_row("priority", str(view.get("priority", 0)))
     if view.get("batch"):
         head.add_row("batch", escape(view["batch"]))

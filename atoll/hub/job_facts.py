@@ -24,6 +24,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "kind": job.kind,
         "seats": job.seats,
         "island": job.island,
+        "inner": job.inner,
         "priority": job.priority,
         "retries": job.retries,
         "retried": sum(member.retried for member in members),
@@ -55,6 +56,19 @@ def island_told(spec: JobSpec) -> str:
         return ""
     machines = spec.island.machines
     return f"{spec.mesh} on {machines} machines" if machines > 1 else str(spec.mesh)
+
+
+def inner_told(spec: JobSpec) -> str:
+    """Return how each member computes its steps; empty where one process does it plainly."""
+    ranks, train = spec.mesh.ranks, spec.train
+    words = [spec.strategy.inner or "local"] if not spec.job.script or spec.strategy.inner else []
+    if ranks > 1:
+        words.append(f"{ranks} ranks")
+    if not (spec.job.script or spec.job.command or spec.kind == "rl"):  # those have their own
+        words.append(train.precision)
+        words += [f"recompute {train.recompute}"] if train.recompute != "none" else []
+    plain = ranks == 1 and (train.precision, train.recompute) == ("fp32", "none")
+    return "" if plain or spec.job.command or spec.kind == "rl" else ", ".join(words)
 
 
 def nodes_told(job: Job) -> str:

@@ -70,6 +70,8 @@ class Job(msgspec.Struct, kw_only=True):
     """By slot what each member does, where that differs: critic, or actor of which policy."""
     island: str = ""
     """How each member lies over its processes, e.g. `replicate=2 tensor=2`; empty: it is one."""
+    inner: str = ""
+    """How each member computes its steps, e.g. `fsdp, 4 ranks, bf16`; empty: plainly."""
     machines: int = 1
     """Places that each member takes: its own, and those of its hands."""
     hands: dict[str, Member] = {}

@@ -23,7 +23,7 @@ from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.blobs import Blobs
 from atoll.hub.database import Database
 from atoll.hub.events import Events
-from atoll.hub.job_facts import island_told, nodes_told, seats_told, steps_of
+from atoll.hub.job_facts import inner_told, island_told, nodes_told, seats_told, steps_of
 from atoll.hub.job_files import check_files, check_labels, code_of
 from atoll.hub.job_record import ENDED as ENDED
 from atoll.hub.job_record import LIVE_STATES as LIVE_STATES
@@ -136,6 +136,7 @@ class Jobs:
             min_nodes=spec.job.min_nodes,
             seats=seats_told(spec),
             island=island_told(spec),
+            inner=inner_told(spec),
             machines=spec.island.machines,
             steps=steps_of(spec),
             seed=spec.job.seed,
@@ -296,7 +297,7 @@ class Jobs:
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
         record.priority, record.retries = spec.job.priority, spec.job.retries
         record.seats, record.island = seats_told(spec), island_told(spec)
-        record.machines = spec.island.machines
+        record.machines, record.inner = spec.island.machines, inner_told(spec)
         encoded, written = _record(record), record.spec
 
         def write(connection: sqlite3.Connection) -> None:

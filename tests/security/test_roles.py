@@ -52,6 +52,8 @@ TABLE = {
     "GET /api/jobs/{job}/rounds": "operator viewer job",
     "GET /api/jobs/{job}/logs": "operator viewer job",
     "GET /api/jobs/{job}/worth": "operator viewer job",
+    "DELETE /api/jobs/{job}": "operator",
+    "GET /api/jobs/{job}/size": "operator viewer",
     "POST /api/jobs/{job}/stop": "operator",
     "POST /api/jobs/{job}/resume": "operator",
     "POST /api/jobs/{job}/nodes": "operator",

@@ -29,6 +29,7 @@ export class JobView {
     this.state = element("span", { class: "pill", id: "job-state-now" });
     this.buttons = element("div", { class: "actions" });
     this.reason = element("p", { class: "reason", role: "status" });
+    this.each = element("p", { class: "quiet", id: "job-each" });
     this.progress = element("progress", { max: "1", value: "0", "aria-label": "Progress in optimizer steps" });
     this.progressText = element("p", { class: "quiet" });
     this.tiles = element("dl", { class: "tiles" });
@@ -41,7 +42,7 @@ export class JobView {
         element("div", { class: "head" },
           link("#/jobs", "Jobs", { class: "quiet" }), element("span", { class: "quiet", "aria-hidden": "true" }, "/"),
           element("h2", { id: "job-title" }, job), this.state, element("span", { class: "space" }), this.buttons),
-        this.reason, this.progress, this.progressText, this.tiles),
+        this.reason, this.each, this.progress, this.progressText, this.tiles),
       this.tabs, this.place);
     this.#open(part);
   }
@@ -90,6 +91,9 @@ export class JobView {
     }
     setPill(this.state, jobState(job));
     setText(this.reason, [job.paused_reason, problem(job)].filter(Boolean).join(" · "));
+    const each = [job.island, job.inner].filter(Boolean).join(" · ");
+    setText(this.each, each ? `each member: ${each}` : "");
+    this.each.hidden = !each;
     this.reason.className = job.state === "failed" ? "reason bad" : "reason";
     const signature = `${job.state}/${job.stopping}/${job.min_nodes}/${job.nodes_wanted}/${this.store.operator}`;
     if (signature !== this.signature) {
