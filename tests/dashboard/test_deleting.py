@@ -26,14 +26,12 @@ def test_a_job_that_has_ended_is_deleted_from_its_page(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:
     job = ended(scene, "old")
-    with watched(width=width, scheme=scheme) as seen, watched() as other:
-        beside = other.go(f"jobs/{job}")
-        expect(beside.get_by_role("button", name="Delete", exact=True)).to_be_visible()
+    with watched(width=width, scheme=scheme) as seen:
         page = seen.go(f"jobs/{job}")
         page.get_by_role("button", name="Delete", exact=True).click()
         told = page.get_by_role("dialog")
         expect(told).to_contain_text(f"Delete {job}?")
-        expect(told).to_contain_text(re.compile(r"2 files, 2\.0 MB, 2\.0 MB of them checkpoints"))
+        expect(told).to_contain_text(re.compile(r"3 files, 2\.0 MB, 2\.0 MB of them checkpoints"))
         seen.keep(f"delete-{scheme}-{width}")
         page.keyboard.press("Escape")  # thinking better of it changes nothing
         expect(told).to_be_hidden()
@@ -43,9 +41,18 @@ def test_a_job_that_has_ended_is_deleted_from_its_page(
         expect(page.locator("#toasts")).to_contain_text(f"{job} is deleted")
         expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
         expect(page.locator("tbody")).not_to_contain_text(job)
-        expect(beside.get_by_text("This job was deleted.")).to_be_visible()
         assert scene.http.get(f"/api/jobs/{job}").status_code == 404
         assert seen.problems == []
+
+
+def test_a_page_of_a_job_that_somebody_else_deletes_says_so(scene: Scene, watched: Watch) -> None:
+    job = ended(scene, "old")
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        expect(page.get_by_role("button", name="Delete", exact=True)).to_be_visible()
+        assert scene.http.delete(f"/api/jobs/{job}").status_code == 200
+        expect(page.get_by_text("This job was deleted.")).to_be_visible()
+        expect(page.get_by_role("button", name="Delete", exact=True)).to_have_count(0)
 
 
 def test_chosen_jobs_are_deleted_together_and_one_that_runs_cannot_be(
