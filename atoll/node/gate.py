@@ -105,8 +105,10 @@ class IslandGate:
         """
         self._addresses = meeting_addresses(self._environment.hub)
         try:
+            if not self._addresses:
+                raise OSError("it has none")
             self._listener = _listen(self._addresses)
-        except (OSError, IndexError) as error:
+        except OSError as error:
             raise JobError(
                 "the first machine of an island cannot be dialled by the others",
                 given=f"hub {self._environment.hub}, own addresses {self._addresses} ({error})",
@@ -163,7 +165,7 @@ class IslandGate:
                     try:
                         client.open_gate(self._environment.job, self._member, gate)
                     except AtollError as error:
-                        log.warning("the hub was not told of the gate at %s: %s", dial, error)
+                        log.info("the hub does not take the gate at %s: %s", dial, error)
                 if self._closed.wait(RENEW_S):
                     return
 
@@ -229,14 +231,14 @@ class IslandGate:
         with self._lock:
             if self._hands.get(hand.part) is hand:
                 del self._hands[hand.part]
-        log.warning("%s is gone: %s", hand.name, why)
+        log.info("%s is gone: %s", hand.name, why)
         self._tell(Gone(hand, why))
 
 
 def _listen(addresses: Sequence[str]) -> socket.socket:
     """Listen on a free port, at one address or on all of this machine."""
-    host = addresses[0] if len(addresses) == 1 else ""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    if not addresses:
-        raise IndexError("there is none")
-    return socket.create_server((host, 0), family=family, backlog=MOST_STRANGERS)
+    six = any(":" in address for address in addresses)
+    family = socket.AF_INET6 if six else socket.AF_INET
+    if len(addresses) == 1:
+        return socket.create_server((addresses[0], 0), family=family, backlog=MOST_STRANGERS)
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=six, backlog=MOST_STRANGERS)

@@ -16,6 +16,9 @@ MOST = 6
 
 TRY_S = 1.0
 
+ELSEWHERE = "192.0.2.1"
+"""An address that is nobody's (RFC 5737): the way to it is the way to everywhere."""
+
 
 def is_loopback(address: str) -> bool:
     """Return whether an address is one by which no other machine comes here."""
@@ -43,14 +46,15 @@ def interface_of(address: str) -> str:
 def meeting_addresses(hub: str) -> list[str]:
     """Return the addresses of this machine at which others of a job may dial it, the best first.
 
-    It is the one by which this machine reaches the hub. A hub on this very machine is reached by
+    It is the one by which this machine reaches the hub, or, where only a proxy knows the way to
+    that, any other network. A hub on this very machine is reached by
     loopback, which says nothing of where others are: then those follow at which the hub itself
     answers, since by them the others come to it.
 
     Args:
         hub: URL of the hub.
     """
-    towards = own_address(hub)
+    towards = own_address(hub) or address_towards(ELSEWHERE, 80)
     if not towards or not is_loopback(towards):
         return [towards] if towards else []
     port = place_of(hub).port

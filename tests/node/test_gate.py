@@ -359,8 +359,22 @@ def test_hub_on_this_machine_is_where_others_find_it_too(
         open_hub.listen()
         url = f"http://127.0.0.1:{open_hub.getsockname()[1]}"
         assert interfaces.meeting_addresses(url) == ["127.0.0.1", "127.0.0.2"]
+    monkeypatch.setattr(interfaces, "own_address", lambda url: "10.0.0.7" * ("192.0.2.1" in url))
+    assert interfaces.meeting_addresses("http://behind-a-proxy:7700") == ["10.0.0.7"]
     assert interfaces.interface_of("127.0.0.1") == "lo"
     assert interfaces.interface_of("192.0.2.7") == ""
+
+
+def test_gate_of_a_machine_without_a_network_says_so(
+    hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "own_address", lambda url: "")
+    environment = environment_of(hub, "w1", tmp_path)
+    with (
+        pytest.raises(JobError, match="cannot be dialled by the others"),
+        IslandGate(environment, machines=2, tell=lambda news: None),
+    ):
+        pass
 
 
 def test_word_that_no_keeper_says_is_refused() -> None:
