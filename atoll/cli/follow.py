@@ -18,6 +18,9 @@ from atoll.net.api import HubClient
 
 REFRESH_S = 0.5
 
+NEWS_S = 0.4
+"""How much of that ends at once when the hub has news; Ctrl+C is seen that much later."""
+
 TAIL_LINES = 40
 """Last lines of a failed member that are shown."""
 
@@ -62,8 +65,19 @@ def follow(
             view.show(watched, last=watched.ended)
             if echo:
                 echo_after = _echo(client, job, view, after=echo_after)
-        if watched.ended or interrupts.sleep(REFRESH_S):
+        if watched.ended or _pause(client, watched, interrupts):
             return watched
+
+
+def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
+    """Wait until it is time to look again, or there is news; return whether a signal came."""
+    if interrupts.sleep(REFRESH_S - NEWS_S):
+        return True
+    try:
+        watched.await_news(client, timeout_s=NEWS_S)
+    except (HubUnreachable, DeadlineExceeded):
+        return interrupts.sleep(NEWS_S)
+    return bool(interrupts)
 
 
 def _echo(client: HubClient, job: str, view: View, *, after: int) -> int:

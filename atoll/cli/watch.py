@@ -55,6 +55,10 @@ class Watched:
         if not self._progress or self.step != self._progress[-1][1]:
             self._progress.append((now, self.step))
 
+    def await_news(self, client: HubClient, *, timeout_s: float) -> None:
+        """Wait until the hub has something new to tell of the job, e.g. its end, or time is up."""
+        client.events(self.job, after=self._events_after, wait_s=timeout_s)
+
     def _take(self, point: dict[str, Any]) -> None:
         values = point["values"]
         self.returns.take(point)

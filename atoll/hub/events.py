@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,9 @@ EVERYWHERE = "*"
 MAX_EVENTS = 5_000
 """Events kept per job; the oldest go first. `events.jsonl` keeps all."""
 
+LOOK_S = 0.02
+"""Pause between two looks at whether there is a new event; they cost microseconds."""
+
 _MAX_TEXT = 4_096
 _encoder = msgspec.json.Encoder()
 
@@ -40,6 +44,8 @@ class Events:
         self._jobs_dir = jobs_dir
         self._clock = clock
         self._newest = Newest()
+        self._gone: set[str] = set()
+        """Jobs that were deleted in this life of the hub: an event would make their folder anew."""
 
     async def add(
         self,
@@ -73,6 +79,8 @@ class Events:
         }
 
         def write(connection: sqlite3.Connection) -> int:
+            if job in self._gone:
+                return 0
             (id_,) = connection.execute(
                 "INSERT INTO events (job, time, kind, text, member, fields)"
                 " VALUES (?, ?, ?, ?, ?, ?) RETURNING id",
@@ -94,17 +102,27 @@ class Events:
         return write
 
     def forget(self, job: str) -> None:
-        """Drop from memory what is known of a job that was deleted."""
+        """Drop what is known of a job that was deleted, and take nothing of it any more."""
         self._newest.forget(job)
+        self._gone.add(job)
 
-    async def read(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return events with an id above `after`, oldest first; job `*`: those of all."""
-        if self._newest.is_all(job, after):
-            return []
-        events = await self._select(job, after, limit, "ASC")
-        if not events:
-            self._newest.nothing_after(job, after)
-        return events
+    async def read(
+        self, job: str, *, after: int = 0, limit: int = 1000, wait_s: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Return events with an id above `after`, oldest first; job `*`: those of all.
+
+        Where there is none yet, the first one is waited for, up to `wait_s`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            if not self._newest.is_all(job, after):
+                if events := await self._select(job, after, limit, "ASC"):
+                    return events
+                self._newest.nothing_after(job, after)
+            if loop.time() >= deadline:
+                return []
+            await asyncio.sleep(LOOK_S)
 
     async def tail(self, job: str, *, limit: int) -> list[dict[str, Any]]:
         """Return the last events, oldest first."""

@@ -129,10 +129,11 @@ async def read_metrics(request: Request, context: Context) -> Response:
 
 
 async def read_events(request: Request, context: Context) -> Response:
-    """GET /api/jobs/J/events?after=ID: what happened, oldest first."""
+    """GET /api/jobs/J/events?after=ID&wait_s=S: what happened, oldest first."""
     job, after = job_of(request, context), int(number(request, "after", 0))
     limit = int(number(request, "limit", 1000, low=1, high=10_000))
-    events = await context.stores.events.read(job, after=after, limit=limit)
+    wait_s = number(request, "wait_s", 0.0, high=60.0)
+    events = await context.stores.events.read(job, after=after, limit=limit, wait_s=wait_s)
     return Json({"last": _last(events, after), "events": events})
 
 

@@ -162,9 +162,14 @@ class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
         """Return {"last", "points"}: the measurements after number `after`."""
         return dict(self._rest.json("GET", _path(job, "metrics"), params={"after": after}))
 
-    def events(self, job: str, *, after: int = 0) -> dict[str, Any]:
-        """Return {"last", "events"}: what happened after number `after`."""
-        return dict(self._rest.json("GET", _path(job, "events"), params={"after": after}))
+    def events(self, job: str, *, after: int = 0, wait_s: float = 0.0) -> dict[str, Any]:
+        """Return {"last", "events"}: what happened after number `after`.
+
+        Where nothing has yet, something is waited for, up to `wait_s`.
+        """
+        params = {"after": after, **({"wait_s": wait_s} if wait_s else {})}
+        timeout_s = self._timeout_s + wait_s
+        return dict(self._rest.json("GET", _path(job, "events"), params=params, timeout=timeout_s))
 
     def rounds(self, job: str, *, after: int = 0) -> dict[str, Any]:
         """Return {"last", "rounds"}: decided attempts of rounds after epoch `after`."""

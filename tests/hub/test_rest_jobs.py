@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,16 @@ def test_view_of_a_failed_job_tells_where_how_and_its_last_lines(
     assert view["last_lines"] == lines[-20:]
     told = {"member": "w0", "node": "lap1", "exit_code": 3, "last_lines": lines[-20:]}
     assert view["error"] == error | told
+
+
+def test_who_waits_for_events_hears_of_the_next_one_at_once_and_of_none_when_time_is_up(
+    hub: HubServer, client: HubClient
+) -> None:
+    job = client.submit(COMMAND)
+    last = client.events(job)["last"]
+    assert client.events(job, after=last, wait_s=0.05) == {"last": last, "events": []}
+    with ThreadPoolExecutor(1) as thread, HubClient(hub.url, hub.operator_token) as other:
+        asked = thread.submit(lambda: other.events(job, after=last, wait_s=50.0))
+        client.stop(job, grace_s=0.0)
+        kinds = [event["kind"] for event in asked.result(timeout=20.0)["events"]]
+    assert kinds[0] in ("stopping", "stopped")
