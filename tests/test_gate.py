@@ -6,8 +6,9 @@ import pytest
 
 from atoll.errors import DeadlineExceeded
 from atoll.gate import Gate
+from tests.patience import PATIENCE_S
 
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 
 
 def test_a_reader_sees_no_state_that_moves() -> None:

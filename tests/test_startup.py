@@ -34,7 +34,7 @@ STARTS = {
     "a hub": (["atoll.hub.__main__"], TORCH | OPTIONAL | {"httpx", "rich"}),
     "a node": (["atoll.node.__main__"], TORCH | OPTIONAL | SERVING),
     "the keeper of an island": (
-        ["atoll.node.worker", "atoll.node.island"], TORCH | OPTIONAL | SERVING,
+        ["atoll.node.worker", "atoll.node.island"], TORCH | OPTIONAL | SERVING | ASKING,
     ),
     "the writer of checkpoints": (["atoll.checkpoint.writer"], TORCH | OPTIONAL | SERVING),
     "a member by itself, a script, a policy or a reducer": (

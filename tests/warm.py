@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerContext
 LOADED = (
     "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.nn.parallel",
-    "torch.utils.checkpoint", "tests.group.victim",
+    "torch.utils.checkpoint", "tests.group.victim", "tests.recovery.donor",
 )  # fmt: skip
 
 

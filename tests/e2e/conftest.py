@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -149,23 +150,41 @@ class Atoll:
                 mine = process.environ().get("ATOLL_TEST") == str(self.folder)
                 if mine and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+            except (psutil.Error, ProcessLookupError):  # it ended in between, or is another's
                 continue
+        return found
+
+    def running(self, word: str) -> list[psutil.Process]:
+        """Return this test's processes whose command has a word."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):  # it ended in between; a zombie is one too
+                if word in process.cmdline():
+                    found.append(process)
         return found
 
     def workers(self) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            try:
-                if "atoll.node.worker" in process.cmdline():
-                    found.append(process)
-            except psutil.NoSuchProcess:  # it ended in between; a zombie is one too
-                continue
+        return self.running("atoll.node.worker")
+
+    def worker(self, member: str) -> psutil.Process:
+        """Return the process of a member, as soon as there is one."""
+
+        def look() -> psutil.Process | None:
+            for process in self.workers():
+                with contextlib.suppress(psutil.Error):  # it ended in between
+                    if process.environ().get("ATOLL_MEMBER") == member:
+                        return process
+            return None
+
+        found: psutil.Process = until(look)
         return found
 
     def end(self) -> None:
-        for process in self.processes():
-            process.kill()
+        while left := self.processes():  # one may have started another meanwhile
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
         for popen in self.started:
             popen.communicate()
 

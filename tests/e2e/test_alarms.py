@@ -139,11 +139,19 @@ def test_zeros_a_slow_machine_and_a_wrong_clock_are_named_and_worth_is_foretold(
         foretold = found["tokens_per_s"] - costs["adds_tokens_per_s"]
 
         client.drain(nodes["w2"])
-        after = until(
-            lambda: (w := client.worth(job))["rounds"] >= 10 and len(w["nodes"]) == 2 and w
-        )
-        assert after["tokens_per_s"] == pytest.approx(foretold, rel=TOLERANCE)
-        assert after["tokens_per_s"] > 1.5 * found["tokens_per_s"]
+
+        def as_foretold() -> bool:
+            """Return whether the group is as quick as was foretold; other work may disturb it."""
+            after = client.worth(job)
+            rate = after["tokens_per_s"]
+            return (
+                after["rounds"] >= 10
+                and len(after["nodes"]) == 2
+                and rate == pytest.approx(foretold, rel=TOLERANCE)
+                and rate > 1.5 * found["tokens_per_s"]
+            )
+
+        until(as_foretold)
         until(lambda: not found_alarm(client, "straggler"))
         client.stop(job, grace_s=5.0)
 

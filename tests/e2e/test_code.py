@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.e2e.conftest import Atoll, ticket_of, until
@@ -111,20 +109,12 @@ def test_job_that_is_stopped_while_it_is_prepared_leaves_nothing(atoll: Atoll) -
     (slow / "slow.py").write_text("import time\nprint('building')\ntime.sleep(600)\n")
     running = atoll.start("run", write(atoll, "slow", 'command = ["python", "main.py"]'))
 
-    def builders() -> list[int]:
-        found = []
-        for process in atoll.processes():
-            with contextlib.suppress(psutil.Error):  # it may end meanwhile
-                if "pip" in process.cmdline():
-                    found.append(process.pid)
-        return found
-
-    until(builders)
+    until(lambda: atoll.running("pip"))
     with hub.client() as client:
         (view,) = client.jobs()
         client.stop(view["job"], grace_s=1.0)
         until(lambda: client.job(view["job"])["state"] == "stopped")
-    until(lambda: not builders())
+    until(lambda: not atoll.running("pip"))
     running.wait()
     venvs = atoll.folder / "lap1" / "venvs"
     until(lambda: [path for path in venvs.iterdir() if path.is_dir()] == [])

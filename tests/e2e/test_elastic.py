@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,9 @@ import pytest
 
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.patience import PATIENCE_S, PROMPT_S
 
 pytestmark = pytest.mark.e2e
-
-LEAVE_S = 5.0
-"""What a machine that is about to go away has."""
-
-
-def worker(atoll: Atoll, member: str) -> psutil.Process:
-    return next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == member)
 
 
 def kinds(client: HubClient, job: str) -> list[str]:
@@ -41,7 +35,7 @@ def values(client: HubClient, job: str, name: str) -> dict[str, list[float]]:
     return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def throttled(process: psutil.Process, *, share: float) -> Iterator[None]:
     """Let a process run only a share of the time, as a slow machine would."""
     over = threading.Event()
@@ -74,7 +68,7 @@ def test_slow_machine_does_fewer_steps_and_arrives_with_the_others(atoll: Atoll)
         until(lambda: len(client.nodes()) == 2)
         name = client.submit(job.read_text())
         until(lambda: client.job(name)["committed_round"] >= 3)
-        with throttled(worker(atoll, "w1"), share=0.4):
+        with throttled(atoll.worker("w1"), share=0.4):
             until(lambda: min(values(client, name, "pace").get("w1", [1.0])) < 0.8)
             until(lambda: client.job(name)["state"] == "done")
         paces = values(client, name, "pace")
@@ -103,7 +97,7 @@ def test_run_pauses_below_its_least_number_of_members_and_goes_on_by_itself(atol
         second.interrupt(signal.SIGTERM)
         began = time.monotonic()
         second.wait()
-        assert time.monotonic() - began < LEAVE_S + 2, "leaving is not held up by a round"
+        assert time.monotonic() - began < PROMPT_S, "leaving is not held up by a round"
         until(lambda: "paused" in kinds(client, name) and client.job(name)["paused"])
         before = client.job(name)["committed_round"]
         atoll.join(ticket_of(hub), name="three")
@@ -118,7 +112,9 @@ def test_run_pauses_below_its_least_number_of_members_and_goes_on_by_itself(atol
     assert all(r["wasted_steps"] == 0 for r in results if r["member"] != "w0")
 
 
-def test_member_asked_to_leave_is_gone_within_seconds_and_replaced(atoll: Atoll) -> None:
+def test_member_asked_to_leave_is_replaced_and_all_killed_at_once_go_on_from_a_checkpoint(
+    atoll: Atoll,
+) -> None:
     job = atoll.job(steps=1_000_000, every=50)
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="both", slots=2)
@@ -126,31 +122,20 @@ def test_member_asked_to_leave_is_gone_within_seconds_and_replaced(atoll: Atoll)
         until(lambda: len(client.nodes()) == 1)
         name = client.submit(job.read_text())
         until(lambda: client.job(name)["committed_round"] >= 3)
-        leaver = worker(atoll, "w1")
+        leaver = atoll.worker("w1")
         began = time.monotonic()
         leaver.terminate()
-        leaver.wait(LEAVE_S + 2)
-        assert time.monotonic() - began < LEAVE_S
+        leaver.wait(PATIENCE_S)
+        assert time.monotonic() - began < PROMPT_S, "leaving is not held up by a round"
         until(lambda: "recovered" in kinds(client, name))
         seen = client.job(name)["committed_round"]
         until(lambda: client.job(name)["committed_round"] > seen + 2)
-        found = [e["kind"] for e in client.events(name)["events"] if e["member"] == "w1"]
-        results = [member["result"] for member in stop(client, name)]
-    assert found.index("member-leaving") < found.index("member-left") < found.index("recovered")
-    assert len({r["digest"] for r in results}) == len({r["digests"] for r in results}) == 1
-    assert len(results) == 2
-
-
-def test_all_workers_killed_at_once_go_on_from_the_newest_checkpoint(atoll: Atoll) -> None:
-    job = atoll.job(steps=1_000_000, every=50)
-    hub = atoll.hub()
-    atoll.join(ticket_of(hub), name="both", slots=2)
-    with hub.client() as client:
-        until(lambda: len(client.nodes()) == 1)
-        name = client.submit(job.read_text())
         until(lambda: "checkpoint" in kinds(client, name))
+        found = [e["kind"] for e in client.events(name)["events"] if e["member"] == "w1"]
+        assert found.index("member-leaving") < found.index("member-left") < found.index("recovered")
         for process in atoll.workers():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         until(lambda: "alarm:rewound" in kinds(client, name))
         last = client.rounds(name)["last"]
         until(lambda: ["w0", "w1"] in contributors(client, name, since=last))
@@ -187,7 +172,8 @@ def _text(path: Path) -> str:
 
 
 def test_stopped_run_goes_on_with_other_members_under_another_strategy(atoll: Atoll) -> None:
-    running = atoll.start("run", str(atoll.job(steps=1_500, every=25)), "--local", "3")
+    # Far more steps than are needed: how many it does is said when it goes on.
+    running = atoll.start("run", str(atoll.job(steps=1_000_000, every=25)), "--local", "3")
     folder = _folder(atoll)
     until(lambda: '"checkpoint"' in _text(folder / "events.jsonl"))
     running.interrupt()
@@ -195,12 +181,14 @@ def test_stopped_run_goes_on_with_other_members_under_another_strategy(atoll: At
     refused = atoll.run("resume", str(folder), "--set", "model.width=32")
     assert refused.code == 2
     assert "[model]" in refused.err
-    again = ("--nodes", "2", "--preset", "local-sgd", "--set", "train.steps=1600")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    steps = 75 + max(json.loads(line)["step"] for line in lines)
+    again = ("--nodes", "2", "--preset", "local-sgd", "--set", f"train.steps={steps}")
     done = atoll.run("resume", str(folder), *again)
     assert done.code == 0, done.both
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["replicas_identical"] is True
     assert summary["strategy"]["outer"] == "average"
-    assert (summary["nodes"], summary["steps"]) == (2, 1_600)
+    assert (summary["nodes"], summary["steps"]) == (2, steps)
     assert "outer_lr" not in (folder / "job.toml").read_text()
     assert not atoll.processes()

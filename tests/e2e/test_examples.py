@@ -79,12 +79,22 @@ def test_actors_and_a_learner_share_a_queue_alone_and_on_three_nodes(atoll: Atol
     assert not atoll.processes()
 
 
-def test_gpt_job_runs_on_four_nodes_shortened(atoll: Atoll) -> None:
+def test_gpt_job_runs_on_four_nodes_that_all_contribute_to_every_round(atoll: Atoll) -> None:
     small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
+    small += ["checkpoint.every=1"]
     words = [word for setting in small for word in ("--set", setting)]
     done = atoll.run("run", str(EXAMPLES / "gpt.toml"), "--local", "4", *words)
     assert done.code == 0, done.both
+    folder = atoll.job_folder()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["nodes"] == 4
+    assert summary["replicas_identical"] is True
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    counts = {row["values"]["contributors"] for row in rows if "contributors" in row["values"]}
+    assert counts == {4}
+    assert {row["member"] for row in rows} == {"w0", "w1", "w2", "w3"}
+    assert (folder / "checkpoints").is_dir()
     assert not atoll.processes()
 
 
@@ -109,23 +119,34 @@ def test_four_laptops_run_four_jobs_of_one_batch_shortened(atoll: Atoll) -> None
     assert not atoll.processes()
 
 
-def test_elastic_job_replaces_a_worker_that_is_killed(atoll: Atoll) -> None:
+def test_elastic_job_goes_on_without_a_killed_worker_and_takes_it_in_again(atoll: Atoll) -> None:
     small = ["train.steps=100000", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=5", "job.threads=1", "train.eval_tokens=2048", "checkpoint.every=1"]
     words = [word for setting in small for word in ("--set", setting)]
     running = atoll.start("run", str(EXAMPLES / "elastic.toml"), "--local", "3", *words)
 
-    def told(kind: str) -> list[str]:
+    def told(kind: str) -> list[dict[str, str]]:
         files = list(atoll.runs.glob("*/events.jsonl"))
-        lines = files[0].read_text().splitlines() if files else []
-        return [event["text"] for line in lines if (event := json.loads(line))["kind"] == kind]
+        lines = files[0].read_text().splitlines(keepends=True) if files else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in events if event["kind"] == kind]
 
-    until(lambda: told("checkpoint"))  # it is under way
-    victim = next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == "w1")
+    def contributors() -> list[int]:
+        files = list(atoll.runs.glob("*/metrics.jsonl"))
+        lines = files[0].read_text().splitlines(keepends=True) if files else []
+        values = [json.loads(line)["values"] for line in lines if line.endswith("\n")]
+        return [int(found["contributors"]) for found in values if "contributors" in found]
+
+    until(lambda: told("checkpoint") and contributors()[-1:] == [3])  # it is under way
+    victim = atoll.worker("w1")
     victim.kill()
+    until(lambda: 2 in contributors())
     (recovered,) = until(lambda: told("recovered"))
-    assert recovered.startswith("w1 took over round")
+    assert recovered["member"] == "w1"
+    assert recovered["text"].startswith("w1 took over round")
+    until(lambda: contributors()[-1] == 3)
     running.interrupt()
     done = running.wait()
     assert done.code == 130, done.both
+    assert "w1" in done.out, "the loss of a member is told"
     assert not atoll.processes()

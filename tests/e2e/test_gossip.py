@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.conftest import Atoll, ticket_of, until
-from tests.e2e.test_elastic import ALL, contributors, kinds, stop, worker
+from tests.e2e.test_elastic import ALL, contributors, kinds, stop
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ def test_a_killed_member_becomes_a_copy_of_one_donor(atoll: Atoll, preset: str) 
         until(lambda: len(client.nodes()) == 3)
         name = client.submit(job.read_text())
         until(lambda: client.job(name)["committed_round"] >= 4)
-        worker(atoll, "w1").kill()
+        atoll.worker("w1").kill()
         until(lambda: "recovered" in kinds(client, name))
         before = client.job(name)["committed_round"]
         until(lambda: client.job(name)["committed_round"] > before + 5)

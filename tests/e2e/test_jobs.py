@@ -237,7 +237,7 @@ def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) ->
         wait_for(client, first, "stopped", "done")
         assert "saved" in [line["text"] for line in client.logs(first)["lines"]]
         wait_for(client, second, "stopped")
-    until(lambda: not [p for p in atoll.processes() if "deaf" in " ".join(p.cmdline())])
+    until(lambda: not atoll.running(deaf))
 
 
 def test_command_works_on_while_the_hub_is_killed_and_started_again(atoll: Atoll) -> None:

@@ -1,4 +1,4 @@
-"""Rules and collectives of a job file, from the command to the files."""
+"""Rules, collectives and outer strategies that are not DiLoCo, from the command to the files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.e2e.conftest import Atoll
 pytestmark = pytest.mark.e2e
 
 
-def run(atoll: Atoll, *lines: str, route: str) -> dict[str, object]:
+def run(atoll: Atoll, *lines: str, route: str, outer: tuple[str, ...]) -> dict[str, object]:
     """Return the summary of a run of three local members with more lines in [strategy]."""
     job = atoll.job(steps=15, route=f'"{route}"')
-    text = job.read_text()
+    text = job.read_text().replace("every = 10", "")
     job.write_text(text.replace("[strategy]\n", "\n".join(["[strategy]", *lines, ""])))
-    done = atoll.run("run", str(job), "--local", "3")
+    done = atoll.run("run", str(job), "--local", "3", "--outer", *outer)
     assert done.code == 0, done.both
     summary: dict[str, object] = json.loads((atoll.job_folder() / "summary.json").read_text())
     assert lines[0].replace(" = ", " ").replace('"', "") in " ".join(done.out.split())
@@ -26,18 +26,21 @@ def run(atoll: Atoll, *lines: str, route: str) -> dict[str, object]:
     return summary
 
 
-def test_a_robust_rule_and_a_filter(atoll: Atoll) -> None:
+def test_a_robust_rule_and_a_filter_of_averages(atoll: Atoll) -> None:
     lines = ['aggregate = "geometric-median"', 'admission = "norms"']
-    named = run(atoll, *lines, route="auto")["strategy"]
+    outer = ("average", "--every", "5")
+    named = run(atoll, *lines, route="auto", outer=outer)["strategy"]
     assert isinstance(named, dict)
+    assert named["outer"] == "average"
     assert named["aggregate"] == "geometric-median"
     assert named["admission"] == "norms"
 
 
-def test_a_collective(atoll: Atoll) -> None:
+def test_a_collective_of_every_step(atoll: Atoll) -> None:
     lines = ['collective = "tree"', 'codec = "fp32"']
-    named = run(atoll, *lines, route="direct")["strategy"]
+    named = run(atoll, *lines, route="direct", outer=("every_step",))["strategy"]
     assert isinstance(named, dict)
+    assert (named["outer"], named["codec"]) == ("every_step", "fp32")
     assert named["collective"] == "tree"
 
 

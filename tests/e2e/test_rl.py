@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import psutil
 import pytest
 
 from atoll.cli.known_hub import KnownHub
@@ -78,17 +77,6 @@ def last(client: HubClient, name: str, member: str, value: str) -> float:
     return float(found[-1]) if found else -1.0
 
 
-def process_of(atoll: Atoll, member: str) -> psutil.Process:
-    """Return the process of a member."""
-
-    def found() -> psutil.Process | None:
-        some = [p for p in atoll.workers() if p.environ().get("ATOLL_MEMBER") == member]
-        return some[0] if some else None
-
-    process: psutil.Process = until(found)
-    return process
-
-
 def part(view: dict[str, Any], member: str) -> dict[str, Any]:
     """Return what a member told of its part."""
     (found,) = [one["result"]["rl"] for one in view["members"] if one["member"] == member]
@@ -127,15 +115,15 @@ def test_members_that_are_killed_asked_to_leave_or_stopped_go_on_where_they_were
         until(lambda: min(last(client, name, m, "env_steps") for m in ("w1", "w2")) > 2_000)
 
         before = last(client, name, "w1", "env_steps")
-        process_of(atoll, "w1").kill()
-        process_of(atoll, "w2").send_signal(signal.SIGTERM)
+        atoll.worker("w1").kill()
+        atoll.worker("w2").send_signal(signal.SIGTERM)
         left = last(client, name, "w2", "env_steps")
         until(lambda: goes_on(client, name, "w1") and goes_on(client, name, "w2"))
         until(lambda: last(client, name, "w1", "env_steps") > before)
         until(lambda: last(client, name, "w2", "env_steps") > left)
 
         version = last(client, name, "w0", "updates")
-        process_of(atoll, "w0").kill()
+        atoll.worker("w0").kill()
         steps = last(client, name, "w1", "env_steps")
         until(lambda: last(client, name, "w1", "env_steps") > steps)
         until(lambda: last(client, name, "w0", "updates") > version)

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.lab.lab import Lab
 from tests.e2e.conftest import until
-from tests.e2e.test_rl import job, process_of
+from tests.e2e.test_rl import job
 from tests.e2e.test_two_machines import HUB, PORT, TwoMachines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
@@ -64,8 +64,8 @@ def test_an_actor_and_the_critic_come_back_over_slow_long_lines(machines: TwoMac
     running = machines.train(machines.folder / "rl.toml")
     members = ("w0", "w1", "w2")
     until(lambda: min(updates(machines, member) for member in members) > 8)
-    process_of(machines, "w1").kill()
-    process_of(machines, "w0").kill()
+    machines.worker("w1").kill()
+    machines.worker("w0").kill()
     done = running.wait()
     assert done.code == 0, done.both
     told = machines.summary()["rl"]

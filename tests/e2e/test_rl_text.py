@@ -49,7 +49,7 @@ def test_two_language_models_share_a_value_model_and_one_is_killed(atoll: Atoll)
         return any(p.get("updates", 0) >= 4 and "kl_reference" in p for p in points)
 
     until(learning)
-    victim = next(p for p in atoll.workers() if p.environ().get("ATOLL_MEMBER") == "w1")
+    victim = atoll.worker("w1")
     os.kill(victim.pid, 9)
     done = running.wait()
     assert done.code == 0, done.both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,9 @@ def with_options(path: Path, *lines: str) -> Path:
 def reducers(atoll: Atoll) -> dict[str, psutil.Process]:
     """Return the processes of reducers by name."""
     found: dict[str, Any] = {}
-    for process in atoll.processes():
-        try:
-            if "atoll.reducer" in process.cmdline():
-                found[process.environ()["ATOLL_MEMBER"]] = process
-        except psutil.NoSuchProcess:
-            continue
+    for process in atoll.running("atoll.reducer"):
+        with contextlib.suppress(psutil.Error):
+            found[process.environ()["ATOLL_MEMBER"]] = process
     return found
 
 
@@ -56,7 +54,7 @@ def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> N
     folder = folder_of(atoll)
     until(lambda: rounds(folder) >= 2)
     assert sorted(reducers(atoll)) == ["reducer", "reducer-1"]
-    next(p for p in atoll.workers() if p.environ()["ATOLL_MEMBER"] == "w1").kill()
+    atoll.worker("w1").kill()
     reducers(atoll)["reducer-1"].kill()
     done = running.wait()
     assert done.code == 0, done.both

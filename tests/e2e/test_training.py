@@ -41,36 +41,7 @@ def test_three_commands_train_on_two_machines_and_collect_the_results(atoll: Ato
     assert (folder / "report.html").exists()
 
 
-def test_four_members_on_this_machine_all_contribute_to_every_round(atoll: Atoll) -> None:
-    done = atoll.run("run", str(atoll.job(steps=30)), "--local", "4")
-    assert done.code == 0, done.both
-    folder = atoll.job_folder()
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["nodes"] == 4
-    assert summary["replicas_identical"] is True
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    counts = {row["values"]["contributors"] for row in rows if "contributors" in row["values"]}
-    assert counts == {4}
-    assert {row["member"] for row in rows} == {"w0", "w1", "w2", "w3"}
-    assert (folder / "checkpoints").is_dir()
-    assert not atoll.processes()
-
-
 def test_one_member_alone_needs_no_partner(atoll: Atoll) -> None:
     done = atoll.run("run", str(atoll.job(steps=20)), "--local", "1", "--outer", "alone")
     assert done.code == 0, done.both
     assert (atoll.job_folder() / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("outer", ["average", "every_step"])
-def test_every_outer_strategy_runs_from_the_command_line(atoll: Atoll, outer: str) -> None:
-    every = ["--every", "5"] if outer == "average" else []
-    job = atoll.job(steps=12)
-    text = job.read_text().replace("every = 10", "")
-    job.write_text(text)
-    words = ["run", str(job), "--local", "2", "--outer", outer, "--codec", "fp32", *every]
-    done = atoll.run(*words)
-    assert done.code == 0, done.both
-    summary = json.loads((atoll.job_folder() / "summary.json").read_text())
-    assert summary["strategy"] == {"inner": "local", "outer": outer, "codec": "fp32"}
-    assert summary["replicas_identical"] is True

@@ -83,7 +83,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 Cluster.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=12, deadline=None,
+    max_examples=25, stateful_step_count=12, deadline=None,
     suppress_health_check=list(HealthCheck), derandomize=True,
 )  # fmt: skip
 TestCluster = Cluster.TestCase

@@ -19,7 +19,7 @@ from atoll.group.group import Group, Reduced, Work, flatten, unflatten
 from atoll.group.memory import MemoryGroup, MemoryGroups
 from atoll.wire.messages import Account, Lease, RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, PROMPT_S
 from tests.ports import free_port
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ def test_absent_peer_ends_the_exchange_at_its_deadline() -> None:
             lone_plan(route, timeout_s=1.0), torch.ones(4), codec=make_codec("fp32"),
             weight=1.0, key="x", serial=route.begin(),
         )  # fmt: skip
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PROMPT_S
     route.close()
 
 
@@ -188,7 +188,7 @@ def test_store_that_nobody_serves_is_an_error_and_not_a_hang() -> None:
         route.exchange(
             plan, torch.ones(4), codec=make_codec("fp32"), weight=1.0, key="x", serial=route.begin()
         )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PROMPT_S
     route.close()
 
 

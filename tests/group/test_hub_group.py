@@ -149,7 +149,7 @@ def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) 
     def member(group: Group) -> Agreed:
         group.join(0, base="base")
         if group.me == "w2":
-            here.proxies["w2"].down_bps = 16_000_000.0
+            here.proxies["w2"].down_bps = 8_000_000.0
         began = time.monotonic()
         reduced = group.reduce(
             values(group.me, (SIZE,)), codec=make_codec("fp32"), weight=1.0
@@ -161,7 +161,7 @@ def test_slow_member_delays_nobody_elses_result(world: Callable[..., HubWorld]) 
         )
 
     together(here, member)
-    assert max(done["w0"], done["w1"]) < done["w2"] / 2
+    assert max(done["w0"], done["w1"]) < 0.75 * done["w2"]
 
 
 def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.server
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +46,7 @@ class Web:
     statuses: list[int] = field(default_factory=list)
     came: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     wait_s: float = 0.0
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def web() -> Iterator[Web]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             kept.came.append(({k.lower(): v for k, v in self.headers.items()}, body))
-            time.sleep(kept.wait_s)
+            kept.over.wait(kept.wait_s)
             self.send_response(kept.statuses.pop(0) if kept.statuses else 204)
             self.end_headers()
 
@@ -69,6 +69,7 @@ def web() -> Iterator[Web]:
     thread.start()
     kept.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
     yield kept
+    kept.over.set()
     server.shutdown()
     server.server_close()
     thread.join()

@@ -14,6 +14,7 @@ import pytest
 
 from atoll.clock import VirtualClock
 from atoll.errors import HubError
+from atoll.hub.deleting import POOLED, _queues_of
 from atoll.hub.deletion_rows import OF_JOB
 from atoll.hub.job_record import Job
 from atoll.hub.retention import Keeping, overdue
@@ -175,6 +176,18 @@ def test_a_job_that_is_deleted_while_a_file_arrives_leaves_no_file(tmp_path: Pat
     with_stores(tmp_path, test)
 
 
+def test_what_is_told_late_of_a_deleted_job_makes_nothing_anew(tmp_path: Path) -> None:
+    async def test(stores: Any) -> None:
+        job = (await stores.jobs.create(SPEC, files={})).job
+        stores.events.forget(job)
+        await stores.files.remove(job)
+        assert await stores.events.add(job, "late", "somebody was refused") == 0
+        assert not (tmp_path / "jobs" / job).exists()
+        assert await stores.events.add("", "hub", "others are told") > 0
+
+    with_stores(tmp_path, test)
+
+
 def test_a_failed_write_leaves_the_job_where_it_was(tmp_path: Path) -> None:
     async def test(stores: Any) -> None:
         clock: VirtualClock = stores.jobs._clock
@@ -217,6 +230,26 @@ def test_queues_and_the_past_of_one_job_go_and_those_of_others_stay(tmp_path: Pa
         assert (await stores.history.read("a-1x/w0", **span))["times"] != []
 
     with_stores(tmp_path, test)
+
+
+def test_of_a_pool_goes_what_is_of_the_actors_of_one_job() -> None:
+    spec = '[rl]\npool = "pool/x"\n[[rl.policies]]\nname = "p"\nenv = "atoll.rl.physics:cartpole"\n'
+    assert _queues_of(Job(job="a-1", created=0.0, kind="rl", spec=spec)) == [
+        "a-1/", "pool/x/answers.a-1.", "pool/x/experience.a-1.", "pool/x/policy.a-1.",
+    ]  # fmt: skip
+    assert _queues_of(Job(job="a-1", created=0.0, spec="")) == ["a-1/"]
+
+
+def test_names_of_a_pool_are_those_that_its_actors_use() -> None:
+    from atoll.rl.names import Names
+
+    names = Names(pool="pool/x", job="a-1")
+    own = tuple(f"pool/x/{kind}.a-1." for kind in POOLED)
+    actor = names.actor("w1")
+    told = (names.answers(actor), names.experience(actor), names.policy(names.task_policy("p")))
+    assert all(name.startswith(own) for name in told)
+    common = (names.roster, names.heartbeat, names.values, names.ask)
+    assert not any(name.startswith(own) for name in common)
 
 
 def job_of(name: str, state: str, age_days: float) -> Job:

@@ -208,7 +208,7 @@ def test_a_collector_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
     with HubServer(options) as hub:
         assert httpx.get(f"{hub.url}/healthz", trust_env=False).status_code == 200
         began = time.monotonic()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
 
 
 @pytest.mark.parametrize("url", ["", "collector:4318", "ftp://x", "http://"])

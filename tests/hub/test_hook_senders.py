@@ -30,6 +30,7 @@ from atoll.hub.hook_file import Command, Email, Webhook
 from atoll.hub.hook_senders import SIGNATURE, Hopeless, send, subject
 from atoll.hub.hooks import Hooks
 from tests.hub.hook_targets import WAIT_S, Web, alarm, message, run_hooks, until
+from tests.patience import PROMPT_S
 from tests.ports import free_port
 
 
@@ -62,11 +63,11 @@ def test_webhook_that_is_refused_says_how(web: Web, status: int, kind: type[HubE
 
 
 def test_webhook_that_hangs_or_is_not_there_is_given_up_in_time(web: Web) -> None:
-    web.wait_s = 1.0
+    web.wait_s = 600.0
     began = time.monotonic()
     with pytest.raises(HubError, match="could not be reached"):
         asyncio.run(send(Webhook(url=web.url, timeout_s=0.2), message()))
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < PROMPT_S
     with pytest.raises(HubError, match="could not be reached"):
         asyncio.run(send(Webhook(url="http://127.0.0.1:9/"), message()))
 

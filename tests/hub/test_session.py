@@ -32,6 +32,7 @@ from atoll.wire.messages import (
     unpack,
 )
 from tests.hub.peer import WAIT_S, Peer, open_socket
+from tests.patience import PROMPT_S
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_second_connection_of_a_process_takes_over_from_the_first(hub: HubServer
 def test_session_is_lost_after_the_grace(hub: HubServer) -> None:
     peer = Peer(hub, "j/gone")
     peer.cut()
-    assert 0.2 < until_lost(hub, "j/gone") < 3.0
+    assert 0.2 < until_lost(hub, "j/gone") < PROMPT_S
 
 
 def test_silence_is_death_though_the_socket_is_open(hub: HubServer) -> None:

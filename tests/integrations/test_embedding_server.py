@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -174,7 +173,7 @@ def test_a_job_whose_server_is_killed_ends_as_one_process(atoll: Atoll, example:
     running = atoll.start(
         "run", str(EXAMPLES / "embedding_server.py"), "--local", "4", "--", "--steps", str(steps)
     )
-    server = until(lambda: member(atoll, "w1"))
+    server = atoll.worker("w1")
     until(lambda: any('"version"' in p.read_text() for p in atoll.runs.glob("*/metrics.jsonl")))
     server.kill()
     done = running.wait()
@@ -188,10 +187,3 @@ def test_a_job_whose_server_is_killed_ends_as_one_process(atoll: Atoll, example:
     for line in told:
         first, _, last = line.partition("loss ")[2].split()
         assert float(last) < 0.2 * float(first)
-
-
-def member(atoll: Atoll, name: str) -> psutil.Process | None:
-    for process in atoll.workers():
-        if process.environ().get("ATOLL_MEMBER") == name:
-            return process
-    return None

@@ -199,3 +199,13 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.elements[what] += sent.numel()
             self.sent_bytes += sent.numel() * sent.element_size()
         return found
+
+
+def family(kind: str, **changes: object) -> dict[str, object]:
+    """Return the configuration of a small model of `transformers` of some kind."""
+    return {
+        "model_type": kind, "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        **changes,
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 from atoll.models import build_model
 from tests.island.pool import Ranks
 from tests.island.reference import assert_same, divided, gradients
+from tests.island.tensor_cases import family
 from tests.models.test_contract import TINY_LLAMA, stirred
 
 pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")
@@ -50,3 +51,46 @@ def test_gradients_equal_those_of_one_device(ranks: Ranks) -> None:
     for (axes, _), (loss, some), (other, others) in zip(SETTINGS, first, second, strict=True):
         assert loss == other == pytest.approx(expected_loss.item(), rel=1e-12), axes
         assert_same({**some, **others}, expected)
+
+
+# ------------------------------------------------------------- families and their tensor plans
+
+FAMILIES = (
+    "cohere", "gemma", "glm", "glm4", "gpt_neox", "granite", "helium", "llama", "mistral", "olmo",
+    "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2",
+)  # fmt: skip
+
+
+def _family(kind: str) -> tuple[Any, Tensor, Tensor]:
+    torch.manual_seed(3)
+    config = family(kind, vocab_size=12)
+    model = stirred(build_model("transformers", config=config, context=8)).double()
+    ids = torch.randint(12, (4, 9), generator=torch.Generator().manual_seed(5))
+    return model, ids[:, :-1], ids[:, 1:]
+
+
+def _families() -> list[tuple[float, dict[str, Tensor]]]:
+    found = []
+    for kind in FAMILIES:
+        model, inputs, targets = _family(kind)
+        parts = divided(model, {"tensor": 2})
+        assert any(
+            p.shape != w.shape for p, w in zip(_local(parts), model.parameters(), strict=True)
+        )
+        found.append((float(parts.backward(inputs, targets)), gradients(parts)))
+    return found
+
+
+def _local(parts: Any) -> list[Tensor]:
+    return [getattr(p, "_local_tensor", p) for p in parts.parameters().values()]
+
+
+def test_families_split_over_tensor_ranks_have_the_gradients_of_one_device(ranks: Ranks) -> None:
+    first, second = ranks.run(2, _families)
+    for kind, (loss, some), (other, others) in zip(FAMILIES, first, second, strict=True):
+        model, inputs, targets = _family(kind)
+        expected = model.loss(inputs, targets)
+        expected.backward()
+        assert loss == other == pytest.approx(expected.item(), rel=1e-12), kind
+        for found in (some, others):
+            assert_same(found, {name: p.grad for name, p in model.named_parameters()})

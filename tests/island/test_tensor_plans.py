@@ -9,9 +9,10 @@ from torch import nn
 
 from atoll.config.mesh import MeshShape
 from atoll.errors import ConfigError
+from atoll.models import build_model
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.tensor_plans import plan_of, splits
-from tests.island.tensor_cases import SIZES, Case, make
+from tests.island.tensor_cases import SIZES, Case, family, make
 
 
 def recipe(tensor: int = 2, **words: Any) -> Recipe:
@@ -86,8 +87,6 @@ class TestWhereFrom:
         assert words["inner.lm_head"] == words["inner.model.embed_tokens"] == "vocabulary"
 
     def test_the_library_models_of_the_table_are_split_like_that(self) -> None:
-        from atoll.models import build_model
-
         model = build_model(
             "transformers", vocab_size=32, context=8,
             config={
@@ -104,7 +103,6 @@ class TestWhereFrom:
         ("kind", "options", "part"),
         [
             ("MixtralForCausalLM", {"num_local_experts": 2}, r"mlp\.experts.*'packed_colwise'"),
-            ("Olmo2ForCausalLM", {}, r"self_attn\.q_proj: 'colwise_gather_output'"),
         ],
     )
     def test_what_transformers_splits_in_other_ways_is_refused_by_its_name(
@@ -135,8 +133,28 @@ class TestWhereFrom:
             for name, word in (("up_proj", "column"), ("down_proj", "row"))
         }
 
+    def test_layers_whose_features_are_needed_whole_are_split_and_put_together(self) -> None:
+        model = build_model("transformers", config=family("phi3"), context=8)
+        words = plan_of(model, recipe()).words
+        assert words["model.layers.0.self_attn.qkv_proj"] == "gather"
+        assert words["model.layers.1.mlp.down_proj"] == "slice"
+        found = splits(model, recipe())
+        assert found["model.layers.0.mlp.gate_up_proj.weight"] == 0
+        assert found["model.layers.0.self_attn.o_proj.weight"] == 1
+        odd = build_model("transformers", config=family("phi3", num_key_value_heads=1), context=8)
+        assert "gather" in plan_of(odd, recipe()).words.values(), "heads stay whole"
+        with pytest.raises(ConfigError, match=r"16 input features of .*o_proj, 3 tensor ranks"):
+            plan_of(odd, recipe(3, vocabulary=False))
+
 
 class TestRefusals:
+    def test_convolutions_are_not_split_and_what_does_it_is_told(self) -> None:
+        model = build_model("resnet", classes=4, width=8, groups=4)
+        wanted = Recipe(shape=MeshShape(shard=2, tensor=2))
+        with pytest.raises(ConfigError, match="convolutions are not split") as caught:
+            plan_of(model, wanted)
+        assert "the mesh shard=4 in [island]" in str(caught.value)
+
     def test_a_model_without_a_plan_is_told_its_layers(self) -> None:
         told = refused(PERCEPTRON, recipe())
         assert "nothing says how this model is split" in told

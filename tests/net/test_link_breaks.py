@@ -169,9 +169,9 @@ def test_a_silent_hub_is_left_and_dialled_again() -> None:
 def test_a_hub_that_answers_heartbeats_is_not_left() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
-        link, peer = await hub.linked(heartbeat_s=0.02, dead_after_s=0.2)
+        link, peer = await hub.linked(heartbeat_s=0.05, dead_after_s=1.0)
         reading = asyncio.create_task(peer.next_frame())  # answers heartbeats for ever
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.0)
         assert hub.dials == 1
         assert link.connected
         reading.cancel()

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.errors import HubError
 from atoll.node.aside import aside
+from tests.patience import PROMPT_S
 
 
 def test_results_and_errors_come_back() -> None:
@@ -25,12 +26,12 @@ def test_work_that_hangs_does_not_hold_up_the_end() -> None:
     let_go = threading.Event()
 
     async def scenario() -> None:
-        task = asyncio.create_task(aside(lambda: let_go.wait(30)))
+        task = asyncio.create_task(aside(lambda: let_go.wait(600)))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     begun = time.monotonic()
     asyncio.run(scenario())
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < PROMPT_S
     let_go.set()

@@ -25,7 +25,7 @@ from atoll.config import (
     dealt,
 )
 from atoll.errors import AuthError, JobError, WireError
-from atoll.node import forming, gate_search, interfaces, keeper_link
+from atoll.node import forming, gate_search, interfaces, keeper_link, speed
 from atoll.node.forming import Formation, NewsQueue, gather
 from atoll.node.gate import Came, Gone, IslandGate, Said
 from atoll.node.gate_search import GateSearch
@@ -359,7 +359,7 @@ def test_hub_on_this_machine_is_where_others_find_it_too(
         open_hub.listen()
         url = f"http://127.0.0.1:{open_hub.getsockname()[1]}"
         assert interfaces.meeting_addresses(url) == ["127.0.0.1", "127.0.0.2"]
-    monkeypatch.setattr(interfaces, "own_address", lambda url: "10.0.0.7" * ("192.0.2.1" in url))
+    monkeypatch.setattr(speed, "own_address", lambda url: "10.0.0.7" * ("192.0.2.1" in url))
     assert interfaces.meeting_addresses("http://behind-a-proxy:7700") == ["10.0.0.7"]
     assert interfaces.interface_of("127.0.0.1") == "lo"
     assert interfaces.interface_of("192.0.2.7") == ""
@@ -368,7 +368,7 @@ def test_hub_on_this_machine_is_where_others_find_it_too(
 def test_gate_of_a_machine_without_a_network_says_so(
     hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interfaces, "own_address", lambda url: "")
+    monkeypatch.setattr(speed, "own_address", lambda url: "")
     environment = environment_of(hub, "w1", tmp_path)
     with (
         pytest.raises(JobError, match="cannot be dialled by the others"),

@@ -34,6 +34,7 @@ from atoll.node.rank_ends import RankEnd, cause, explain
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import make_order, run, until
+from tests.patience import PROMPT_S
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -186,7 +187,7 @@ def test_rank_that_is_killed_takes_the_others_with_it_and_is_named(
             began = time.monotonic()
             os.kill(found[victim], signal.SIGKILL)
             ended = await process.wait()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < PROMPT_S
             await none_lives(found)
             return ended
 
@@ -300,7 +301,7 @@ time.sleep(60)
             began = time.monotonic()
             await process.stop(grace_s=0.5)
             await process.wait()
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < PROMPT_S
             await none_lives(found)
 
     run(scenario())

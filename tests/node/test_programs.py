@@ -21,6 +21,7 @@ from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Offer, Offering, Stop
 from tests.node.launchers.ordering import run, until
 from tests.node.lone_agent import Hub, launch, lone_agent, program
+from tests.patience import PROMPT_S
 
 
 def test_program_is_told_to_run_at_once_and_how_it_ended(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_leaving_ends_a_preparation_at_once(
             await until(lambda: slow.begun)
             begun = time.monotonic()
             await agent.leave()
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < PROMPT_S
             end = hub.end()
             assert end is not None
             assert end.exit_code == EXIT_LEFT

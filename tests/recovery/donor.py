@@ -1,29 +1,38 @@
-"""A donor as a process of its own, so that it can be killed: `python -m tests.recovery.donor`."""
+"""A donor as a process of its own, so that it can be killed and frozen."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 from atoll.gate import Gate
 from atoll.ids import session_id
 from atoll.net.sync_link import connect
 from atoll.recovery import StateServer
-from tests.recovery.world import LOCAL, Model
+from tests.recovery.model import LOCAL, Model
 
 
-def main() -> None:
-    """Serve the state that stdin describes until stdin ends."""
-    given = json.loads(sys.stdin.readline())
-    job, member, token = given["job"], given["member"], given["token"]
-    with connect(given["url"], session=session_id(job, member), token=token) as link:
-        address = LOCAL if given["direct"] else ""
-        with StateServer(job=job, token=token, address=address, link=link) as server:
-            server.offer(Model(member, **given["model"]), still=Gate().still)
-            sys.stdout.write(json.dumps(server.dial) + "\n")
-            sys.stdout.flush()
-            sys.stdin.read()
+@dataclass(frozen=True)
+class Given:
+    """What such a donor needs to know."""
+
+    hub: str
+    job: str
+    member: str
+    token: str
+    direct: bool
+    model: Mapping[str, int]
 
 
-if __name__ == "__main__":
-    main()
+def be_a_donor(given: Given, pipe: Connection) -> None:
+    """Serve a state, telling where, until the other side hangs up."""
+    session = session_id(given.job, given.member)
+    address = LOCAL if given.direct else ""
+    with (
+        connect(given.hub, session=session, token=given.token) as link,
+        StateServer(job=given.job, token=given.token, address=address, link=link) as server,
+    ):
+        server.offer(Model(given.member, **given.model), still=Gate().still)
+        pipe.send(server.dial)
+        pipe.poll(None)

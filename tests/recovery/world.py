@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from atoll.checkpoint.part import Part
 from atoll.clock import RealClock
 from atoll.gate import Gate
-from atoll.ids import session_id, slot_of
+from atoll.ids import session_id
 from atoll.net.sync_link import SyncLink, connect
 from atoll.recovery import Recovered, recover
 from atoll.recovery.desk import Desk
@@ -28,50 +24,13 @@ from atoll.recovery.door import Answerer, Door
 from atoll.recovery.server import StateServer
 from atoll.recovery.shelf import Shelf, StateOf
 from atoll.wire.messages import Event, Recover, Source, Sources
+from tests import warm
 from tests.group.hub_world import NodeInName
 from tests.group.proxy import Proxy
 from tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[2]
-LOCAL = "127.0.0.1"
-
-
-class Model:
-    """A state that members can have: `shared` depends on the round, `inner` on the member too."""
-
-    alike = True
-
-    def __init__(
-        self, member: str, *, round_: int = 3, numel: int = 400_000, seed: int = 0
-    ) -> None:
-        self.member, self.numel, self.seed = member, numel, seed
-        self.round = round_
-        self.base = f"base-{round_}"
-        self.looks = 0
-        self._made: dict[int, dict[str, Tensor]] = {}
-        self.parts()
-
-    def move_to(self, round_: int) -> None:
-        self.round, self.base = round_, f"base-{round_}"
-
-    def parts(self) -> tuple[Part, Part]:
-        self.looks += 1
-        return self.shared(), self.inner()
-
-    def shared(self) -> Part:
-        return Part("shared", self._tensors(self.seed * 1000 + self.round), {"tree": "{}"})
-
-    def inner(self) -> Part:
-        return Part("inner", self._tensors(slot_of(self.member) * 77 + self.round), {"tree": "{}"})
-
-    def _tensors(self, seed: int) -> dict[str, Tensor]:
-        if seed not in self._made:
-            generator = torch.Generator().manual_seed(seed)
-            self._made[seed] = {
-                "a": torch.randn(self.numel, generator=generator),
-                "b": torch.randn(33, 7, generator=generator, dtype=torch.float64),
-            }
-        return self._made[seed]
+from tests.recovery.donor import Given, be_a_donor
+from tests.recovery.model import LOCAL as LOCAL
+from tests.recovery.model import Model as Model
 
 
 def assert_same(found: Part | None, expected: Part) -> None:
@@ -116,7 +75,7 @@ class World:
         self.dials: dict[str, list[str]] = {}
         self.models: dict[str, Model] = {}
         self.gates: dict[str, Gate] = {}
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.processes: dict[str, tuple[Any, Connection]] = {}
         self.proxies: list[Proxy] = []
         self.round = 3
         self.gone: set[str] = set()
@@ -175,30 +134,26 @@ class World:
     def processes_of(self, *members: str, direct: bool = True, **model: int) -> list[Model]:
         """Start donors that are processes of their own."""
         options = {"round_": self.round, **model}
+        context = warm.processes()
         for member in members:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.recovery.donor"],
-                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            self.processes[member] = process
-            given = {
-                "url": self.hub.url, "job": self.job, "member": member,
-                "token": self.tokens[member], "direct": direct, "model": options,
-            }  # fmt: skip
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(given) + "\n")
-            process.stdin.flush()
+            near, far = context.Pipe()
+            given = Given(
+                self.hub.url, self.job, member, self.tokens[member], direct=direct, model=options
+            )
+            process = context.Process(target=be_a_donor, args=(given, far), daemon=True)
+            process.start()
+            far.close()
+            self.processes[member] = (process, near)
         for member in members:
-            out = self.processes[member].stdout
-            assert out is not None
-            self.dials[member] = json.loads(out.readline())
+            self.dials[member] = self.processes[member][1].recv()
             self.models[member] = Model(member, **options)
         return [self.models[member] for member in members]
 
     def kill(self, member: str, signal_: int = signal.SIGKILL) -> None:
-        os.kill(self.processes[member].pid, signal_)
+        process, _ = self.processes[member]
+        os.kill(process.pid, signal_)
         if signal_ == signal.SIGKILL:
-            self.processes[member].wait(10)
+            process.join(PATIENCE_S)
             self.gone.add(member)
 
     def ask(self, body: Recover) -> Sources:
@@ -248,12 +203,10 @@ class World:
         return {e.fields["source"]: e.fields["reason"] for e in self.events if e.kind == kind}
 
     def close(self) -> None:
-        for process in self.processes.values():
+        for process, pipe in self.processes.values():
             process.kill()
-            process.wait(10)
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
+            process.join(PATIENCE_S)
+            pipe.close()
         for server in self.donors.values():
             server.close()
         for link in self.links.values():

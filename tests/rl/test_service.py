@@ -14,7 +14,7 @@ from atoll.rl import service
 from atoll.rl.service import ServiceDesk, ServiceValues
 from atoll.rl.trajectory import Trajectory
 from atoll.rl.values import Valued
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, PROMPT_S
 from tests.rl.channel_kit import alone, desk, hurry, trajectory
 
 RL = RlTable(values="service")
@@ -64,7 +64,7 @@ def test_without_a_critic_an_actor_waits_no_longer_than_it_may() -> None:
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="w1 waited"):
         values.of(trajectory())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PROMPT_S
 
 
 def test_a_policy_that_the_critic_learns_of_later_is_asked_for_again() -> None:

@@ -33,6 +33,7 @@ from tests.node.launchers.ordering import (
     script_launch,
     until,
 )
+from tests.patience import PROMPT_S
 
 
 async def command_to_end(
@@ -119,7 +120,7 @@ def test_stop_ends_the_whole_tree_within_the_grace(tmp_path: Path, stubborn: boo
 
     ended, took_s = run(scenario())
     assert ended.code == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
-    assert took_s < 4
+    assert took_s < PROMPT_S
 
 
 def test_child_left_behind_by_a_crash_is_killed(tmp_path: Path) -> None:
