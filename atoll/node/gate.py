@@ -18,7 +18,6 @@ from typing import TypeAlias
 from atoll.config import WorkerEnvironment
 from atoll.errors import AtollError, JobError, WireError
 from atoll.ids import hand_id, is_hand, member_of_hand, new_token, slot_of
-from atoll.net.api import HubClient
 from atoll.net.unreachable import at
 from atoll.net.way import way_of
 from atoll.node.interfaces import is_loopback, meeting_addresses
@@ -151,6 +150,8 @@ class IslandGate:
 
     def _renew(self, listener: socket.socket) -> None:
         """Tell the hub where the gate is, as long as hands are missing."""
+        from atoll.net.api import HubClient  # keepers on one machine ask no hub
+
         port = int(listener.getsockname()[1])
         dial = " ".join(at(address, port) for address in self._addresses)
         number = 0

@@ -9,7 +9,6 @@ import sys
 import psutil
 
 from atoll.net.unreachable import at, place_of
-from atoll.node.speed import own_address
 
 MOST = 6
 """Addresses that are told at most: they are dialled one after the other."""
@@ -30,6 +29,8 @@ def is_loopback(address: str) -> bool:
 
 def address_towards(host: str, port: int) -> str:
     """Return this machine's address towards another; empty: there is no way. Nothing is sent."""
+    from atoll.node.speed import own_address  # which also measures, and so knows the hub
+
     return own_address(f"http://{at(host, port)}")
 
 
@@ -54,11 +55,11 @@ def meeting_addresses(hub: str) -> list[str]:
     Args:
         hub: URL of the hub.
     """
-    towards = own_address(hub) or address_towards(ELSEWHERE, 80)
+    place = place_of(hub)
+    towards = address_towards(place.host, place.port) or address_towards(ELSEWHERE, 80)
     if not towards or not is_loopback(towards):
         return [towards] if towards else []
-    port = place_of(hub).port
-    return [towards, *(one for one in _own_addresses() if _answers(one, port))][:MOST]
+    return [towards, *(one for one in _own_addresses() if _answers(one, place.port))][:MOST]
 
 
 def _own_addresses() -> list[str]:
