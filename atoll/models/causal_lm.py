@@ -25,6 +25,8 @@ ROTARY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "p
 _WORDS = {
     "colwise": "column",
     "rowwise": "row",
+    "colwise_gather_output": "gather",
+    "rowwise_split_input": "slice",
     "replicated_with_grad_allreduce": "inside",
 }
 """The library's word for how a matrix is shared by ranks -> ours."""

@@ -69,6 +69,7 @@ class _Split:
     def __init__(self, mesh: DeviceMesh, recipe: Recipe, *, apart: Apart | None) -> None:
         self._mesh, self._recipe, self._apart = mesh, recipe, apart
         self._entrance = _Entrance(mesh, sequence=recipe.sequence, apart=apart)
+        self._whole = _Entrance(mesh, sequence=recipe.sequence, apart=None)
         between = Shard(SEQUENCE) if recipe.sequence else Replicate()
         self._between: Placement = between
 
@@ -80,6 +81,14 @@ class _Split:
         elif word == "row":
             part.register_forward_pre_hook(self._entrance.leave)
             self._style(part, RowwiseParallel(output_layouts=self._between))
+        elif word == "gather":
+            part.register_forward_pre_hook(self._whole.enter)
+            self._style(part, ColwiseParallel(output_layouts=Replicate()))
+            part.register_forward_hook(_handed_out)
+        elif word == "slice":
+            part.register_forward_pre_hook(lambda *_: self._whole.forget())
+            style = RowwiseParallel(input_layouts=Replicate(), output_layouts=self._between)
+            self._style(part, style)
         elif word == "inside":
             self._style(part, SequenceParallel(sequence_dim=HEADS_DIMENSION, use_local_output=True))
         elif word == "vocabulary":

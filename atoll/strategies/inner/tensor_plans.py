@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, cast
@@ -21,6 +21,8 @@ WORDS: Mapping[str, str] = MappingProxyType(
     {
         "column": "a linear layer split by its outputs; takes whole features, gives a slice",
         "row": "a linear layer split by its inputs; takes a slice of features, gives whole ones",
+        "gather": "as column, but its outputs are put together: whole features in and out",
+        "slice": "as row, but each rank takes its slice of whole features; behind gather",
         "vocabulary": "an embedding or an output layer split by tokens; the loss goes with it",
         "inside": "whole parameters between a column and a row layer; gradients are summed",
         "cut": "as it is, but of its output each rank keeps a piece of the sequence",
@@ -46,6 +48,8 @@ THEIRS: Mapping[str, str] = MappingProxyType(
     {
         "colwise": "column",
         "rowwise": "row",
+        "colwise_gather_output": "gather",
+        "rowwise_split_input": "slice",
         "replicated_with_grad_allreduce": "inside",
         "replicate": "replicate",
     }
@@ -115,9 +119,9 @@ def splits(model: nn.Module, recipe: Recipe) -> Mapping[str, int]:
     found: dict[nn.Parameter, int] = {}
     for name, word in plan_of(model, recipe).words.items():
         for kind, parameter in model.get_submodule(name).named_parameters(recurse=False):
-            if word == "column" or (word == "vocabulary" and recipe.vocabulary):
+            if word in {"column", "gather"} or (word == "vocabulary" and recipe.vocabulary):
                 found[parameter] = 0
-            elif word == "row" and kind == "weight":
+            elif word in {"row", "slice"} and kind == "weight":
                 found[parameter] = 1
     return {name: found[p] for name, p in model.named_parameters() if p in found}
 
@@ -131,6 +135,15 @@ def _patterns(model: nn.Module, recipe: Recipe) -> Mapping[str, str]:
     own: Any = getattr(model, "tensor_plan", None)
     found = dict(own()) if callable(own) else {}
     found = found or _of_transformers(model) or _well_known(model)
+    if not found and any(isinstance(part, nn.Conv2d) for part in model.modules()):
+        shape = recipe.shape
+        nearest = replace(shape, shard=shape.shard * shape.tensor, tensor=1)
+        raise ConfigError(
+            "convolutions are not split over tensor ranks: they are small, and what would be sent "
+            "for them is not", given=f"{type(model).__name__}, tensor = {shape.tensor}",
+            expected="a model whose parameters are in matrices, or a plan for those that are",
+            remedy=f"the mesh {nearest} in [island]: parameters are cut along shard instead",
+        )  # fmt: skip
     if not found:
         raise ConfigError(
             "nothing says how this model is split over tensor ranks",
@@ -254,7 +267,7 @@ def _generic(names: Iterable[str]) -> list[str]:
 def _refuse_unless_fitting(name: str, word: str, module: nn.Module) -> None:
     """Refuse to split what is no matrix of the right kind."""
     kinds: tuple[type, ...] = ()
-    if word in {"column", "row"}:
+    if word in {"column", "row", "gather", "slice"}:
         kinds = (nn.Linear,)
     elif word == "vocabulary":
         kinds = (nn.Linear, nn.Embedding)
@@ -269,12 +282,14 @@ def _refuse_unless_fitting(name: str, word: str, module: nn.Module) -> None:
 
 def _refuse_unless_divisible(words: Mapping[str, str], model: nn.Module, recipe: Recipe) -> None:
     ranks = recipe.shape.tensor
-    sizes = _heads(model) if "column" in words.values() else {}
+    # Between gather and slice layers, as in attention whose norms need all heads, all are whole.
+    split = "column" in words.values() and "gather" not in words.values()
+    sizes = _heads(model) if split else {}
     for name, word in words.items():
         module = cast(Any, model.get_submodule(name))
-        if word == "column":
+        if word in {"column", "gather"}:
             sizes[f"output features of {name}"] = module.out_features
-        elif word == "row":
+        elif word in {"row", "slice"}:
             sizes[f"input features of {name}"] = module.in_features
         elif word == "vocabulary" and recipe.vocabulary:
             rows = getattr(module, "num_embeddings", None) or module.out_features
