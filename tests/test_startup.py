@@ -40,7 +40,7 @@ STARTS = {
     "a member by itself, a script, a policy or a reducer": (
         [
             "atoll.train.enroll", "atoll.train.trainer", "atoll.run", "atoll.rl.run",
-            "atoll.reducer.__main__",
+            "atoll.reducer.server",
         ],
         PARALLEL | OPTIONAL | SERVING | {"transformers", "tokenizers"},
     ),

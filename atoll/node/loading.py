@@ -10,6 +10,19 @@ from __future__ import annotations
 import gc
 import importlib
 
+from atoll.config import JobSpec, RankPlace
+
+
+def modules_of_rank(spec: JobSpec, place: RankPlace | None) -> list[str]:
+    """Return what a rank of an island loads besides the trainer; a member by itself nothing.
+
+    DDP, FSDP and pipelines load torch's compiler, whether anything is compiled or not.
+    """
+    if place is None:
+        return []
+    compiler = ["torch._dynamo"] if spec.mesh.ranks > spec.mesh.tensor else []
+    return [*compiler, "atoll.train.crewed"]
+
 
 def load(*names: str) -> None:
     """Import modules that are about to be used.

@@ -32,7 +32,7 @@ from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptE
 from atoll.ids import is_hand
 from atoll.island.touch import lost_touch, rank_lost
 from atoll.node.exits import ERROR_FILE
-from atoll.node.loading import load
+from atoll.node.loading import load, modules_of_rank
 from atoll.node.parent import watch_parent
 from atoll.node.rank_ends import error_file
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
@@ -130,7 +130,7 @@ def run_follower(spec: JobSpec, place: RankPlace) -> int:
         RankLost: another rank is gone.
         AtollError: what went wrong here.
     """
-    load("atoll.train.follower")
+    load(*modules_of_rank(spec, place), "atoll.train.follower")
     from atoll.train.follower import follow
 
     try:
@@ -168,7 +168,7 @@ def run_trainer(
     """
     leave = Leave()
     leave.listen()
-    load("atoll.train.enroll", "atoll.train.trainer")
+    load("atoll.train.enroll", "atoll.train.trainer", *modules_of_rank(spec, place))
     from atoll.train.enroll import enroll
 
     enrolled = enroll(environment, route=spec.job.route, should_stop=leave)

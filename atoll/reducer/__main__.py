@@ -18,14 +18,17 @@ from atoll.errors import AtollError, ConfigError
 from atoll.ids import session_id
 from atoll.net.sync_link import connect
 from atoll.net.way import way_of
-from atoll.reducer.server import AWAY_S, Reducer
 
 log = logging.getLogger("atoll.reducer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop or until the hub stays away; return the exit status."""
-    gc.freeze()  # torch is no garbage: nobody has to walk over it again, least of all at the end
+    gc.disable()  # torch is no garbage: nobody has to walk over it, now or later
+    from atoll.reducer.server import AWAY_S
+
+    gc.freeze()
+    gc.enable()
     parser = argparse.ArgumentParser(prog="python -m atoll.reducer", description=__doc__)
     parser.add_argument("--hub", default="", help="URL of the hub, instead of ATOLL_HUB")
     parser.add_argument("--away-s", type=float, default=AWAY_S, help="leave after this long alone")
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
     """Connect, serve, disconnect."""
+    from atoll.reducer.server import Reducer
+
     worker = worker_environment()
     if worker is None:
         raise ConfigError(
