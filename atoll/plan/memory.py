@@ -28,8 +28,9 @@ from atoll.strategies.table import resolve
 from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optimizers import build_optimizer
 
-GATHERED = 2
-"""How often a tensor that is put together from all ranks is in memory: as it came, and whole."""
+GATHERED = 3
+"""How often a tensor that is put together from all ranks is in memory at most: as it is sent, as it
+came, and in order. Where ranks have whole rows these come to their place at once."""
 
 PROGRAM_BYTES = 350_000_000
 """What Python, torch and Atoll take of main memory before there is any model; measured on Linux."""

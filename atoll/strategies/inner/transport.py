@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
@@ -165,15 +165,36 @@ def _views(flat: Tensor, kinds: Sequence[Kind]) -> list[Tensor]:
     return [piece.view(kind.shape) for piece, kind in zip(pieces, kinds, strict=True)]
 
 
-def whole_of(part: Tensor, *, device: torch.device) -> Tensor:
-    """Return the whole tensor that a part is of; collective over its mesh.
+def whole_of(part: Tensor, *, device: torch.device) -> Tensor | None:
+    """Return the whole tensor that a part is of, on the first rank of its mesh; collective there.
 
-    `device` is what its mesh computes on: a part may lie in main memory.
+    `device` is what its mesh computes on: a part may lie in main memory. Others may get nothing.
     """
     if not isinstance(part, DTensor):
         return part.detach()
+    if part.device_mesh.ndim == 1 and part.placements == (Shard(0),):
+        return _joined(part, device)
     placed: Any = part.detach().to(device)
     whole: Tensor = placed.full_tensor()
+    return whole
+
+
+def _joined(part: DTensor, device: torch.device) -> Tensor | None:
+    """Do as `whole_of` for rows that are dealt out: they come straight to where they belong."""
+    mesh, local = part.device_mesh, local_of(part).to(device).contiguous()
+    group = mesh.get_group()
+    ranks = dist.get_process_group_ranks(group)
+    if mesh.get_local_rank():
+        if local.numel():
+            dist.send(local, ranks[0], group=group)
+        return None
+    whole = torch.empty(part.shape, dtype=part.dtype, device=device)
+    whole[: len(local)] = local
+    rows, share = len(whole), -(-len(whole) // len(ranks))
+    for number, rank in enumerate(ranks[1:], start=1):
+        piece = whole[min(rows, number * share) : min(rows, (number + 1) * share)]
+        if piece.numel():
+            dist.recv(piece, rank, group=group)
     return whole
 
 
