@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.clock import Clock
+from atoll.config import parse_spec
 from atoll.errors import AtollError, HubError
 from atoll.hub import deletion_rows
 from atoll.hub.checkpoints import Checkpoints
+from atoll.hub.deletion_rows import Rest
 from atoll.hub.job_record import Job
 from atoll.hub.stores import Stores
 from atoll.hub.tasks import Tasks
@@ -26,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 """How long who asks waits for the rest to go; it goes on without them."""
+
+POOLED = ("answers", "experience", "policy")
+"""Kinds of queues and topics in a pool that are of one job's actors: `POOL/KIND.JOB.NAME`."""
 
 AGAIN_S = 60.0
 """Pause before what could not go is tried again."""
@@ -56,15 +62,14 @@ class Deletions:
         self._settled = settled
         self._tasks = tasks
         self._clock = clock
-        self._unfinished: dict[str, bool] = {}
-        """Jobs whose rest is still there, and whether their files stay."""
+        self._unfinished: dict[str, Rest] = {}
+        """Jobs whose rest is still there, and what it is."""
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._again_at = 0.0
 
     async def restart(self) -> None:
         """Go on with what an earlier life of the hub did not finish."""
-        found = await self._stores.database.read(deletion_rows.begun)
-        self._unfinished = dict(found)
+        self._unfinished = await self._stores.database.read(deletion_rows.begun)
         for job in self._unfinished:
             self._run(job)
 
@@ -73,7 +78,8 @@ class Deletions:
         stores = self._stores
         folder = await stores.files.size(job)
         code = await stores.blobs.held_alone(f"job/{job}")
-        queues = [row for row in await stores.queue.rows() if row["queue"].startswith(f"{job}/")]
+        own = tuple(_queues_of(stores.jobs.get(job)))
+        queues = [row for row in await stores.queue.rows() if row["queue"].startswith(own)]
         return {
             "job": job,
             "files": folder.files,
@@ -141,14 +147,14 @@ class Deletions:
             fields={"job": job, "by": by, "bytes": str(nbytes), "kept": str(keep_files).lower()},
         )  # fmt: skip
         now = self._clock.wall()
+        rest = Rest(keep_files=keep_files, queues=_queues_of(stores.jobs.get(job)))
 
-        def also(connection: Any) -> None:
-            deletion_rows.begin(connection, job, keep_files=keep_files, now=now)
+        def also(connection: sqlite3.Connection) -> None:
+            deletion_rows.begin(connection, job, rest, now=now)
             tell(connection)
 
-        stores.files.expect_none(job)
         await stores.jobs.delete(job, also=also)
-        self._unfinished[job] = keep_files
+        self._unfinished[job] = rest
 
     def _run(self, job: str) -> asyncio.Task[bool]:
         """Remove the rest beside everything else, once at a time for each job."""
@@ -162,7 +168,7 @@ class Deletions:
     async def _finish(self, job: str) -> bool:
         """Remove the rest of a job; return whether nothing is left."""
         try:
-            await self._remove(job, keep_files=self._unfinished[job])
+            await self._remove(job, self._unfinished[job])
         except AtollError as error:
             logger.warning("the deletion of %s goes on later: %s", job, error)
             return False
@@ -170,19 +176,27 @@ class Deletions:
         await self._stores.blobs.sweep()
         return True
 
-    async def _remove(self, job: str, *, keep_files: bool) -> None:
+    async def _remove(self, job: str, rest: Rest) -> None:
         stores = self._stores
         stores.files.expect_none(job)
+        for memory in (stores.events, stores.logs, stores.metrics):
+            memory.forget(job)
         await self._checkpoints.forget(job)
         await stores.auth.revoke_job(job)
         await deletion_rows.delete_rows(stores.database, job)
-        for memory in (stores.events, stores.logs, stores.metrics):
-            memory.forget(job)
         await stores.history.forget(f"{job}/")
-        await stores.queue.remove(f"{job}/")
-        if not keep_files:
+        for prefix in rest.queues:
+            await stores.queue.remove(prefix)
+        if not rest.keep_files:
             await stores.files.remove(job)
         await stores.database.write(lambda connection: deletion_rows.end(connection, job))
+
+
+def _queues_of(job: Job) -> list[str]:
+    """Return how the names of a job's queues and topics begin, in a pool of critics, too."""
+    pool = parse_spec(job.spec).rl.pool if job.of_policies else ""
+    kinds = POOLED if pool else ()
+    return [f"{job.job}/", *(f"{pool}/{kind}.{job.job}." for kind in kinds)]
 
 
 def _sum_of(nbytes: Callable[[str], int], blobs: list[str]) -> int:

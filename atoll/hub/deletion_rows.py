@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from dataclasses import dataclass
 
 from atoll.hub.database import Database
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS deletions (
-    job TEXT PRIMARY KEY, keep_files INTEGER NOT NULL, asked REAL NOT NULL
+    job TEXT PRIMARY KEY, keep_files INTEGER NOT NULL, asked REAL NOT NULL, queues TEXT NOT NULL
 ) WITHOUT ROWID;
 """
 """Jobs whose record is gone and whose rest is being removed."""
@@ -57,9 +59,20 @@ def _delete_some(connection: sqlite3.Connection, job: str) -> bool:
     return False
 
 
-def begin(connection: sqlite3.Connection, job: str, *, keep_files: bool, now: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What has to go after the record of a job."""
+
+    keep_files: bool
+    """Whether its folder stays."""
+    queues: list[str]
+    """How the names of its queues and topics begin."""
+
+
+def begin(connection: sqlite3.Connection, job: str, rest: Rest, *, now: float) -> None:
     """Write down that a job is being deleted, inside a write."""
-    connection.execute("INSERT INTO deletions VALUES (?, ?, ?)", (job, int(keep_files), now))
+    row = (job, int(rest.keep_files), now, json.dumps(rest.queues))
+    connection.execute("INSERT INTO deletions VALUES (?, ?, ?, ?)", row)
 
 
 def end(connection: sqlite3.Connection, job: str) -> None:
@@ -67,7 +80,9 @@ def end(connection: sqlite3.Connection, job: str) -> None:
     connection.execute("DELETE FROM deletions WHERE job = ?", (job,))
 
 
-def begun(connection: sqlite3.Connection) -> list[tuple[str, bool]]:
-    """Return the jobs whose deletion is not finished, and whether their files stay."""
-    rows = connection.execute("SELECT job, keep_files FROM deletions ORDER BY asked, job")
-    return [(job, bool(keep)) for job, keep in rows]
+def begun(connection: sqlite3.Connection) -> dict[str, Rest]:
+    """Return the jobs whose deletion is not finished, the oldest first."""
+    rows = connection.execute("SELECT job, keep_files, queues FROM deletions ORDER BY asked, job")
+    return {
+        job: Rest(keep_files=bool(keep), queues=json.loads(queues)) for job, keep, queues in rows
+    }

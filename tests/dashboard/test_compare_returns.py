@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from atoll.wire.messages import Metrics, Point
 from tests.dashboard.conftest import Scheme, Watch
 from tests.dashboard.learning import Learning
 from tests.dashboard.scene import Scene
@@ -87,9 +89,9 @@ def test_the_critic_of_a_pool_shows_its_loss_on_the_policies_of_all_jobs(
     assert answer.status_code == 201, answer.text
     job = str(answer.json()["job"])
     critic, _ = scene.start(job)
-    for step in (10, 20):
+    for seq, step in enumerate((10, 20), 1):
         told = {f"value_loss.{job}.earth": 1.0 / step, "value_loss.other-1.mars": 2.0 / step}
-        scene.measure(critic, step, **told)
+        critic.request(Metrics("i1", seq, [Point(time.time(), step, 0, told)]))
     with watched() as seen:
         page = seen.go(f"jobs/{job}")
         expect(page.locator("#critic-chart")).to_have_attribute(
@@ -111,7 +113,7 @@ env = "atoll.rl.physics:cartpole"
 
 OWN = """
 [rl]
-algorithm = "a3c"
+critic = "own"
 steps = 60000
 [[rl.policies]]
 name = "earth"

@@ -75,7 +75,8 @@ export class LearningPart {
     this.panels ??= this.#panels(policies);
     for (const [chart, own] of this.panels) chart.draw(own(policies).flatMap((policy) => this.#traces(policy, "return")), [], this.axis);
     for (const [chart, kind] of this.charts) {
-      chart.draw(policies.flatMap((policy) => this.#traces(policy, kind)), [], kind === "value_loss" ? "step" : this.axis);
+      const own = policies.flatMap((policy) => this.#traces(policy, kind));
+      chart.draw([...own, ...(kind === "value_loss" ? this.#foreign(policies) : [])], [], kind === "value_loss" ? "step" : this.axis);
     }
   }
 
@@ -94,14 +95,24 @@ export class LearningPart {
 
   #traces({ policy, members, at }, kind) {
     const actors = members.map(({ member }) => member);
-    const shared = kind === "value_loss" && this.data.learning.of(kind, policy);
-    const owners = shared ? [policy] : actors; // without a critic for all, each actor tells of its own
+    // In a pool the critic calls policies by their job, too; without one each actor tells of its own.
+    const shared = kind === "value_loss" && [policy, `${this.data.name}.${policy}`].find((name) => this.data.learning.of(kind, name));
+    const owners = shared ? [shared] : actors;
     const curves = owners.map((owner) => this.data.learning.of(kind, owner)).filter(Boolean);
     return curves.map((curve) => ({
       owner: curves.length > 1 ? `${policy} ${curve.owner}` : policy, color: colour(`--series-${at % 8}`),
       x: this.axis === "time" && kind !== "value_loss" ? dates(curve.time) : curve.step,
       y: kind === "explained_variance" ? curve.y.map((value) => Math.max(-1, value)) : curve.y,
     }));
+  }
+
+  // What the critic of a pool loses on the policies of other jobs.
+  #foreign(policies) {
+    const known = new Set(policies.flatMap(({ policy, members }) => [policy, `${this.data.name}.${policy}`, ...members.map(({ member }) => member)]));
+    return this.data.learning.owners("value_loss").filter((owner) => !known.has(owner)).map((owner, at) => {
+      const { step, y } = this.data.learning.of("value_loss", owner);
+      return { owner, color: colour(`--series-${(policies.length + at) % 8}`), x: step, y };
+    });
   }
 
   // What the actors of a policy tell, put together.

@@ -42,6 +42,11 @@ export class LearningCurves {
       { policy, curves, last: curves.reduce((sum, { y }) => sum + y.at(-1), 0) / curves.length }));
   }
 
+  // Whose curves of one kind there are.
+  owners(kind) {
+    return [...this.byName.values()].filter((curve) => curve.kind === kind).map(({ owner }) => owner);
+  }
+
   // The mean of the last values of all that told one; null: nobody did.
   last(kind) {
     const ends = [...this.byName.values()].filter((curve) => curve.kind === kind).map(({ y }) => y.at(-1));
