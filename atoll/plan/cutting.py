@@ -56,6 +56,7 @@ def cut_tensors(model: nn.Module, recipe: Recipe) -> None:
         for name, whole in list(part.named_parameters(recurse=False)):
             if whole in slices:  # a shared one stays shared
                 setattr(part, name, slices[whole])
+    _cut_features(words, ranks)
     if recipe.sequence:
         _cut_sequence(words, ranks)
 
@@ -63,6 +64,17 @@ def cut_tensors(model: nn.Module, recipe: Recipe) -> None:
 def _slice(whole: nn.Parameter, dim: int, ranks: int) -> nn.Parameter:
     own = whole.detach().narrow(dim, 0, whole.shape[dim] // ranks).clone()
     return nn.Parameter(own, requires_grad=whole.requires_grad)
+
+
+def _cut_features(words: Mapping[nn.Module, str], ranks: int) -> None:
+    """Let layers give whole features where ranks put theirs together, and take slices of them."""
+    for part, word in words.items():
+        if word == "gather":
+            part.register_forward_hook(lambda _, __, given: torch.cat([given] * ranks, -1))
+        elif word == "slice":
+            part.register_forward_pre_hook(
+                lambda _, given: (given[0].narrow(-1, 0, given[0].shape[-1] // ranks), *given[1:])
+            )
 
 
 def _cut_sequence(words: Mapping[nn.Module, str], ranks: int) -> None:
