@@ -70,6 +70,9 @@ FINISH_SHARE = 0.6
 QUESTIONS = (Roster, RoundJoin, RoundVote, Recover, Standing)
 """What a member that has left asks no more."""
 
+KEPT_BYTES = 64 << 20
+"""A larger vector is not kept from one round to the next: memory counts for more than its pages."""
+
 
 class HubGroup:
     """See :class:`atoll.group.group.Group`.
@@ -346,6 +349,8 @@ class HubGroup:
         if not committed:
             self._routes.drop()
             self._asked_with = None
+        if self._scratch is not None and self._scratch.nbytes > KEPT_BYTES:
+            self._scratch = None
         self._decided.set()
 
     # -------------------------------------------------------------------- members

@@ -63,7 +63,7 @@ class LeaderMemory:
     outer: int
     """Of the outer strategy and the codec, all the time."""
     exchange: int
-    """During a round: the mean of all, and packets."""
+    """During a round: the own values as they are sent, the mean of all, and packets."""
     largest: int
     """The largest of the model's tensors."""
 
@@ -120,7 +120,7 @@ def leader_memory(
     later += sum(KEPT_BY_CODEC.get(word, 0.0) for word in words)
     packets = 2 * codec.nbytes(elements)
     outer_bytes = kept + round(later * FLOAT_BYTES * elements)
-    return LeaderMemory(picture, outer_bytes, FLOAT_BYTES * elements + packets, largest)
+    return LeaderMemory(picture, outer_bytes, 2 * FLOAT_BYTES * elements + packets, largest)
 
 
 def _key(tensor: Tensor) -> int:
