@@ -202,7 +202,7 @@ def main() -> None:
         be_rank(kinds[words.be])
         sys.stdout.flush()
         os._exit(0)  # Gloo's threads may abort the process while it is taken apart
-    pairs, segment_s = (3, 1.0) if words.quick else (11, 2.0)
+    pairs, segment_s = (3, 0.5) if words.quick else (9, 1.0)
     rows = []
     with Lab(hosts=2, rate=words.rate, rtt=words.rtt) as lab:
         line = line_mbit(lab)
