@@ -17,6 +17,7 @@ from atoll.errors import HubError
 from atoll.hub.deleting import POOLED, _queues_of
 from atoll.hub.deletion_rows import OF_JOB
 from atoll.hub.job_record import Job
+from atoll.hub.queue import Queues
 from atoll.hub.retention import Keeping, overdue
 from atoll.hub.server import HubServer
 from atoll.net.api import HubClient
@@ -136,6 +137,38 @@ def test_files_stay_where_that_was_asked_for(tmp_path: Path, client: HubClient) 
     assert client.delete_job(job, keep_files=True)["kept"]
     assert (tmp_path / "runs" / job / "job.toml").exists()
     assert client.jobs() == []
+
+
+def test_what_cannot_go_now_goes_later_and_the_job_is_gone_at_once(
+    tmp_path: Path, client: HubClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the server of the queues is away."""
+    monkeypatch.setattr("atoll.hub.deleting.AGAIN_S", 0.1)
+    remove, away = Queues.remove, [True]
+
+    async def attempt(queues: Queues, prefix: str) -> None:
+        if away[0]:
+            raise HubError("the queue server is away")
+        await remove(queues, prefix)
+
+    monkeypatch.setattr(Queues, "remove", attempt)
+    job = ended(client)
+    assert client.delete_job(job)["finished"] is False
+    assert client.jobs() == []
+    folder = tmp_path / "runs" / job
+    assert folder.exists()
+    away[0] = False
+    deadline = time.monotonic() + 20
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_job_can_be_submitted_again_by_the_key_of_one_that_was_deleted(client: HubClient) -> None:
+    first = client.submit(COMMAND, key="mine")
+    client.stop(first, grace_s=0)
+    client.delete_job(first)
+    assert client.submit(COMMAND, key="mine") != first
 
 
 def test_code_goes_with_the_last_job_that_holds_it(hub: HubServer, client: HubClient) -> None:
