@@ -23,8 +23,13 @@ from atoll.errors import WireError
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
 
-INLINE_BYTES = 4096
-"""Commands up to this length need one broadcast; the tensors they carry have their own."""
+ROOM_BYTES, MOST_ROOM_BYTES = 4096, 1 << 17
+"""Commands up to this length need one broadcast; after longer ones there is more room, up to this:
+steps are all alike, so each takes one."""
+INSIDE_BYTES = 1 << 20
+"""Tensors up to this length together are in the command; longer ones have their own broadcasts."""
+SIZES_BYTES = 16
+"""Before a command: its length, and that of what is not tensors."""
 END = "end"
 PATIENCE_DAYS = 30
 """How long a rank waits for a command: a job may be paused. One that dies is noticed otherwise."""
@@ -54,6 +59,7 @@ class Crew:
         self.rank, self.ranks = rank, ranks
         patience = timedelta(days=PATIENCE_DAYS)
         self._group = dist.new_group(backend="gloo", timeout=patience) if ranks > 1 else None
+        self._room = ROOM_BYTES
         self._handlers: dict[str, Handler] = {}
         self.ended = False
         self.broken = False
@@ -120,39 +126,56 @@ class Crew:
     # ------------------------------------------------------------------------- commands
 
     def _tell(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
-        dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors]
-        told = _Told(verb, dict(values), dtypes, [list(t.shape) for t in tensors])
-        data = msgspec.msgpack.encode(told)
-        first = torch.zeros(INLINE_BYTES, dtype=torch.uint8)
-        first[:8] = torch.frombuffer(bytearray(len(data).to_bytes(8, "little")), dtype=torch.uint8)
-        room = INLINE_BYTES - 8
-        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        first[8 : 8 + min(room, len(data))] = whole[:room]
-        self._broadcast(first)
-        if len(data) > room:
-            self._broadcast(whole[room:].contiguous())
-        for tensor in tensors:
-            if tensor.numel():
-                self._broadcast(tensor.detach().cpu().contiguous())
+        given = [t.detach().cpu().contiguous() for t in tensors]
+        dtypes = [str(t.dtype).removeprefix("torch.") for t in given]
+        told = _Told(verb, dict(values), dtypes, [list(t.shape) for t in given])
+        head = bytearray(msgspec.msgpack.encode(told))
+        inside = sum(t.nbytes for t in given) <= INSIDE_BYTES
+        pieces = [torch.frombuffer(head, dtype=torch.uint8)]
+        if inside:
+            pieces += [t.reshape(-1).view(torch.uint8) for t in given if t.numel()]
+        total = SIZES_BYTES + sum(piece.numel() for piece in pieces)
+        message = torch.zeros(max(total, self._room), dtype=torch.uint8)
+        message[:SIZES_BYTES] = torch.tensor([total, len(head)]).view(torch.uint8)
+        torch.cat(pieces, out=message[SIZES_BYTES:total])
+        self._broadcast(message[: self._room])
+        if total > self._room:
+            self._broadcast(message[self._room :])
+            self._room = _room_for(total)
+        if not inside:
+            for tensor in given:
+                if tensor.numel():
+                    self._broadcast(tensor)
 
     def _hear(self) -> tuple[str, list[Tensor], dict[str, Any]]:
-        first = torch.zeros(INLINE_BYTES, dtype=torch.uint8)
-        self._broadcast(first)
-        size = int.from_bytes(bytes(first[:8].tolist()), "little")
-        data, room = bytes(first[8 : 8 + size].numpy().data), INLINE_BYTES - 8
-        if size > room:
-            rest = torch.zeros(size - room, dtype=torch.uint8)
+        message = torch.empty(self._room, dtype=torch.uint8)
+        self._broadcast(message)
+        total, size = message[:SIZES_BYTES].view(torch.int64).tolist()
+        if total > self._room:
+            rest = torch.empty(total - self._room, dtype=torch.uint8)
             self._broadcast(rest)
-            data += bytes(rest.numpy().data)
-        told = msgspec.msgpack.decode(data, type=_Told)
+            message = torch.cat([message, rest])
+            self._room = _room_for(total)
+        at = SIZES_BYTES + size
+        head = bytes(message[SIZES_BYTES:at].numpy().data)
+        told = msgspec.msgpack.decode(head, type=_Told)
         tensors = [
             torch.empty(shape, dtype=getattr(torch, dtype))
             for shape, dtype in zip(told.shapes, told.dtypes, strict=True)
         ]
+        inside = sum(t.nbytes for t in tensors) <= INSIDE_BYTES
         for tensor in tensors:
-            if tensor.numel():
+            if tensor.numel() and inside:
+                tensor.view(-1).view(torch.uint8).copy_(message[at : at + tensor.nbytes])
+                at += tensor.nbytes
+            elif tensor.numel():
                 self._broadcast(tensor)
         return told.verb, tensors, told.values
 
     def _broadcast(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, src=0, group=self._group)
+
+
+def _room_for(total: int) -> int:
+    """Return how long the first broadcast is after a command of a length: the same on all ranks."""
+    return min(MOST_ROOM_BYTES, 1 << (total - 1).bit_length())

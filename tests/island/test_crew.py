@@ -45,6 +45,51 @@ def test_every_rank_hears_every_command(ranks: Ranks, count: int) -> None:
             assert tensors[1].item() == number
 
 
+KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+
+
+def _broadcasts(lengths: list[int]) -> tuple[list[int], bool]:
+    """Return how many broadcasts each command took, and whether tensors of all kinds came whole."""
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    heard: list[tuple[Tensor, ...]] = []
+    counts: list[int] = []
+    broadcast = crew._broadcast
+
+    def counted(tensor: Tensor) -> None:
+        counts[-1] += 1
+        broadcast(tensor)
+
+    crew._broadcast = counted  # type: ignore[method-assign]
+
+    def take(*tensors: Tensor) -> None:
+        heard.append(tensors)
+        counts.append(0)
+
+    crew.on("take", take)
+    counts.append(0)
+    odd = [torch.arange(-3, 4).to(kind).view(1, 7) for kind in KINDS]
+    odd += [torch.empty(0, 3), torch.tensor(2.5)]
+    if crew.leads:
+        for length in lengths:
+            crew.call("take", [*odd, torch.full((length,), 7, dtype=torch.uint8)])
+        crew.end()
+    else:
+        crew.serve()
+    whole = all(
+        all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, odd, strict=False))
+        and found[-1].tolist() == [7] * length
+        for found, length in zip(heard, lengths, strict=True)
+    )
+    return counts[: len(lengths)], whole
+
+
+def test_commands_of_one_length_need_one_broadcast_each(ranks: Ranks) -> None:
+    lengths = [10, 9000, 9000, 9000, 10, 300_000, 9000, 2_000_000]
+    for counts, whole in ranks.run(2, _broadcasts, lengths):
+        assert whole
+        assert counts == [1, 2, 1, 1, 1, 2, 1, 9], "the longest one: each tensor by itself"
+
+
 def _after_the_end() -> str:
     crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
     crew.on("note", lambda: None)

@@ -135,8 +135,8 @@ class Poisoned:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parts, name)
 
-    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
-        loss: Tensor = self._parts.backward(inputs, targets, scale=scale)
+    def backward(self, inputs: Tensor, targets: Tensor, **words: Any) -> Tensor:
+        loss: Tensor = self._parts.backward(inputs, targets, **words)
         self._done += 1
         if dist.get_rank() == self._rank and self._done in self._steps:
             gradient = next(p.grad for p in self._parts.parameters().values() if p.numel())

@@ -28,6 +28,8 @@ class Length:
     """Euclidean norm over all trained parameters, each counted once."""
     finite: bool
     """Whether every number of it is finite on every rank."""
+    loss: float = 0.0
+    """Sum of the ranks' shares of the loss, if they told them along."""
 
 
 class GradientNorm:
@@ -49,8 +51,12 @@ class GradientNorm:
             if _counts(parameter, parts.mesh, stage=first[name])
         )
 
-    def measure(self) -> Length:
-        """Return the length of the gradients as they are; collective."""
+    def measure(self, share: Tensor | None = None) -> Length:
+        """Return the length of the gradients as they are; collective.
+
+        Args:
+            share: This rank's share of the loss, a scalar, which is added up on the way.
+        """
         counted: list[Tensor] = []
         others: list[Tensor] = []
         for name, parameter in self._parameters.items():
@@ -59,10 +65,11 @@ class GradientNorm:
                 (counted if name in self._counted else others).append(local)
         squares = _squares(counted, self._device)
         spoilt = ~torch.isfinite(squares + _squares(others, self._device))
-        told = torch.stack([squares, spoilt.double()])
+        own = torch.zeros_like(squares) if share is None else share.to(squares)
+        told = torch.stack([squares, spoilt.double(), own])
         dist.all_reduce(told)
-        total, bad = told.tolist()
-        return Length(math.sqrt(total) if total >= 0 else math.nan, bad == 0)
+        total, bad, loss = told.tolist()
+        return Length(math.sqrt(total) if total >= 0 else math.nan, bad == 0, loss)
 
 
 def complete(parameters: Iterable[nn.Parameter]) -> None:

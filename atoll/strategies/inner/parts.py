@@ -38,7 +38,9 @@ class Parts(Protocol):
         """
         ...
 
-    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    def backward(
+        self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
+    ) -> Tensor:
         """Compute gradients of a batch; collective.
 
         Afterwards gradients are those of the mean loss over the whole batch, times `scale`, on
@@ -48,9 +50,11 @@ class Parts(Protocol):
             inputs: The island's whole batch, (rows, ...); each rank takes its rows by itself.
             targets: What belongs to it, (rows, ...).
             scale: Of the loss, against underflow in half precision.
+            summed: Whether the ranks add up the loss; else the caller does, with what else it has.
 
         Returns:
-            The mean loss over the whole batch without `scale`, a scalar on every rank.
+            The mean loss over the whole batch without `scale`, a scalar on every rank; if it is not
+            `summed`, this rank's share: the shares of all ranks are the mean.
 
         Raises:
             ConfigError: the rows cannot be dealt out evenly.

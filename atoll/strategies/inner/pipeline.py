@@ -163,7 +163,9 @@ class PipelineParts:
         together = 1 if self.shape.schedule == GPIPE else self._recipe.accumulate
         return self.microbatches(rows) * together
 
-    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    def backward(
+        self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
+    ) -> Tensor:
         """Compute gradients of a batch; see :meth:`Parts.backward`."""
         number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
         parts = self._recipe.accumulate
@@ -179,6 +181,8 @@ class PipelineParts:
         complete(self._parameters.values())
         self._tied.add_up()
         average_changes(self._buffers.values(), before, mesh=self.mesh)
+        if not summed:  # only the last ranks of rows have a part of it
+            return total / (scale * (self.mesh.size() // self.shape.ranks))
         return self._told(total / scale)
 
     @torch.no_grad()

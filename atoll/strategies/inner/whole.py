@@ -70,7 +70,9 @@ class WholeParts:
         """Switch dropout and the like on or off."""
         self._module.train(mode)
 
-    def backward(self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    def backward(
+        self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
+    ) -> Tensor:
         """Compute gradients of a batch; see :meth:`Parts.backward`."""
         parts = self._rows.deal(inputs, targets)
         for parameter in self._parameters.values():
@@ -90,6 +92,8 @@ class WholeParts:
         complete(self._parameters.values())
         if before:
             average_changes(self._buffers.values(), before, mesh=self.mesh)
+        if not summed:
+            return total / self.mesh.size()  # ranks along the tensor axis have the same rows
         return sum_over_data(total / self._rows.ranks, self.mesh)
 
     @torch.no_grad()

@@ -144,11 +144,9 @@ class Worker:
 
     def _fill(self, model: nn.Module) -> None:
         """Give all that is here of a divided model the first rank's numbers, frozen ones too."""
-        here = {
-            name: tensor
-            for name, tensor in (*model.named_parameters(), *model.named_buffers())
-            if not tensor.is_meta
-        }
+        parts = self._parts  # their names: shared weights are apart on stages that are cut further
+        held = {**parts.parameters(), **parts.rest(), **dict(model.named_buffers())}
+        here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
         Transport(here, device=self._device, circles=self._circles).deal(self.picture)
         give_back()
 
@@ -187,9 +185,9 @@ class Worker:
             ConfigError: the rows cannot be dealt out evenly.
         """
         scaler = self.scaler
-        loss = float(self._parts.backward(inputs, targets, scale=scaler.scale))
-        length = self._norm.measure()
-        norm = length.value / scaler.scale
+        share = self._parts.backward(inputs, targets, scale=scaler.scale, summed=False)
+        length = self._norm.measure(share)  # one sum over the ranks for norm and loss
+        loss, norm = length.loss, length.value / scaler.scale
         finite = length.finite and math.isfinite(norm) and math.isfinite(loss)
         self._factor = clip_factor(norm, self._recipe.clip) / scaler.scale
         usable = scaler.update(finite=finite)
