@@ -37,7 +37,7 @@ def train(folder, left, whom):
         command=killing(folder / "mark", writers, whom="trainer"),
     )
     save(saver, 2)
-    saver.wait(20)
+    saver.wait(60)
     (folder / "pid").write_text(str(saver.writer_pid))
     save(saver, 3, final=True)
     saver.close(20)

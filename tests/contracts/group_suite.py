@@ -119,7 +119,7 @@ class GroupSuite:
             error = (got.double() - mean64(inputs, weights)).abs().max()
             assert error <= tolerance, f"{error} in shape {shape}"
 
-    @pytest.mark.parametrize("size", [0, 1, 2, 255, 1025, 4099])
+    @pytest.mark.parametrize("size", [0, 1, 257, 4099])
     def test_any_size_works_on_any_number_of_members(self, build: Build, size: int) -> None:
         for codec in ("fp32", "int8"):
             results = together(

@@ -185,7 +185,7 @@ class HubWorld:
         results: list[T | BaseException] = []
         for each in work:
             try:
-                results.append(each.wait(60))
+                results.append(each.wait(PATIENCE_S))
             except BaseException as error:
                 results.append(error)
         return results

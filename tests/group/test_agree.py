@@ -123,7 +123,7 @@ def test_donor_reads_the_state_while_a_member_waits_for_the_others() -> None:
         read.set()
     assert not work.done()
     try_it(groups[1], VirtualClock())
-    assert work.wait(5).verdict.committed
+    assert work.wait(PATIENCE_S).verdict.committed
 
 
 def test_lease_travels_and_comes_back() -> None:

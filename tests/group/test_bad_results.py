@@ -114,7 +114,7 @@ def test_forged_result_is_refused_by_name_and_told(
         group.join(0, base="base")
         work = group.reduce([torch.ones(SIZE)], codec=make_codec("fp32"), weight=1.0)
         with pytest.raises((PeerRefused, EpochChanged)) as caught:  # the other was quicker
-            work.wait(10)
+            work.wait(PATIENCE_S)
         group.commit(None, ok=False, reason=str(caught.value))
         return str(caught.value)
 
@@ -174,7 +174,7 @@ def together(
     found: list[Exchanged | BaseException] = []
     for each in started:
         try:
-            found.append(each.wait(20))
+            found.append(each.wait(PATIENCE_S))
         except BaseException as error:
             found.append(error)
     return found
@@ -277,7 +277,7 @@ def by_sites(
     found: list[Exchanged | BaseException] = []
     for each in work:
         try:
-            found.append(each.wait(20))
+            found.append(each.wait(PATIENCE_S))
         except BaseException as error:
             found.append(error)
     return found

@@ -41,7 +41,7 @@ def test_notes_reach_everybody_of_the_same_meeting_only(store: Open) -> None:
     first, second, other = store(), store(), store("n", timeout_s=0.2)
     waiting = Work.start(lambda: second.get("k"), name="waits")
     first.set("k", b"\x00value")
-    assert waiting.wait(5) == b"\x00value"
+    assert waiting.wait(PATIENCE_S) == b"\x00value"
     second.wait(["k"])
     with pytest.raises(DeadlineExceeded):
         other.get("k")
@@ -54,7 +54,7 @@ def test_wait_ends_when_its_store_is_closed(store: Open) -> None:
         waiting.wait(0.1)
     mine.close()
     with pytest.raises(PeerLost):
-        waiting.wait(5)
+        waiting.wait(PATIENCE_S)
 
 
 def test_closed_board_is_a_lost_peer_and_listens_no_more(board: Board, store: Open) -> None:

@@ -163,7 +163,7 @@ def test_somebody_who_does_not_come_is_an_error_for_all_and_never_a_partial_sum(
 
         def member(wires: Wires) -> Exchanged | None:
             if wires.rank == 1:
-                over.wait(20)
+                over.wait(PATIENCE_S)
                 return None
             try:
                 return agreed(wires, vector(wires.rank, 100_000), collective=name)

@@ -64,11 +64,11 @@ def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
     joined(groups, "w1")
     new.standing(1, base="b")
     assert meet(new).plan.members == ["w0", "w1", "w2"]
-    assert all(each.wait(5).attempts == 1 for each in work)
+    assert all(each.wait(PATIENCE_S).attempts == 1 for each in work)
     new.recover()
     began = time.monotonic()
     work = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
-    assert [each.wait(5).plan.members for each in work] == [["w0", "w1"]] * 2
+    assert [each.wait(PATIENCE_S).plan.members for each in work] == [["w0", "w1"]] * 2
     assert 0.3 <= time.monotonic() - began < PROMPT_S
     with pytest.raises(LeftBehind):
         new.join(2, base="b")
@@ -93,7 +93,7 @@ def test_state_that_nobody_holds_any_more_is_that_of_the_checkpoint() -> None:
 def test_member_that_lags_is_left_out_and_comes_back_by_recovering() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
     quick = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
-    assert [each.wait(5).plan.members for each in quick] == [["w0", "w1"]] * 2
+    assert [each.wait(PATIENCE_S).plan.members for each in quick] == [["w0", "w1"]] * 2
     with pytest.raises(LeftBehind):
         meet(groups[2])
     assert groups[2].recover().round == 1
@@ -109,14 +109,14 @@ def test_frozen_member_holds_nobody_up_and_finds_out_when_it_wakes() -> None:
         if group.me == "w2":
             group.join(0, base="b")
             groups.lose("w2")
-            assert frozen.wait(10)
+            assert frozen.wait(PATIENCE_S)
         return meet(group)
 
     work = [Work.start(lambda g=g: member(g), name=g.me) for g in groups]  # type: ignore[misc]
-    assert work[0].wait(5).reduced.contributors == ("w0", "w1")
+    assert work[0].wait(PATIENCE_S).reduced.contributors == ("w0", "w1")
     frozen.set()
     with pytest.raises(LeftBehind):
-        work[2].wait(5)
+        work[2].wait(PATIENCE_S)
 
 
 def test_paused_group_says_so_waits_without_an_end_and_goes_on_by_itself() -> None:
@@ -131,7 +131,7 @@ def test_paused_group_says_so_waits_without_an_end_and_goes_on_by_itself() -> No
         work.wait(0.6)
     new = groups.add("w1")
     assert meet(new).plan.members == ["w0", "w1"]
-    assert work.wait(5).plan.members == ["w0", "w1"]
+    assert work.wait(PATIENCE_S).plan.members == ["w0", "w1"]
     assert not groups.paused
 
 
@@ -142,7 +142,7 @@ def test_waiting_member_can_leave_a_paused_group() -> None:
     groups[0].leave("preempted")
     assert groups[0].leaving
     with pytest.raises(GroupLeft, match="preempted"):
-        work.wait(5)
+        work.wait(PATIENCE_S)
     with pytest.raises(GroupLeft):
         groups[0].join(0, base="b")
 
@@ -159,7 +159,7 @@ def test_leaving_lets_the_round_under_way_end() -> None:
                 threading.Event().wait(0.002)
         verdict = group.commit(reduced)
         if group.me == "w1":
-            work.wait(5)
+            work.wait(PATIENCE_S)
         return Agreed(reduced, plan, verdict, {}, 1, 0, 0)
 
     assert all(agreed.verdict.committed for agreed in groups.together(member))
@@ -172,17 +172,17 @@ def test_leaving_abandons_a_round_that_does_not_end() -> None:
 
     def absent() -> None:
         groups[1].join(0, base="b")
-        groups_joined.wait(5)
+        groups_joined.wait(PATIENCE_S)
 
     stuck = Work.start(absent, name="absent")
     plan = groups[0].join(0, base="b")
-    groups_joined.wait(5)
-    stuck.wait(5)
+    groups_joined.wait(PATIENCE_S)
+    stuck.wait(PATIENCE_S)
     work = groups[0].reduce([torch.ones(2)], codec=make_codec("fp32"), weight=1.0)
     began = time.monotonic()
     groups[0].leave("preempted", timeout_s=0.5)
     with pytest.raises(GroupLeft):
-        work.wait(5)
+        work.wait(PATIENCE_S)
     with pytest.raises(GroupLeft):
         groups[0].commit(None, ok=False)
     assert time.monotonic() - began < PROMPT_S
@@ -200,7 +200,7 @@ def test_newcomer_killed_while_it_recovers_holds_nobody_up(phase: str) -> None:
     with pytest.raises(PeerLost):
         new.recover() if phase == "recover" else new.standing(1, base="b")
     work = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
-    assert all(each.wait(5).plan.members == ["w0", "w1"] for each in work)
+    assert all(each.wait(PATIENCE_S).plan.members == ["w0", "w1"] for each in work)
 
 
 def test_vote_against_a_round_frees_the_others_at_once() -> None:
@@ -254,7 +254,7 @@ def test_leases_follow_who_contributed_and_no_slot_is_dealt_twice() -> None:
 
     both = (groups[0], 20), (groups[2], 22)
     work = [later(lambda g=g, o=o: second(g, o)) for g, o in both]  # type: ignore[misc]
-    agreed = [each.wait(5) for each in work]
+    agreed = [each.wait(PATIENCE_S) for each in work]
     leases = agreed[0].verdict.leases
     assert set(leases) == {"w0", "w2"}
     assert {lease.slot for lease in leases.values()} == {0, 1}, "the slot that lags goes first"

@@ -109,10 +109,10 @@ def test_member_lost_while_it_sends_is_left_out_of_every_piece(
             return big(group)
         plan = group.join(0, base="base")
         work = group.reduce(values(group.me, (SIZE,)), codec=make_codec("fp32"), weight=9.0)
-        here.proxies["w2"].was_cut.wait(20)
+        here.proxies["w2"].was_cut.wait(PATIENCE_S)
         here.die(group)
         with pytest.raises(Exception):  # noqa: B017 -- whatever its dead link says
-            work.wait(20)
+            work.wait(PATIENCE_S)
         assert plan.members == ["w0", "w1", "w2"]
         return None
 
@@ -251,6 +251,6 @@ def test_reducer_leaves_when_the_hub_stays_away(tmp_path: Path) -> None:
         here = HubWorld(node, 2, route="relay", away_s=0.5)
         together(here, lambda group: one_round(group, [torch.ones(3)]))
     assert here.reducer_thread is not None
-    here.reducer_thread.wait(20)
+    here.reducer_thread.wait(PATIENCE_S)
     here.close()
     node.link.close()

@@ -78,7 +78,7 @@ def test_member_that_waits_for_the_others_leaves_at_once_and_they_go_on(
         leaver.join(1, base="base")
     work = [Work.start(lambda g=g: meet(g), name=g.me) for g in here.groups[:2]]  # type: ignore[misc]
     for each in work:
-        agreed = each.wait(10)
+        agreed = each.wait(PATIENCE_S)
         assert agreed.plan.members == ["w0", "w1"]
         assert agreed.attempts == 1
 
@@ -98,7 +98,7 @@ def test_round_under_way_ends_before_a_member_leaves(
         return group.commit(work.wait()).committed
 
     assert together(here, member) == [True, True, True]
-    leaving[0].wait(5)
+    leaving[0].wait(PATIENCE_S)
     with pytest.raises(GroupLeft):
         here.groups[2].join(1, base="base")
 

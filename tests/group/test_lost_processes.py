@@ -19,6 +19,7 @@ from tests import warm
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
 from tests.group.victim import HIT, Victim, be_a_member
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -71,7 +72,7 @@ class World(HubWorld):
         process = processes.Process(target=be_a_member, args=(task, far), daemon=True)
         process.start()
         far.close()
-        assert near.poll(60)
+        assert near.poll(PATIENCE_S)
         assert near.recv() == "ready"
         return process, near
 
@@ -91,7 +92,7 @@ def world(node: NodeInName, processes: Any) -> Iterator[Callable[..., tuple[Worl
     yield make
     for here, process in made:
         process.kill()
-        process.join(10)
+        process.join(PATIENCE_S)
         here.close()
 
 
@@ -141,10 +142,10 @@ def test_the_others_commit_the_round(
 
     work = [Work.start(lambda g=g: member(g), name=g.me) for g in here.groups]  # type: ignore[misc]
     for expected in ("ready", "hit"):
-        assert pipe.poll(60)
+        assert pipe.poll(PATIENCE_S)
         assert pipe.recv() == expected
     began = time.monotonic()
-    agreed = [each.wait(60) for each in work]
+    agreed = [each.wait(PATIENCE_S) for each in work]
     took_s = time.monotonic() - began
     assert_same_everywhere([one.reduced for one in agreed])
     survivors = [group.me for group in here.groups]
@@ -157,7 +158,7 @@ def test_the_others_commit_the_round(
     assert took_s < (QUICK_S if fault == "kill" else FROZEN_S)
     if fault == "stop":
         os.kill(process.pid, signal.SIGCONT)
-        assert pipe.poll(60)
+        assert pipe.poll(PATIENCE_S)
         # Its vote may be late and still right; otherwise it learns that its attempt is over.
         over = {"LeftBehind", "PeerLost", "EpochChanged", "DeadlineExceeded"}
         assert pipe.recv() in over | {"committed"}

@@ -101,11 +101,11 @@ def test_what_was_acknowledged_before_a_backup_is_in_it_though_writing_went_on(
 
     producer = threading.Thread(target=produce)
     producer.start()
-    assert enough.wait(20)
+    assert enough.wait(PATIENCE_S)
     acknowledged = list(before)
     taken = copy(hub, tmp_path)
     stop.set()
-    producer.join(20)
+    producer.join(PATIENCE_S)
     with HubServer(options(tmp_path / "second", source=taken.path)) as again:
         assert again.ticket.rpartition("/")[2] == hub.ticket.rpartition("/")[2]
         assert again.operator_token == hub.operator_token

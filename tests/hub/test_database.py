@@ -12,6 +12,7 @@ import pytest
 
 from atoll.errors import HubError, StorageFull
 from atoll.hub.database import SCHEMA_VERSION, Database
+from tests.patience import PATIENCE_S
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS things (name TEXT PRIMARY KEY, data BLOB)"
 
@@ -64,7 +65,7 @@ def test_writes_that_wait_share_one_commit(database: Database) -> None:
     def hold(connection: sqlite3.Connection) -> None:
         connection.set_trace_callback(count)
         held.set()
-        assert free.wait(10)
+        assert free.wait(PATIENCE_S)
 
     async def work() -> None:
         first = asyncio.ensure_future(database.write(hold))

@@ -55,7 +55,7 @@ class Process:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         answer = self.client.post(path, json=body)
@@ -66,7 +66,7 @@ class Process:
         self.client.close()
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -114,10 +114,10 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(tmp_path: Path) -> 
                         enough.set()
 
         working = [producers.submit(produce, name) for name in range(8)]
-        assert enough.wait(30)
+        assert enough.wait(PATIENCE_S)
         hub.kill()
         for work in working:
-            work.result(20)
+            work.result(PATIENCE_S)
 
     with life(tmp_path, port=hub.ready["port"]) as again:
         assert again.ready["ticket"] == hub.ready["ticket"]
@@ -149,4 +149,4 @@ def test_a_hub_with_four_nodes_is_small_and_ends_cleanly(tmp_path: Path) -> None
         assert psutil.Process(hub.process.pid).memory_info().rss <= 90e6
         nodes.close()
         hub.process.terminate()
-        assert hub.process.wait(10) == 0
+        assert hub.process.wait(PATIENCE_S) == 0

@@ -38,6 +38,7 @@ from atoll.wire.messages import (
     Peer as PeerInfo,
 )
 from tests.hub.peer import NODE, WAIT_S, Peer, member, node, submit
+from tests.patience import PROMPT_S
 
 
 def options(
@@ -343,7 +344,7 @@ def test_live_views_tell_nodes_and_members(running: Running) -> None:
     assert view["running"] == [f"{running.job}/w0", f"{running.job}/w1"]
     members = running.hub.hub.live.members(running.job)
     assert members["w0"]["connected"]
-    assert members["w0"]["last_seen_s"] < 5
+    assert members["w0"]["last_seen_s"] < PROMPT_S
     running.plan()
     assert running.hub.call(running.hub.hub.live.rounds(running.job)) == []
 

@@ -26,6 +26,7 @@ from tests.contracts.queue_base import LEASE_S, run
 from tests.contracts.queue_limits_suite import LimitsContract
 from tests.contracts.queue_suite import QueueContract
 from tests.contracts.topic_suite import TopicContract
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,7 +133,7 @@ def test_kill_9_loses_nothing_acknowledged_and_revives_nothing_done(tmp_path: Pa
                 lines += 1
                 if lines == 300:
                     process.send_signal(signal.SIGKILL)
-            assert process.wait(30) == -signal.SIGKILL
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
         assert lines >= 300
 
     async def look() -> None:

@@ -14,7 +14,7 @@ from atoll.hub.outbox import Outbox, Parcel
 from atoll.hub.relay import Relay
 from atoll.hub.server import HubServer
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
-from atoll.wire.messages import Credit, Done, Event, Failure, Undeliverable, Welcome
+from atoll.wire.messages import Beat, Credit, Done, Failure, Undeliverable, Welcome
 from tests.hub.peer import WAIT_S, Peer, chunk
 from tests.patience import PROMPT_S
 
@@ -141,7 +141,7 @@ def test_reader_that_stops_reading_bounds_memory_and_delays_nobody(hub: HubServe
         until(lambda: relay.held_bytes("h/w0", "h/slow") > window_of(w0) // 2)
         assert relay.held_bytes("h/w0", "h/slow") <= window_of(w0)
         began = time.monotonic()
-        assert isinstance(w0.request(Event("note", "I am not stuck")), Done)
+        assert isinstance(w0.request(Beat()), Done)
         for sender in (w0, w1):
             sent = fill(sender, "h/fast", payload)
             for _ in range(sent // CHUNK_BYTES):
@@ -180,7 +180,7 @@ def test_sender_that_comes_back_has_a_full_window_and_memory_stays_bounded(
     for _ in range(3):
         w0 = Peer(hub, "l/w0")
         fill(w0, "l/slow", bytes(CHUNK_BYTES))
-        assert isinstance(w0.request(Event("note", "all came in")), Done)
+        assert isinstance(w0.request(Beat()), Done)
         assert relay.held_bytes("l/w0", "l/slow") <= window_of(w0)
         w0.cut()
     slow.cut()

@@ -14,6 +14,7 @@ from atoll.net.api import HubClient
 from atoll.wire.messages import Done, ProcessState
 from tests.hub.peer import node
 from tests.hub.test_membership import launches, options
+from tests.patience import PATIENCE_S
 
 COMMAND = '[job]\nname = "c"\ncommand = ["true"]\npriority = 3\n'
 
@@ -86,5 +87,5 @@ def test_who_waits_for_events_hears_of_the_next_one_at_once_and_of_none_when_tim
     with ThreadPoolExecutor(1) as thread, HubClient(hub.url, hub.operator_token) as other:
         asked = thread.submit(lambda: other.events(job, after=last, wait_s=50.0))
         client.stop(job, grace_s=0.0)
-        kinds = [event["kind"] for event in asked.result(timeout=20.0)["events"]]
+        kinds = [event["kind"] for event in asked.result(timeout=PATIENCE_S)["events"]]
     assert kinds[0] in ("stopping", "stopped")

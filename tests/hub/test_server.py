@@ -19,8 +19,8 @@ from atoll.errors import ConfigError, PortTaken
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer, bind, reachable_url
 from atoll.wire.messages import (
+    Beat,
     Done,
-    Event,
     RoundJoin,
     RoundPlan,
     RoundVote,
@@ -82,7 +82,7 @@ def test_one_line_says_ready_and_a_signal_ends_it_cleanly(tmp_path: Path, number
         assert httpx.get(hub.info["url"] + "/healthz").status_code == 200
         code, seconds, errors = hub.end(number)
         assert (code, errors) == (0, "")
-        assert seconds < 2.0
+        assert seconds < PROMPT_S
 
 
 def test_open_streams_and_sessions_do_not_delay_the_end(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_open_streams_and_sessions_do_not_delay_the_end(tmp_path: Path) -> None:
 
         reader = threading.Thread(target=lambda: suppress(listen), daemon=True)
         reader.start()
-        assert streaming.wait(10)
+        assert streaming.wait(PATIENCE_S)
         code, seconds, _ = hub.end()
         assert code == 0
-        assert seconds < 2.5
-        reader.join(5)
+        assert seconds < PROMPT_S
+        reader.join(PATIENCE_S)
 
 
 def suppress(function: Any) -> None:
@@ -180,7 +180,7 @@ def test_hub_is_small_and_ready_soon(tmp_path: Path) -> None:
         peers = [Peer(shell(hub), f"j/w{slot}") for slot in range(4)]
         for peer in peers:
             assert isinstance(peer.welcome, Welcome)
-            assert isinstance(peer.request(Event("note", "x")), Done)
+            assert isinstance(peer.request(Beat()), Done)
         used = resident_bytes(hub.process.pid)
         for peer in peers:
             peer.close()

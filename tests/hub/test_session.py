@@ -18,7 +18,6 @@ from atoll.wire.limits import MAX_FRAME_BYTES, MAX_RELAY_BYTES, PROTOCOL, WINDOW
 from atoll.wire.messages import (
     Beat,
     Done,
-    Event,
     Failure,
     Hello,
     QueueClaim,
@@ -107,13 +106,13 @@ def test_new_incarnation_replaces_the_old_process(hub: HubServer) -> None:
         assert isinstance(new.welcome, Welcome)
         assert not new.welcome.resumed
         assert closing(old)[0] == 4000
-        assert isinstance(new.request(Event("note", "hi")), Done)
+        assert isinstance(new.request(Beat()), Done)
 
 
 def test_second_connection_of_a_process_takes_over_from_the_first(hub: HubServer) -> None:
     with Peer(hub, "j/over") as first, Peer(hub, "j/over") as second:
         assert closing(first)[0] == 4000
-        assert isinstance(second.request(Event("note", "hi")), Done)
+        assert isinstance(second.request(Beat()), Done)
 
 
 def test_session_is_lost_after_the_grace(hub: HubServer) -> None:
@@ -210,7 +209,7 @@ def test_error_of_a_handler_is_answered_and_the_session_goes_on(hub: HubServer) 
         answer = peer.request(Register())
         assert isinstance(answer, Failure)
         assert "no such job" in answer.error["what"]
-        assert isinstance(peer.request(Event("note", "still here")), Done)
+        assert isinstance(peer.request(Beat()), Done)
 
 
 @pytest.mark.parametrize(
@@ -282,4 +281,4 @@ def test_garbage_in_a_session_ends_at_most_that_session(
     closing(peer)
     peer.close()
     with Peer(hub, "j/after") as after:
-        assert isinstance(after.request(Event("note", "alive")), Done)
+        assert isinstance(after.request(Beat()), Done)

@@ -20,6 +20,7 @@ from tests.integrations.examples import EXAMPLES, load
 from tests.island.conftest import ranks
 from tests.island.pool import Ranks
 from tests.island.script_kit import enter
+from tests.patience import PATIENCE_S
 
 __all__ = ["ranks"]
 
@@ -161,7 +162,7 @@ def test_a_server_and_a_worker_that_die_lose_nothing(
         example.work(run, worker=0, servers=2, steps=steps)
     losses = example.work(run, worker=0, servers=2, steps=steps)
     for thread in threads:
-        thread.join(30.0)
+        thread.join(PATIENCE_S)
     assert len(losses) == 15  # it went on where it was
     assert not failing
     assert_table(table_in(tmp_path, servers=2), one_process(example, workers=1, steps=steps)[0])

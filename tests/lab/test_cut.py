@@ -114,7 +114,7 @@ class Machines:
     def close(self) -> None:
         """Close what is open; the lab has ended every process."""
         for popen in self._started:
-            popen.wait(10.0)
+            popen.wait(PATIENCE_S)
         if self.hub.stdout is not None:
             self.hub.stdout.close()
         for log in self._logs:
@@ -191,7 +191,7 @@ def test_host_that_is_cut_off_for_20_s_is_left_out_and_comes_back_by_itself(
         victim = machines.cut_member()
         cut = time.time()
         machines.lab.cut(CUT)
-        until(lambda: 3 in machines.contributors(since=cut), machines, timeout_s=CUT_S)
+        until(lambda: 3 in machines.contributors(since=cut), machines, timeout_s=CUT_S - 1.0)
         without_s = time.time() - cut
         time.sleep(max(0.0, CUT_S - (time.time() - cut)))  # the length of the break is tested
         healed = time.time()
@@ -201,7 +201,7 @@ def test_host_that_is_cut_off_for_20_s_is_left_out_and_comes_back_by_itself(
         view = json.loads(machines.ask(STOP, machines.job))
         told, events = machines.told(), machines.lines("events.jsonl")
     # Silence, then the patience that follows from measured rounds, then a point per second.
-    assert without_s < SILENT_S + 5.0, told
+    assert without_s < SILENT_S + 10.0, told
     assert view["state"] == "stopped", told
     results = {member["member"]: member["result"] for member in view["members"]}
     assert len(results) == MEMBERS

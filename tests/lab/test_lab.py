@@ -131,7 +131,7 @@ def test_nothing_is_left_at_the_end_of_the_block_and_processes_are_ended() -> No
     with Lab(hosts=2) as lab:
         process = lab.popen(1, ["sleep", "1000"])
         assert left_behind(lab.name)
-    assert process.wait(10) == -signal.SIGTERM
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
     assert left_behind(lab.name) == []
     lab.stop()
 
@@ -145,7 +145,7 @@ def test_a_process_that_ignores_the_end_is_killed() -> None:
         assert process.stdout is not None
         with process.stdout:
             process.stdout.readline()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert left_behind(lab.name) == []
 
 
@@ -180,7 +180,7 @@ def test_a_lab_goes_when_its_owner_is_killed() -> None:
         name = owner.stdout.readline().strip()
     assert left_behind(name)
     owner.kill()
-    owner.wait(10)
+    owner.wait(PATIENCE_S)
     until(lambda: not left_behind(name))
 
 

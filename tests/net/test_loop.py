@@ -28,7 +28,7 @@ def test_a_coroutine_runs_in_the_other_thread_and_its_result_comes_back(loop: Lo
         return threading.current_thread().name
 
     assert loop.run(where(), timeout_s=PATIENCE_S) == "test"
-    assert loop.submit(give(3)).result(5.0) == 3
+    assert loop.submit(give(3)).result(PATIENCE_S) == 3
 
 
 def test_an_error_comes_back_as_it_was_raised(loop: LoopThread) -> None:
@@ -55,7 +55,7 @@ def test_a_wait_ends_at_its_deadline_and_the_coroutine_is_cancelled(loop: LoopTh
 
     with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
         loop.run(forever(), timeout_s=0.05)
-    assert ended.wait(5.0)
+    assert ended.wait(PATIENCE_S)
 
 
 def test_stopping_ends_those_who_wait_and_those_who_come_later() -> None:
@@ -77,9 +77,9 @@ def test_stopping_ends_those_who_wait_and_those_who_come_later() -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert started.wait(5.0)
+    assert started.wait(PATIENCE_S)
     thread.stop()
-    waiting.join(5.0)
+    waiting.join(PATIENCE_S)
     assert "closed while a call was waiting" in str(errors[0])
     with pytest.raises(HubError, match="closed"):
         thread.run(give(1), timeout_s=1.0)

@@ -127,7 +127,7 @@ def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
             time.sleep(0.02)
             assert time.monotonic() < deadline
         seconds = time.monotonic() - started
-        sent.result(1.0)
+        sent.result(PATIENCE_S)
     bps = NBYTES * 8 / seconds
     assert seconds > 2.0
     assert 0.5 * CAP_BPS < bps < 1.15 * CAP_BPS, "less than the cap only where the machine is busy"
@@ -190,4 +190,4 @@ def test_two_processes_of_a_machine_keep_one_limit_together(hub: HubServer, tmp_
             process.kill()
             process.communicate()
     assert seconds > 2.0
-    assert 0.7 * CAP_BPS < NBYTES * 8 / seconds < 1.15 * CAP_BPS
+    assert 0.5 * CAP_BPS < NBYTES * 8 / seconds < 1.15 * CAP_BPS

@@ -20,6 +20,7 @@ from atoll.net.ticket import parse_ticket
 from atoll.node import artifacts
 from atoll.node.preparing import Prepared
 from atoll.wire.messages import Launch, NodeInfo
+from tests.patience import PATIENCE_S
 
 INFO = NodeInfo("kitchen", "Linux", "3.11", "0.1.0")
 SPEC = '[job]\nname = "letters"\n'
@@ -51,7 +52,7 @@ class Place:
         assert hub.hub is not None
         jobs = hub.hub.stores.jobs
         work = jobs.assign(self.job, member="w0", slot=0, node=self.node)
-        asyncio.run_coroutine_threadsafe(work, loop_of(hub)).result(10)
+        asyncio.run_coroutine_threadsafe(work, loop_of(hub)).result(PATIENCE_S)
 
     def join(self, name: str) -> tuple[str, str]:
         with HubClient(self.hub.url) as stranger:
@@ -159,7 +160,7 @@ def test_it_ends_when_it_is_cancelled(place: Place) -> None:
     class Slow(HubClient):
         def put_file(self, job: str, path: str, source: Path | bytes, **more: object) -> str:
             entered.set()
-            go_on.wait(10)
+            go_on.wait(PATIENCE_S)
             raise HubUnreachable("cut")
 
     async def test() -> None:

@@ -24,7 +24,7 @@ from atoll.net.api import HubClient
 from atoll.node import preempt
 from atoll.node.preempt import Notices, check_url
 from tests.node.processes import Node, lines_of, submit, until, wait_for
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 
 SLEEPER = "print('up', flush=True)\nimport time\ntime.sleep(60)\n"
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPER
@@ -239,7 +239,7 @@ def test_process_1_of_a_container_hears_the_signal_and_buries_orphans(
         until(lambda: len(agent.children()) == 1)  # the worker alone
         workers = agent.children(recursive=True)
         agent.send_signal(signal.SIGTERM)
-        assert popen.wait(15) == 0
+        assert popen.wait(PATIENCE_S) == 0
         assert not any(worker.is_running() for worker in workers)
     finally:
         popen.kill()

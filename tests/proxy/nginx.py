@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTED = ROOT / "deploy" / "nginx.conf"
 
@@ -116,7 +118,7 @@ class Nginx:
     ) -> None:
         assert self._popen is not None
         self._popen.terminate()
-        self._popen.wait(10)
+        self._popen.wait(PATIENCE_S)
 
     @property
     def requests(self) -> list[str]:

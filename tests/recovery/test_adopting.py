@@ -17,6 +17,7 @@ from atoll.strategies.strategy import Outer
 from atoll.task import Task
 from atoll.train.committed import CommittedState, adopt
 from tests.contracts.strategy_suite import Run, adamw, small_model, start_run
+from tests.patience import PATIENCE_S
 from tests.recovery.world import World
 
 OPTIONS = atoll.DiLoCo(every=4)
@@ -64,7 +65,7 @@ def test_a_newcomer_stands_where_the_donors_stood_though_they_train_on(world: Wo
         for _ in range(1):  # the third period has one more step before its round
             with gate.moving():
                 run.train(1)
-        done.wait(30)
+        done.wait(PATIENCE_S)
 
     trainer = threading.Thread(target=train)
     trainer.start()

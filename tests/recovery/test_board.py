@@ -18,6 +18,7 @@ from atoll.recovery.target import Target
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Source
 from atoll.wire.state import StateManifest, state_manifest
+from tests.patience import PATIENCE_S
 
 
 def data_of(name: str, *, count: int = 5, seed: int = 0) -> bytes:
@@ -264,6 +265,6 @@ def test_one_source_gives_all_where_members_differ_and_another_takes_its_place()
     thread.join(0.3)
     assert thread.is_alive()
     board.left("w0")
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert waiting == [other.root]
     assert board.gave == set()

@@ -11,7 +11,7 @@ from atoll.checkpoint.image import image_nbytes
 from atoll.errors import DeadlineExceeded, GroupLeft
 from atoll.recovery.relay_source import RelaySource
 from atoll.wire.state import CHUNK, StateAsk
-from tests.patience import PROMPT_S
+from tests.patience import PATIENCE_S, PROMPT_S
 from tests.recovery import spoil
 from tests.recovery.world import LOCAL, World, assert_same, wait_until
 
@@ -95,12 +95,12 @@ def test_a_donor_in_the_middle_of_a_step_is_waited_for_and_not_disturbed(world: 
         with world.gates["w0"].moving():
             looks = model.looks
             inside.set()
-            out.wait(10)
+            out.wait(PATIENCE_S)
             assert model.looks == looks
 
     trainer = threading.Thread(target=step)
     trainer.start()
-    inside.wait(10)
+    inside.wait(PATIENCE_S)
     timer = threading.Timer(0.3, out.set)
     timer.start()
     assert_same(world.recover().shared, model.shared())

@@ -28,6 +28,7 @@ from atoll.wire.state import (
     decode_state_manifest,
     state_manifest,
 )
+from tests.patience import PATIENCE_S
 from tests.recovery.world import Model, assert_same, wait_until
 
 
@@ -247,7 +248,7 @@ def test_a_state_that_never_rests_leaves_the_asker_waiting(shelf: Shelf) -> None
 
     shelf.offer(Model("w0", numel=1), still=still)
     assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE_S)
     assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
 
 
@@ -276,13 +277,13 @@ def test_training_waits_for_the_copies_and_not_for_digests(
 
     def slow(*args: object, **options: object) -> object:
         hashing.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         return state_manifest(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("atoll.recovery.shelf.state_manifest", slow)
     shelf.offer(Model("w0", numel=1000), still=gate.still)
     assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
-    assert hashing.wait(10)
+    assert hashing.wait(PATIENCE_S)
     with gate.moving():  # would wait for ever
         go_on.set()
     assert offered(shelf).status == OK

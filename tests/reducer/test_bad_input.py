@@ -21,6 +21,7 @@ from atoll.net.sync_link import SyncLink
 from atoll.reducer.server import Reducer
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces, unpack_chunk
 from atoll.wire.messages import Event, MemberLost, Message, RoundPlan, Verdict
+from tests.patience import PATIENCE_S
 
 JOB = "job"
 ELEMENTS = 70_000
@@ -77,7 +78,7 @@ class Bench:
 
     def result(self, member: str) -> tuple[Tensor, list[str]] | None:
         """Return what a member was sent, once the sum is done."""
-        self.reducer._workers.submit(lambda: None).result(10)
+        self.reducer._workers.submit(lambda: None).result(PATIENCE_S)
         found = [(h, p) for h, p in self.desk.said.get(member, []) if h.kind == "result"]
         if not found:
             return None

@@ -9,6 +9,7 @@ from atoll.codec.table import make_codec
 from atoll.reducer.parcels import Gift, Parcel, opened_handout
 from atoll.wire.chunks import PARCELS, ChunkHead, pieces
 from atoll.wire.messages import MemberLost
+from tests.patience import PATIENCE_S
 from tests.reducer.test_bad_input import EPOCH, JOB, Bench, head_of, plan_of
 
 MEMBERS = ["w0", "w1"]
@@ -29,7 +30,7 @@ def give(place: Bench, member: str, phase: int, *, data: bytes = b"12345678") ->
 
 def settle(place: Bench) -> None:
     """Wait until everything that was begun is done."""
-    place.reducer._workers.submit(lambda: None).result(10)
+    place.reducer._workers.submit(lambda: None).result(PATIENCE_S)
 
 
 def results(place: Bench, member: str, phase: int) -> list[tuple[ChunkHead, bytes]]:

@@ -53,7 +53,7 @@ def test_each_actor_gets_the_values_of_its_own_trajectory() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert not wrong
     assert (answering.answered, answering.refused) == (20, 0)
     answering.close()

@@ -186,12 +186,12 @@ def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> Non
         run = donors[group.me] = start_run(options, group, int(group.me[1:]))
         run.train(6)
         if group.me == "w0":  # by the virtual clock the other waits for it meanwhile
-            trained.wait(20)
-            offered.wait(20)
+            trained.wait(PATIENCE_S)
+            offered.wait(PATIENCE_S)
         return finished(run)
 
     def latecomer() -> Run:
-        trained.wait(20)
+        trained.wait(PATIENCE_S)
         group = groups.add()
         run, donor = start_run(options, group, 2, begin=False), donors["w0"]
         group.recover()
@@ -202,7 +202,7 @@ def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> Non
         run.train(1)
         assert torch.equal(run.vector(), groups.servers.server().theta)
         assert not torch.equal(run.vector(), anchor)
-        offered.wait(20)
+        offered.wait(PATIENCE_S)
         return finished(run)
 
     def finished(run: Run) -> Run:
@@ -212,7 +212,7 @@ def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> Non
         return run
 
     late = Work.start(latecomer, name="late")
-    runs = [*groups.together(body, timeout_s=PATIENCE_S), late.wait(40)]
+    runs = [*groups.together(body, timeout_s=PATIENCE_S), late.wait(PATIENCE_S)]
     assert all(torch.equal(run.vector(), runs[0].vector()) for run in runs)
     assert {run.results[-1].contributors for run in runs} == {("w0", "w1", "w2")}
 

@@ -24,6 +24,7 @@ from tests.contracts.strategy_suite import (
     start_run,
     train_together,
 )
+from tests.patience import PATIENCE_S, PROMPT_S
 
 COARSE = "topk:0.5|int8"
 
@@ -179,14 +180,14 @@ def test_a_round_goes_on_while_the_next_batch_is_computed() -> None:
         passing = outer._passing
         assert passing is not None
         assert passing.work is not None
-        passing.work.wait(20)  # it ends although nobody has asked for its result
-        meet.wait(20)
+        passing.work.wait(PATIENCE_S)  # it ends although nobody has asked for its result
+        meet.wait(PATIENCE_S)
         run.train(1)
         return dict(run.results[-1].seconds)
 
     for seconds in MemoryGroups(2).together(body):
         assert seconds[HIDDEN] > 0
-        assert seconds["reduce"] < 0.5
+        assert seconds["reduce"] < PROMPT_S
 
 
 def test_parameters_do_not_move_while_a_batch_is_computed() -> None:
@@ -195,7 +196,7 @@ def test_parameters_do_not_move_while_a_batch_is_computed() -> None:
         run.train(3)
         before = run.vector()
         outer: Any = run.outer
-        outer._passing.work.wait(20)
+        outer._passing.work.wait(PATIENCE_S)
         assert torch.equal(run.vector(), before)
 
     MemoryGroups(2).together(body)
@@ -233,11 +234,11 @@ def test_who_was_left_behind_holds_the_round_that_the_others_have_under_way() ->
     def stays(group: Group) -> Run:
         run = donor["w0"] = start_run(Cocktail(probability=0.5), group, 0, codec=COARSE)
         run.train(2)
-        assert at["gone"].wait(20)
+        assert at["gone"].wait(PATIENCE_S)
         run.train(2)
         under_way(run)
         at["ahead"].set()
-        assert at["recovering"].wait(20)
+        assert at["recovering"].wait(PATIENCE_S)
         run.train(1)
         at["ready"].set()
         run.train(2)
@@ -250,13 +251,13 @@ def test_who_was_left_behind_holds_the_round_that_the_others_have_under_way() ->
         under_way(run)
         groups.lose("w1")
         at["gone"].set()
-        assert at["ahead"].wait(20)
+        assert at["ahead"].wait(PATIENCE_S)
         run.train(1)
         with pytest.raises(LeftBehind):
             run.train(1)
         group.recover()
         at["recovering"].set()
-        assert at["ready"].wait(20)
+        assert at["ready"].wait(PATIENCE_S)
         theirs = donor["w0"]
         assert theirs.task.round == group.committed_round
         run.task.model.load_state_dict(theirs.task.model.state_dict())
@@ -270,7 +271,7 @@ def test_who_was_left_behind_holds_the_round_that_the_others_have_under_way() ->
 
     def under_way(run: Run) -> None:
         outer: Any = run.outer
-        outer._passing.work.wait(20)
+        outer._passing.work.wait(PATIENCE_S)
 
     first, second = groups.together(lambda g: (stays if g.me == "w0" else comes_back)(g))
     assert [r.contributors for r in first.results[-3:]] == [("w0", "w1")] * 3

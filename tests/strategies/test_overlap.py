@@ -83,11 +83,11 @@ def test_whoever_was_left_behind_hears_it_when_it_takes_the_result_and_comes_bac
     def body(group: Group) -> Run:
         run = runs[group.me] = start_run(options, group, int(group.me[1:]))
         run.train(after)
-        ready.wait(30)
+        ready.wait(PATIENCE_S)
         if group.me != "w1":
             wait_for(lambda: "w1" not in groups._present(), "w1 is not gone")
             run.train(3)  # the next round is taken
-            assert back.wait(30)
+            assert back.wait(PATIENCE_S)
             return end(run)
         groups.lose("w1")
         before = run.task.round
@@ -114,12 +114,12 @@ def test_a_newcomer_starts_from_the_common_parameters_and_all_end_with_one_model
     def body(group: Group) -> Run:
         run = runs[group.me] = start_run(options, group, int(group.me[1:]))
         run.train(after)
-        ready.wait(30)
-        assert arrived.wait(30)
+        ready.wait(PATIENCE_S)
+        assert arrived.wait(PATIENCE_S)
         return end(run)
 
     def newcomer() -> Run:
-        ready.wait(30)
+        ready.wait(PATIENCE_S)
         group = groups.add()
         try:
             model = small_model(seed=99)
@@ -132,7 +132,7 @@ def test_a_newcomer_starts_from_the_common_parameters_and_all_end_with_one_model
         return end(run)
 
     late = Work.start(newcomer, name="newcomer")
-    assert_one_model([*groups.together(body), late.wait(30)])
+    assert_one_model([*groups.together(body), late.wait(PATIENCE_S)])
 
 
 @pytest.mark.parametrize(("options", "after"), OUTERS)
@@ -147,7 +147,7 @@ def test_a_member_gives_its_committed_state_while_its_round_waits_for_others(
         run = start_run(options, group, int(group.me[1:]))
         run.train(after)
         if group.me == "w1":
-            assert looked.wait(30)
+            assert looked.wait(PATIENCE_S)
             return end(run)
         state = CommittedState(run.task, run.outer)
         before = (state.round, state.base)
@@ -174,7 +174,7 @@ def test_leaving_ends_the_wait_for_a_round_under_way(options: Any, after: int) -
         run = start_run(options, group, int(group.me[1:]))
         run.train(after)
         if group.me == "w0":
-            assert left.wait(30)
+            assert left.wait(PATIENCE_S)
             return end(run)
         run.train(1 + isinstance(options, Streaming))  # the round is under way, w0 is not there
         group.leave("asked to", timeout_s=0.2)

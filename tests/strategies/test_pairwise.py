@@ -88,10 +88,10 @@ def test_a_member_that_stands_still_holds_up_nobodys_steps() -> None:
         run = start_run(Pairwise(), group, int(group.me[1:]))
         run.train(1)
         if group.me == "w1":
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE_S)
         run.train(30)
         if group.me != "w1":
-            through.wait(20)
+            through.wait(PATIENCE_S)
         run.note(run.outer.finish(run.task))
         return run
 

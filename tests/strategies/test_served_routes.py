@@ -180,11 +180,11 @@ def test_a_killed_server_is_loaded_with_what_its_members_have(
         run = start_run(options, group, int(group.me[1:]))
         run.train(6)
         before = run.vector()
-        half_way.wait(30)
+        half_way.wait(PATIENCE_S)
         if group.me == "w0":
             place.kill_reducer()
             killed.set()
-        assert killed.wait(30)
+        assert killed.wait(PATIENCE_S)
         run.train(6)
         while (result := run.outer.finish(run.task)) is not None:
             run.note(result)
