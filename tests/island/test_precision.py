@@ -20,7 +20,8 @@ from atoll.strategies.inner.transport import local_of
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.task import Task
 from tests.island.pool import Ranks
-from tests.island.reference import CPU, batch_for, divided, gpt, perceptron, spread
+from tests.island.reference import CPU, batch_for, divided, gpt, gradients, perceptron, spread
+from tests.island.test_built_in_models import _model_and_batch
 
 dist: Any = torch.distributed
 
@@ -258,3 +259,45 @@ def test_a_loss_that_no_scale_saves_is_refused() -> None:
     with pytest.raises(LossNotFinite, match="the loss is not finite"):
         inner.step(task, batch, outer)
     assert task.step == 30
+
+
+# ------------------------------------------------------------ what sharded models gather in half
+
+
+def _gathered(name: str, axes: dict[str, int], words: dict[str, Any]) -> Any:
+    """Return how many bytes a step gathers, its loss and gradients, and types of what is kept."""
+    model, inputs, targets = _model_and_batch(name)
+    parts, sent = divided(model.float(), axes, **words), []
+    gather = dist.all_gather_into_tensor
+
+    def counted(output_tensor: Tensor, *given: Any, **named: Any) -> Any:
+        sent.append(output_tensor.nbytes)
+        return gather(output_tensor, *given, **named)
+
+    dist.all_gather_into_tensor = counted
+    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    loss = float(parts.backward(inputs, targets))
+    dist.all_gather_into_tensor = gather
+    kept = {t.dtype for p in parts.parameters().values() for t in (p, p.grad) if t is not None}
+    return sum(sent), loss, gradients(parts), kept
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [("llama", {"shard": 2}), ("resnet", {"shard": 2}), ("gpt2", {"shard": 2, "tensor": 2})],
+    ids=str,
+)
+def test_shards_are_gathered_in_half_precision(
+    ranks: Ranks, name: str, axes: dict[str, int]
+) -> None:
+    count = math.prod(axes.values())
+    words = {"accumulate": 2, "recompute": "full"}
+    whole, whole_loss, expected, _ = ranks.run(count, _gathered, name, axes, words)[0]
+    for word in ("bf16", "fp16"):
+        told = ranks.run(count, _gathered, name, axes, {**words, "precision": word})
+        half, loss, found, kept = told[0]
+        assert half == whole / 2
+        assert kept == {torch.float32}, "masters and their gradients"
+        assert loss == pytest.approx(whole_loss, rel=0.01)
+        assert _alike(found, expected) > 0.999
+        assert all(other[1] == loss for other in told)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.strategies.inner.blank import Blanks
 from atoll.strategies.inner.compiling import apply_compile
+from atoll.strategies.inner.precision import dtype_of
 from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.recompute import apply_recompute
 from atoll.strategies.inner.replicate import replicate, without_sync
@@ -70,7 +71,10 @@ def apply_data(
     if shards > 1 or (replicas > 1 and mesh["tensor"].size() > 1):
         # Parameters cut along the tensor axis are no plain tensors, which buckets are made of.
         axes: Any = ("replicate", "shard") if replicas > 1 else "shard"
-        shard(module, units, mesh=mesh[axes], reshard=recipe.reshard, offload=recipe.offload)
+        shard(
+            module, units, mesh=mesh[axes], reshard=recipe.reshard, offload=recipe.offload,
+            dtype=dtype_of(recipe.precision),
+        )  # fmt: skip
         return module
     Blanks(device).give_memory([module])
     module.to(device)

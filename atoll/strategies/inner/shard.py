@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from atoll.strategies.inner.blank import Blanks
+from atoll.strategies.inner.half import gathered_in, keep_digits
 from atoll.strategies.inner.units import pieces
 
 SMALL = 0.01
@@ -28,6 +29,7 @@ def shard(
     mesh: DeviceMesh,
     reshard: bool,
     offload: bool,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Cut the parameters of a module over a mesh, in place; names stay as they are. Collective.
 
@@ -40,22 +42,28 @@ def shard(
         mesh: One axis to cut over; or two, with copies along the first.
         reshard: Whether units give gathered parameters back after their forward pass.
         offload: Whether shards stay in main memory. On processors they always do.
+        dtype: What units are gathered in; None: what parameters are in.
     """
     if offload and mesh.device_type == "cpu":
         log.info("offload changes nothing here: without accelerators shards are in main memory")
     keep: OffloadPolicy = OffloadPolicy()
     if offload and mesh.device_type != "cpu":
         keep = CPUOffloadPolicy()
+    if dtype is not None:
+        keep_digits(module)
+    half = gathered_in(dtype)
     own = _large(_unshared(pieces(module, units)))
     blanks = Blanks(_device_of(mesh))
     for piece in own:
         blanks.give_memory(piece)
         together: Any = piece if len(piece) > 1 else piece[0]
-        fully_shard(together, mesh=mesh, reshard_after_forward=reshard, offload_policy=keep)
+        fully_shard(
+            together, mesh=mesh, reshard_after_forward=reshard, offload_policy=keep, mp_policy=half
+        )
     blanks.give_memory([module])
     # The rest is needed first and last: to give it back in between would gather it twice.
     rest = reshard and not own
-    fully_shard(module, mesh=mesh, reshard_after_forward=rest, offload_policy=keep)
+    fully_shard(module, mesh=mesh, reshard_after_forward=rest, offload_policy=keep, mp_policy=half)
 
 
 def _device_of(mesh: DeviceMesh) -> torch.device:
