@@ -46,8 +46,9 @@ class Site:
         options = HubOptions(
             data=self.folder / "data", jobs=self.folder / "runs", reducers=False, port=self.port
         )
-        self.server = HubServer(options)
-        self.server.__enter__()
+        server = HubServer(options)
+        server.__enter__()
+        self.server = server  # not before it answers: somebody may be asking at this moment
 
     def stop(self) -> None:
         server, self.server = self.server, None

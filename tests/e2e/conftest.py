@@ -210,6 +210,17 @@ def ticket_of(hub: KnownHub) -> str:
         return str(client.hub()["ticket"])
 
 
+def lines_until(client: HubClient, job: str, words: str, *, count: int = 1) -> list[str]:
+    """Return all lines of a job, as soon as so many of them have these words."""
+
+    def look() -> list[str] | None:
+        lines = [str(line["text"]) for line in client.logs(job)["lines"]]
+        return lines if sum(words in line for line in lines) >= count else None
+
+    found: list[str] = until(look)
+    return found
+
+
 def wait_for(
     client: HubClient, job: str, *states: str, timeout_s: float = PATIENCE_S
 ) -> dict[str, Any]:

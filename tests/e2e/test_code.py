@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
 from tests.node.packages import wheel
 
 pytestmark = pytest.mark.e2e
@@ -65,8 +65,7 @@ def test_command_and_script_have_their_code_and_packages_and_artifacts_come_back
     with hub.client() as client:
         (view,) = client.jobs()
         job = view["job"]
-        lines = [line["text"] for line in client.logs(job)["lines"]]
-        assert "python True ignored False" in lines
+        lines = lines_until(client, job, "python True ignored False")
         assert any("Successfully installed tiny" in line for line in lines)
         names = {file.name for file in client.files(job)}
         assert {name for name in names if name.startswith("artifacts/")} == {
@@ -76,7 +75,7 @@ def test_command_and_script_have_their_code_and_packages_and_artifacts_come_back
         done = atoll.run("run", write(atoll, "script", 'script = "main.py"'))
         assert done.code == 0, done.both
         script = next(view["job"] for view in client.jobs() if view["job"] != job)
-        lines = [line["text"] for line in client.logs(script)["lines"]]
+        lines = lines_until(client, script, "python True ignored False")
         assert any("in the cache" in line for line in lines)
         assert not any("Successfully installed" in line for line in lines)  # built once
         assert client.read_file(script, "artifacts/w0/out/result.json") == b'[42, "here"]'

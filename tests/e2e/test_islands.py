@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from atoll.net.api import HubClient
-from tests.e2e.conftest import Atoll, ticket_of, until
+from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
@@ -61,8 +61,7 @@ def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: in
     until(lambda: kinds(client, job).count("recovered") > back, timeout_s=START_S)
     seen = client.rounds(job)["last"]
     until(lambda: ["w0", "w1"] in contributors(client, job, since=seen), timeout_s=START_S)
-    told = [line["text"] for line in client.logs(job)["lines"]]
-    assert any(f"rank {rank} of the 2 of w1 was killed" in line for line in told)
+    lines_until(client, job, f"rank {rank} of the 2 of w1 was killed")
 
 
 def stop(client: HubClient, job: str) -> list[dict[str, Any]]:

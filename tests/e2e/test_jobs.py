@@ -14,7 +14,7 @@ import pytest
 from atoll.cli.known_hub import KnownHub, find
 from atoll.errors import AtollError
 from atoll.net.api import HubClient
-from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
+from tests.e2e.conftest import Atoll, lines_until, ticket_of, until, wait_for
 from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
@@ -235,7 +235,7 @@ def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) ->
         for job in (first, second):
             client.stop(job, grace_s=1.0)
         wait_for(client, first, "stopped", "done")
-        assert "saved" in [line["text"] for line in client.logs(first)["lines"]]
+        lines_until(client, first, "saved")
         wait_for(client, second, "stopped")
     until(lambda: not atoll.running(deaf))
 
@@ -264,7 +264,7 @@ def test_command_works_on_while_the_hub_is_killed_and_started_again(atoll: Atoll
         gate.touch()
         (member,) = wait_for(client, job, "done")["members"]
         assert member["attempt"] == 1
-        assert "through" in [line["text"] for line in client.logs(job)["lines"]]
+        lines_until(client, job, "through")
 
 
 def online(client: HubClient, node: str) -> bool:
