@@ -36,9 +36,11 @@ types: $(STAMP)
 
 check: lint types  ## ruff, format check, mypy strict
 
-# Long files first (tests/order.py). Hundreds of processes load the same modules: compiled once.
-test: $(STAMP)  ## the whole suite, two files at a time
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+# Long files first (tests/order.py). Many tests wait for others more than they compute, so three of
+# them keep two cores busy. Hundreds of processes load the same modules: these are compiled once.
+WORKERS ?= 3
+test: $(STAMP)  ## the whole suite, three files at a time
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 bench: $(STAMP)  ## every benchmark, quick form
 	@for name in loop reduce hub queue relay page diloco methods rl_collect rl_queue pooled; do $(BIN)/python -m bench.$$name --quick || exit 1; done
