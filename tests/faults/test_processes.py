@@ -22,13 +22,13 @@ from atoll.cli.known_hub import KnownHub, find
 from atoll.net.api import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until
 from tests.group.proxy import Proxy
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 
 MEMBERS = 3
 FROZEN_S = 2.0
-PATIENCE_S = 60.0
 
 
 class HostLine(Proxy):
@@ -205,10 +205,8 @@ RELAY = (
     "kill_worker", "freeze_worker", "cut_worker", "slow_line", "kill_reducer", "freeze_reducer",
     "freeze_hub", "kill_hub", "freeze_agent", "kill_agent", "kill_donor",
 )  # fmt: skip
-DIRECT = (
-    "kill_worker", "freeze_worker", "cut_worker", "freeze_hub", "kill_hub", "freeze_agent",
-    "kill_donor",
-)  # fmt: skip
+DIRECT = ("kill_worker", "freeze_worker", "cut_worker", "kill_hub", "kill_donor")
+"""What the route changes: a hub or an agent that freezes, and an agent that dies, are above."""
 
 
 @contextlib.contextmanager
