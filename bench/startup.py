@@ -7,7 +7,8 @@
 
 Processor time is what counts: programs beside it change it less than seconds on the clock. Every
 figure is the median of its repeats; those of one kind of process in a job are of its mean there.
-`torch` is Python with `import torch` and nothing else: what no process that computes can go below.
+`torch` is Python with `import torch` and nothing else, not even an end in order: what no process
+that computes can go below.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from atoll.cli.known_hub import KnownHub, remember
 from bench.report import emit
 
 READY_S = 60.0
-JOB_S = 120.0
+JOB_S = 600.0
 LOOK_S = 0.01
 """Pause between two looks at a job's processes: what they use after the last one is not counted."""
 
@@ -64,7 +65,7 @@ batch = 4
 warmup = 1
 eval_tokens = 512
 [strategy]
-preset = "{preset}"
+preset = "diloco"
 every = 1
 {more}
 """
@@ -85,6 +86,7 @@ with atoll.join() as run:
 POLICY = """
 [job]
 name = "{name}"
+nodes = 2
 [rl]
 steps = 64
 environments = 2
@@ -152,7 +154,7 @@ class Startup:
         self.folder = folder
         words = random.Random(5)
         known = ["".join(words.choices("abcdefgh", k=5)) for _ in range(50)]
-        self._text = folder / "text.txt"
+        self._text, self._errors = folder / "text.txt", folder / "errors.txt"
         self._text.write_text(" ".join(words.choices(known, k=12_000)), encoding="utf-8")
 
     @property
@@ -161,10 +163,15 @@ class Startup:
         return {**os.environ, **own}
 
     def _popen(self, *words: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, *words], cwd=self.folder, env=self._environment,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        with self._errors.open("wb") as errors:
+            return subprocess.Popen(
+                [sys.executable, *words], cwd=self.folder, env=self._environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+
+    def _failed(self, what: str, code: int) -> RuntimeError:
+        said = self._errors.read_text("utf-8", "replace")
+        return RuntimeError(f"{what} ended with {code}: {said[-2000:]}")
 
     # ------------------------------------------------------------------------- processes
 
@@ -175,13 +182,14 @@ class Startup:
             RuntimeError: it failed.
         """
         popen = self._popen(*words)
-        out = popen.stdout.read() if popen.stdout else b""
+        if popen.stdout:
+            popen.stdout.read()
         _, status, used = os.wait4(popen.pid, 0)
         popen.returncode = os.waitstatus_to_exitcode(status)
         if popen.stdout:
             popen.stdout.close()
         if popen.returncode:
-            raise RuntimeError(f"{words} ended with {popen.returncode}: {out.decode()}")
+            raise self._failed(" ".join(words), popen.returncode)
         return used.ru_utime + used.ru_stime
 
     def hub_and_node(self) -> tuple[float, float, float]:
@@ -217,7 +225,8 @@ class Startup:
             RuntimeError: it failed.
         """
         began = time.perf_counter()
-        popen = self._popen("-m", "atoll.cli", "run", str(self._job(what)), "--local", "1")
+        nodes = "2" if what == "rl" else "1"  # a policy and its critic
+        popen = self._popen("-m", "atoll.cli", "run", str(self._job(what)), "--local", nodes)
         times = Times(popen.pid)
         while popen.poll() is None:
             if time.perf_counter() > began + JOB_S:
@@ -225,9 +234,10 @@ class Startup:
             times.look()
             time.sleep(LOOK_S)
         wall_s = time.perf_counter() - began
-        said = popen.stdout.read().decode() if popen.stdout else ""
+        if popen.stdout:
+            popen.stdout.close()
         if popen.returncode:
-            raise RuntimeError(f"the job {what} ended with {popen.returncode}: {said}")
+            raise self._failed(f"the job {what}", popen.returncode)
         found = {kind: statistics.mean(all_) for kind, all_ in times.by_kind().items()}
         found["total"] = sum(sum(all_) for all_ in times.by_kind().values())
         return found | {"wall_s": wall_s}
@@ -235,15 +245,13 @@ class Startup:
     def _job(self, what: str) -> Path:
         """Write a job; return its file."""
         path = self.folder / f"{what}.toml"
-        given = {"name": what, "text": str(self._text), "preset": "diloco", "more": ""}
+        given = {"name": what, "text": str(self._text), "more": ""}
         text = TRAIN
         if what == "script":
             path = path.with_suffix(".py")
             text, given = "{script}", {"script": SCRIPT}
         elif what == "rl":
             text = POLICY
-        elif what == "server":
-            given |= {"preset": "async-diloco"}
         elif what != "train":
             given |= {"more": f'inner = "{what}"\n[island]\nranks = 2'}
         if what == "pipeline":
@@ -276,7 +284,7 @@ def measure_processes(startup: Startup, repeats: int) -> dict[str, float]:
     """Return the medians of single processes."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     alone: Mapping[str, Callable[[], float]] = {
-        "torch": lambda: startup.whole("-c", "import torch"),
+        "torch": lambda: startup.whole("-c", "import os, torch; os._exit(0)"),
         "atoll --help": lambda: startup.whole("-m", "atoll.cli", "--help"),
     }
     for _ in range(repeats):
@@ -305,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.startup", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="once; one job")
-    parser.add_argument("--jobs", default=",".join(["train", "script", "rl", "server", *INNERS]))
+    parser.add_argument("--jobs", default=",".join(["train", "script", "rl", *INNERS]))
     given = parser.parse_args()
     repeats = 1 if given.quick else given.repeats
     jobs = ["train"] if given.quick else [name for name in given.jobs.split(",") if name]

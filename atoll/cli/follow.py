@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,9 @@ REFRESH_S = 0.5
 
 NEWS_S = 0.4
 """How much of that ends at once when the hub has news; Ctrl+C is seen that much later."""
+
+LAST_LINES_S = 3.0
+"""How long what members print at their very end may take to the hub."""
 
 TAIL_LINES = 40
 """Last lines of a failed member that are shown."""
@@ -63,10 +67,25 @@ def follow(
                 raise
         if watched.view:
             view.show(watched, last=watched.ended)
+            if echo and watched.ended:
+                _await_last_lines(client, watched, interrupts)
             if echo:
                 echo_after = _echo(client, job, view, after=echo_after)
         if watched.ended or _pause(client, watched, interrupts):
             return watched
+
+
+def _await_last_lines(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
+    """Wait until the processes of members that are done have ended: their lines are here then.
+
+    A member is done as soon as it says so itself, which is before its process ends.
+    """
+    deadline = time.monotonic() + LAST_LINES_S
+    with contextlib.suppress(HubUnreachable, DeadlineExceeded):
+        while any(m["state"] == "done" and m.get("exit_code") is None for m in watched.members):
+            if time.monotonic() >= deadline or interrupts.sleep(0.05):
+                return
+            watched.view = client.job(watched.job)
 
 
 def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
