@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -146,8 +147,12 @@ def test_a_machine_that_is_shut_out_ends_what_it_runs_and_stays_out(
 
 def workers_of(pid: int) -> list[int]:
     """Return the processes of jobs below an agent."""
-    found = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in found if "atoll.node.worker" in child.cmdline()]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ended in between
+            if "atoll.node.worker" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 def ended(pid: int) -> bool:
