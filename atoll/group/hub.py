@@ -346,7 +346,9 @@ class HubGroup:
         codecs, self._codecs = self._codecs, []
         for codec in codecs:
             codec.settle(committed=counted)
-        if not committed:
+        if committed:
+            self._turns.renew()  # it would keep the round's result until the next one
+        else:
             self._routes.drop()
             self._asked_with = None
         if self._scratch is not None and self._scratch.nbytes > KEPT_BYTES:
