@@ -19,7 +19,7 @@ def free_port() -> int:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))  # some listen at all addresses
             except OSError:
                 continue
         return port

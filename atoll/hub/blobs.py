@@ -142,9 +142,7 @@ class Blobs:
 
     def drop_all(self, connection: sqlite3.Connection, prefix: str) -> None:
         """Let go of everything that owners hold whose names begin so, inside a write."""
-        connection.execute(
-            "DELETE FROM blob_holds WHERE owner >= ? AND owner < ?", span(prefix)
-        )
+        connection.execute("DELETE FROM blob_holds WHERE owner >= ? AND owner < ?", span(prefix))
 
     async def held_alone(self, owner: str) -> list[str]:
         """Return the blobs that somebody holds and nobody else does."""

@@ -9,6 +9,9 @@ can know (a round is over, the job stops) reaches all at the same point of the p
 
 from __future__ import annotations
 
+import logging
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +22,8 @@ import torch.distributed
 from torch import Tensor
 
 from atoll.errors import WireError
+
+log = logging.getLogger(__name__)
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
@@ -33,6 +38,9 @@ SIZES_BYTES = 16
 END = "end"
 PATIENCE_DAYS = 30
 """How long a rank waits for a command: a job may be paused. One that dies is noticed otherwise."""
+
+LET_GO_S, LOOK_S = 10.0, 0.001
+"""How long Gloo may hold what was exchanged last, and the pause between two looks."""
 
 Handler = Callable[..., Any]
 """Called with the command's tensors in order, and its values by name."""
@@ -122,6 +130,24 @@ class Crew:
             return row[None]
         dist.all_gather(rows, row.contiguous(), group=self._group)
         return torch.stack(rows)
+
+    def part(self) -> None:
+        """Meet the other ranks a last time: every rank calls it. Returns when Gloo is through.
+
+        Nobody hangs up while another listens. And Gloo's own threads let go of Python's objects
+        here: were the interpreter taken apart meanwhile, they would abort the process.
+        """
+        held = [torch.zeros(1) for _ in range(self.ranks + 1)]
+        if self._group is not None:
+            dist.all_gather(held[1:], held[0], group=self._group)
+        watched = [weakref.ref(tensor) for tensor in held]
+        del held
+        deadline = time.monotonic() + LET_GO_S
+        while any(watch() is not None for watch in watched):
+            if time.monotonic() > deadline:
+                log.warning("Gloo still holds what was exchanged last, after %.0f s", LET_GO_S)
+                return
+            time.sleep(LOOK_S)  # gives the interpreter's lock to those threads
 
     # ------------------------------------------------------------------------- commands
 

@@ -86,11 +86,10 @@ class LocalRanks:
                 ) from error
 
     def ask(self, rank: int) -> None:
-        """Ask a rank to leave; what was stopped must run to hear of it."""
-        popen = self._ranks[rank]
-        parent.wake(parent.tree(popen.pid)[:1])
+        """Ask a rank to leave; what was stopped, also the others, must run to hear of it."""
+        parent.wake(one for popen in self._ranks.values() for one in parent.tree(popen.pid)[:1])
         with suppress(ProcessLookupError):
-            popen.send_signal(signal.SIGTERM)
+            self._ranks[rank].send_signal(signal.SIGTERM)
 
     def close(self) -> None:
         """Kill what still lives, and everything it started; returns when all is gone."""

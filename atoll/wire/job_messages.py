@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from atoll.wire.message import Message
 
 
@@ -32,7 +34,7 @@ class Stop(Message, frozen=True):
     """Which attempt is meant; 0: whichever runs."""
 
 
-class Gate(Message, frozen=True):
+class Gate(msgspec.Struct, frozen=True):
     """Where the first machine of an island awaits its hands, and by what they know each other.
 
     Kept by the hub in memory only, and told to processes of the same job only.

@@ -54,7 +54,8 @@ def lose(client: HubClient, job: str, do: Callable[[], None], back: Callable[[],
     before, seen = kinds(client, job).count("recovered"), client.rounds(job)["last"]
     do()
     until(lambda: ["w0"] in contributors(client, job, since=seen), timeout_s=START_S)
-    back()
+    until(lambda: said(client, job, "a machine of an island is gone; given: w1.1 on"))
+    back()  # not before: a machine that is away for less than 15 s is not missed
     until(lambda: kinds(client, job).count("recovered") > before, timeout_s=START_S)
     seen = client.rounds(job)["last"]
     until(lambda: ["w0", "w1"] in contributors(client, job, since=seen), timeout_s=START_S)

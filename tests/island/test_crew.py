@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,6 +34,26 @@ def _commands(words: list[str]) -> list[Any]:
         crew.serve()
     assert crew.ended
     return heard
+
+
+def _parted() -> list[bool]:
+    """Return whether each tensor that the last exchange was made of is still held by somebody."""
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    made: list[weakref.ref[Tensor]] = []
+
+    def zeros(count: int) -> Tensor:
+        tensor = torch.ones(count) - 1
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    with patch("atoll.island.crew.torch.zeros", zeros):
+        crew.part()
+    return [one() is not None for one in made]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_nothing_is_held_by_other_threads_once_ranks_have_parted(ranks: Ranks, count: int) -> None:
+    assert ranks.run(count, _parted) == [[False] * (count + 1)] * count
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -49,6 +49,8 @@ def shard(
     keep: OffloadPolicy = OffloadPolicy()
     if offload and mesh.device_type != "cpu":
         keep = CPUOffloadPolicy()
+    if any(part.dtype == torch.float64 for part in module.parameters()):
+        dtype = None  # autocast leaves these as they are
     if dtype is not None:
         keep_digits(module)
     half = gathered_in(dtype)

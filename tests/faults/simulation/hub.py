@@ -47,6 +47,7 @@ class SimulatedSession:
         self.generation = 0
         self.connected = False
         self.gone_since = 0.0
+        self.source = ""
         self.stats: dict[str, float] = {}
         self.requests: dict[int, asyncio.Task[Any]] = {}
         self.hang_up: Any = lambda code, reason: None
