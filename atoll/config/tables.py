@@ -170,6 +170,15 @@ class CheckpointTable:
     """Folder or object store for copies, as an fsspec URL, e.g. `s3://bucket/runs`; empty: none."""
 
 
+SERVED = frozenset(
+    {
+        "asynchronous", "server",
+        "async-diloco", "parameter-server", "stale-synchronous", "async-sgd",
+    }
+)  # fmt: skip
+"""Outer strategies, and presets of them, whose members meet at servers, one member too."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyTable:
     """`[strategy]`: inner x outer x codec; anything left out comes from the preset."""
@@ -229,6 +238,11 @@ class JobSpec:
     def alone(self) -> bool:
         """Whether every member trains a model of its own."""
         return (self.strategy.outer or self.strategy.preset) == "alone"
+
+    @property
+    def served(self) -> bool:
+        """Whether its members meet at servers."""
+        return (self.strategy.outer or self.strategy.preset) in SERVED
 
     @property
     def kind(self) -> str:

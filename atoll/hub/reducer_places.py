@@ -191,9 +191,9 @@ def _paused(node: Node) -> bool:
 
 def reducers_of(job: Job) -> list[str]:
     """Return the names of the reducers that a job needs; none if it cannot relay."""
-    if job.nodes_wanted == 1:
-        return []
     spec = parse_spec(job.spec)
+    if job.nodes_wanted == 1 and not spec.served:
+        return []
     if spec.job.route == "direct" or spec.job.command:
         return []
     if spec.kind == "rl" and spec.alone:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.hub.job_record import Job
+from atoll.hub.reducer_places import reducers_of
 from atoll.ids import is_reducer, reducer_id, session_id
 from atoll.net.api import HubClient
 from atoll.net.sync_link import connect
@@ -67,3 +69,15 @@ def test_names_of_reducers_are_told_from_those_of_members() -> None:
     assert is_reducer("reducer")
     assert is_reducer("reducer-2")
     assert not is_reducer("w0")
+
+
+@pytest.mark.parametrize(
+    ("preset", "nodes", "expected"),
+    [("async-diloco", 1, 1), ("parameter-server", 1, 1), ("diloco", 1, 0), ("diloco", 2, 1)],
+)
+def test_one_member_by_itself_has_a_server_only_where_its_method_has_one(
+    preset: str, nodes: int, expected: int
+) -> None:
+    text = f'[job]\nnodes = {nodes}\n[strategy]\npreset = "{preset}"\n'
+    job = Job(job="one", created=0.0, spec=text, nodes_wanted=nodes)
+    assert len(reducers_of(job)) == expected

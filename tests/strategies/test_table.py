@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from atoll.config import StrategyTable
+from atoll.config.tables import SERVED
 from atoll.errors import ConfigError
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.table import OUTERS, PRESETS, build_outer, resolve, resolve_outer
@@ -73,3 +74,9 @@ def test_naming_strategies_loads_no_torch() -> None:
         subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
         == 0
     )
+
+
+def test_hubs_know_which_words_need_servers() -> None:
+    outers = {"asynchronous", "server"}
+    assert outers <= OUTERS.keys()
+    assert outers | {name for name, row in PRESETS.items() if row.outer in outers} == SERVED
