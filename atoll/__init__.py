@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Alone": "atoll.strategies.outer.alone",
-    "Asynchronous": "atoll.strategies.outer.asynchronous",
+    "Alone": "atoll.strategies.outer.single",
+    "Asynchronous": "atoll.strategies.parameter_server.asynchronous",
     "AtollError": "atoll.errors",
     "Average": "atoll.strategies.outer.average",
     "Cocktail": "atoll.strategies.outer.cocktail",
@@ -29,13 +29,13 @@ _PLACES = {
     "Eager": "atoll.strategies.outer.eager",
     "EveryStep": "atoll.strategies.outer.every_step",
     "Gossip": "atoll.strategies.outer.gossip",
-    "MemoryGroups": "atoll.group.memory",
+    "MemoryGroups": "atoll.group.in_process.groups",
     "NoLoCo": "atoll.strategies.outer.noloco",
     "OneBitAdam": "atoll.strategies.outer.onebit_adam",
     "Pairwise": "atoll.strategies.outer.pairwise",
     "PowerSGD": "atoll.strategies.outer.powersgd",
     "Run": "atoll.run",
-    "Server": "atoll.strategies.outer.server",
+    "Server": "atoll.strategies.parameter_server.server",
     "SignMajority": "atoll.strategies.outer.sign_majority",
     "SlowMo": "atoll.strategies.outer.slowmo",
     "Sparta": "atoll.strategies.outer.sparta",
@@ -46,10 +46,8 @@ _PLACES = {
 
 if TYPE_CHECKING:
     from atoll.errors import AtollError
-    from atoll.group.memory import MemoryGroups
+    from atoll.group.in_process.groups import MemoryGroups
     from atoll.run import Run, join
-    from atoll.strategies.outer.alone import Alone
-    from atoll.strategies.outer.asynchronous import Asynchronous
     from atoll.strategies.outer.average import Average
     from atoll.strategies.outer.cocktail import Cocktail
     from atoll.strategies.outer.demo import DeMo
@@ -61,11 +59,13 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.onebit_adam import OneBitAdam
     from atoll.strategies.outer.pairwise import Pairwise
     from atoll.strategies.outer.powersgd import PowerSGD
-    from atoll.strategies.outer.server import Server
     from atoll.strategies.outer.sign_majority import SignMajority
+    from atoll.strategies.outer.single import Alone
     from atoll.strategies.outer.slowmo import SlowMo
     from atoll.strategies.outer.sparta import Sparta
     from atoll.strategies.outer.streaming import Streaming
+    from atoll.strategies.parameter_server.asynchronous import Asynchronous
+    from atoll.strategies.parameter_server.server import Server
 
 __all__ = [
     "Alone",

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 import atoll
 from atoll.checkpoint import BackgroundSaver, FolderTarget, Saved, collect
 from atoll.codec import make_codec
-from atoll.group.alone import Alone
-from atoll.strategies.strategy import Outer
+from atoll.group.single import Alone
+from atoll.strategies.base import Outer
 from atoll.task import Task
-from bench.report import emit
+from bench.kit.report import emit
 
 WIDTH = 1024
 BLOCK_BYTES = 2**20

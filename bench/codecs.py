@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from atoll.codec import Codec, make_codec
-from bench.report import emit
+from bench.kit.report import emit
 
 SPECS = (
     "fp32", "fp16", "bf16", "fp8", "int8", "int8:1024", "sigma8", "int4", "e3m0", "int2", "sign",

@@ -31,20 +31,20 @@ from atoll.clock import RealClock
 from atoll.codec import Codec, make_codec
 from atoll.config import TrainTable
 from atoll.data import BatchStream, HeldOut, Shards, load_dataset
-from atoll.group.alone import Alone as GroupOfOne
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import Alone as GroupOfOne
 from atoll.models import GPT, GPTConfig
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.outer.alone import Alone
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
+from atoll.strategies.outer.single import Alone
 from atoll.task import Task
+from atoll.train.batches import MemberStream
 from atoll.train.evaluate import evaluate
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
-from atoll.train.stream import MemberStream
-from atoll.train.summary import ddp_bytes
-from bench.report import emit
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.results.summary import ddp_bytes
+from bench.kit.report import emit
 from tests.reference.algorithms import (
     Inner,
     Trajectory,

@@ -26,17 +26,16 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from atoll.net.greeting import greet, make_hello
+from atoll.net.handshake import greet, make_hello
 from atoll.net.link import Link
-from atoll.net.opening import open_link
-from atoll.net.sync_link import connect
+from atoll.net.sync_link import connect, open_link
 from atoll.net.transport import Transport
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, NodeInfo, QueuePut, pack
-from bench.hub_process import MEGABYTE, WAIT_S, RunningHub, hub
 from bench.idle import idle
-from bench.report import emit
+from bench.kit.hub_process import MEGABYTE, WAIT_S, RunningHub, hub
+from bench.kit.report import emit
 
 SESSIONS = 100
 OPEN_REQUESTS = 8

@@ -18,14 +18,14 @@ import resource
 import statistics
 import time
 
-from atoll.net.greeting import greet, make_hello
+from atoll.net.endpoint import Way
+from atoll.net.handshake import greet, make_hello
 from atoll.net.transport import Transport
-from atoll.net.way import Way
 from atoll.net.websocket import dial
 from atoll.wire.limits import HEARTBEAT_S
 from atoll.wire.messages import Beat, NodeInfo, pack
-from bench.hub_process import MEGABYTE, RunningHub, hub
-from bench.report import emit
+from bench.kit.hub_process import MEGABYTE, RunningHub, hub
+from bench.kit.report import emit
 
 AT_ONCE = 50
 SETTLE_S = 4.0

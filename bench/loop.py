@@ -27,17 +27,17 @@ from atoll.clock import RealClock
 from atoll.codec import make_codec
 from atoll.config import TrainTable
 from atoll.data import Shards
-from atoll.group.alone import Alone
+from atoll.group.single import Alone
 from atoll.models import GPT, GPTConfig
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.outer.alone import Alone as AloneOptions
+from atoll.strategies.outer.single import Alone as AloneOptions
 from atoll.task import Task
+from atoll.train.batches import MemberStream
 from atoll.train.loop import Loop
-from atoll.train.metrics import Recorder, Totals
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
-from atoll.train.stream import MemberStream
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.results.metrics import Recorder, Totals
 from atoll.wire.messages import Point
-from bench.report import emit
+from bench.kit.report import emit
 
 SEED = 7
 Segment = Callable[[int], None]

@@ -26,7 +26,7 @@ from typing import Any, cast
 from atoll.config import RankPlace, rank_environment, rank_place
 from atoll.lab.lab import Lab
 from bench.island.kinds import KINDS, Kind
-from bench.report import emit
+from bench.kit.report import emit
 
 CHOSEN = ("ddp", "fsdp", "tensor", "pipeline, 1f1b")
 PORTS = {"one": 29_501, "two": 29_502}
@@ -57,11 +57,11 @@ def be_rank(kind: Kind) -> None:
     """Be a rank; the first one does as many steps as each line of its input says."""
     import torch
 
-    from atoll.group.alone import Alone
-    from atoll.island.crew import Crew
+    from atoll.group.single import Alone
+    from atoll.island.command_broadcaster import Crew
     from atoll.island.world import build_mesh, world
     from atoll.train.build import build
-    from atoll.train.crewed import Island
+    from atoll.train.island.island_trainer import Island
     from bench.island.rank import batches, spec_of
 
     torch.set_num_threads(1)

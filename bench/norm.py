@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 
-from atoll.codec.table import make_codec
-from atoll.group.agree import agree
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
-from atoll.strategies.delta import length
+from atoll.codec.registry import make_codec
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.run_round import agree
+from atoll.strategies.vectors.flat import length
 
 SIZES = (1_000_000, 10_000_000, 50_000_000)
 REPEATS = 10

@@ -35,12 +35,12 @@ from torch import nn
 
 from atoll.clock import RealClock
 from atoll.codec import make_codec
-from atoll.group.alone import Alone
-from atoll.group.group import Reduced
-from atoll.strategies.meeting import Meeting
+from atoll.group.base import Reduced
+from atoll.group.single import Alone
+from atoll.strategies.rounds.round_client import Meeting
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-from bench.report import emit
+from bench.kit.report import emit
 
 ELEMENTS = 8_000_000
 CODEC = "feedback(int8)"

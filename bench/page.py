@@ -33,13 +33,13 @@ from typing import Any
 import httpx
 
 from atoll.errors import AtollError
-from atoll.net.greeting import greet, make_hello
+from atoll.net.handshake import greet, make_hello
 from atoll.net.transport import Transport
 from atoll.net.websocket import dial
 from atoll.wire.limits import HEARTBEAT_S
 from atoll.wire.messages import Beat, Metrics, NodeInfo, Point, Register, pack
-from bench.hub_process import RunningHub, hub
-from bench.report import emit
+from bench.kit.hub_process import RunningHub, hub
+from bench.kit.report import emit
 
 NODES, JOBS, MEMBERS = 100, 20, 5
 WAIT_MS = 30_000

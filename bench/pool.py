@@ -33,8 +33,8 @@ from typing import Any
 
 from atoll.errors import AtollError
 from bench.chaos.run import write_text
-from bench.cluster import Cluster
-from bench.report import emit
+from bench.kit.cluster import Cluster
+from bench.kit.report import emit
 
 EVERY, BATCH, CONTEXT = 10, 4, 64
 PER_PART = EVERY * BATCH * CONTEXT

@@ -39,11 +39,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from atoll.net.opening import open_link
+from atoll.net.sync_link import open_link
 from atoll.wire.messages import QueueAckMany, QueueClaim, QueueItems, QueueOpen, QueueOptions
-from bench.hub_process import WAIT_S, RunningHub
-from bench.lean_clients import QUEUE, STREAM_SUBJECT
-from bench.report import emit
+from bench.kit.hub_process import WAIT_S, RunningHub
+from bench.kit.lean_clients import QUEUE, STREAM_SUBJECT
+from bench.kit.report import emit
 
 PRODUCERS = 1_000
 PROCESSES = 2
@@ -85,7 +85,7 @@ def produce(side: Side, pattern: Pattern, *, seconds: float) -> dict[str, float]
         clients = []
         for number in range(PROCESSES):
             command = [
-                *(sys.executable, "-m", "bench.lean_clients", side.kind, side.host),
+                *(sys.executable, "-m", "bench.kit.lean_clients", side.kind, side.host),
                 *(str(side.port), side.token, str(number * share), str(share)),
                 *(str(pattern.batch), str(pattern.pace_s)),
             ]

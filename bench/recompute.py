@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atoll.models import GPT, GPTConfig
 from atoll.plan.tracking import Tracking
-from atoll.strategies.inner.recompute import apply_recompute
-from bench.report import emit
+from atoll.strategies.inner.parallelize import apply_recompute
+from bench.kit.report import emit
 
 WORDS = ("none", "matmul", "every:2", "full")
 ROWS, CONTEXT = 8, 128

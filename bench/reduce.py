@@ -29,13 +29,13 @@ from typing import Any
 import torch
 import torch.distributed
 
-from atoll.codec.table import make_codec
-from atoll.group.board import BoardStore
+from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
+from atoll.group.routes.rendezvous_store import BoardStore
 from atoll.ids import session_id
-from atoll.net.api import HubClient
+from atoll.net.endpoint import parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
-from atoll.net.ticket import parse_ticket
 from atoll.wire.messages import (
     Finished,
     Launch,
@@ -45,7 +45,7 @@ from atoll.wire.messages import (
     QueueItems,
     unpack_command,
 )
-from bench.report import emit
+from bench.kit.report import emit
 
 ELEMENTS = 10_000_000
 CODECS = ["fp32", "bf16", "int8"]

@@ -22,12 +22,12 @@ import time
 from collections.abc import Iterator
 
 from atoll.errors import AtollError
-from atoll.net.greeting import greet, make_hello
-from atoll.net.opening import open_link
+from atoll.net.handshake import greet, make_hello
+from atoll.net.sync_link import open_link
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
-from bench.hub_process import MEGABYTE, WAIT_S, RunningHub, hub
-from bench.report import emit
+from bench.kit.hub_process import MEGABYTE, WAIT_S, RunningHub, hub
+from bench.kit.report import emit
 
 READERS = 50
 STOPPED = 5

@@ -35,14 +35,14 @@ from typing import Any
 
 import torch
 
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.lab.lab import Lab
 from atoll.lab.shape import Shape
 from atoll.run import Run
-from bench.cluster import ROOT
+from bench.kit.cluster import ROOT
+from bench.kit.report import emit
 from bench.reduce import single_threaded
-from bench.report import emit
 from bench.slowlink_member import MEMBERS, METHODS, SEED, make_data, make_model, train
 
 RTT = "80ms"
@@ -53,7 +53,7 @@ START_S = 60.0
 END_S = 60.0
 
 STOP = """
-from atoll.cli.known_hub import find
+from atoll.cli.hub_access import find
 with find().client() as client:
     for job in client.jobs():
         if job["state"] in ("running", "paused", "waiting"):

@@ -22,7 +22,7 @@ import atoll
 from atoll.config import TrainTable
 from atoll.data import BatchStream, HeldOut, Shards, load_dataset
 from atoll.models import GPT, GPTConfig
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 
 SEED, MEMBERS = 7, 4
 CONTEXT, BATCH, LR = 64, 8, 4e-3

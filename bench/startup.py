@@ -31,8 +31,8 @@ from pathlib import Path
 
 import psutil
 
-from atoll.cli.known_hub import KnownHub, remember
-from bench.report import emit
+from atoll.cli.hub_access import KnownHub, remember
+from bench.kit.report import emit
 
 READY_S = 60.0
 JOB_S = 600.0
@@ -99,7 +99,7 @@ hidden = [8]
 critic_hidden = [8]
 [[rl.policies]]
 name = "pole"
-env = "atoll.rl.physics:cartpole"
+env = "atoll.rl.environments.physics:cartpole"
 """
 INNERS = ("ddp", "fsdp", "tensor", "pipeline")
 

@@ -73,8 +73,19 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily."""
 
-WITHOUT_TORCH = ["atoll", "atoll.wire", "atoll.net", "atoll.hub", "atoll.node.agent", "atoll.cli"]
-WITHOUT_TORCH += ["atoll.node.worker", "atoll.node.island", "atoll.node.hand"]  # keepers are small
+WITHOUT_TORCH = [
+    "atoll",
+    "atoll.wire",
+    "atoll.net",
+    "atoll.hub",
+    "atoll.node.agent.agent",
+    "atoll.cli",
+]
+WITHOUT_TORCH += [
+    "atoll.node.worker",
+    "atoll.node.islands.rank_supervisor",
+    "atoll.node.islands.follower",
+]  # keepers are small
 
 
 def imported_names(path: Path, package: str) -> Iterator[str]:

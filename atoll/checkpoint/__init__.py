@@ -10,39 +10,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _PLACES = {
-    "SHARED": "part",
-    "BackgroundSaver": "background",
-    "DirectoryStore": "store",
-    "FolderTarget": "orders",
-    "HubStore": "hub_store",
-    "HubTarget": "orders",
-    "Part": "part",
-    "Restored": "capture",
-    "Saved": "background",
-    "Skipped": "background",
-    "Store": "store",
-    "Weights": "weights",
-    "adopt": "outer_state",
-    "collect": "capture",
-    "describe": "weights",
-    "load_weights": "weights",
-    "member_part": "part",
-    "restore": "capture",
-    "resume": "capture",
-    "save": "capture",
-    "save_weights": "weights",
+    "SHARED": "format.part",
+    "BackgroundSaver": "background.background",
+    "DirectoryStore": "stores.store",
+    "FolderTarget": "background.messages",
+    "HubStore": "stores.hub_store",
+    "HubTarget": "background.messages",
+    "Part": "format.part",
+    "Restored": "state.capture",
+    "Saved": "background.background",
+    "Skipped": "background.background",
+    "Store": "stores.store",
+    "Weights": "format.weights",
+    "adopt": "state.outer_state",
+    "collect": "state.capture",
+    "describe": "format.weights",
+    "load_weights": "format.weights",
+    "member_part": "format.part",
+    "restore": "state.capture",
+    "resume": "state.capture",
+    "save": "state.capture",
+    "save_weights": "format.weights",
 }
 """Public name -> module of this package that defines it."""
 
 if TYPE_CHECKING:
-    from atoll.checkpoint.background import BackgroundSaver, Saved, Skipped
-    from atoll.checkpoint.capture import Restored, collect, restore, resume, save
-    from atoll.checkpoint.hub_store import HubStore
-    from atoll.checkpoint.orders import FolderTarget, HubTarget
-    from atoll.checkpoint.outer_state import adopt
-    from atoll.checkpoint.part import SHARED, Part, member_part
-    from atoll.checkpoint.store import DirectoryStore, Store
-    from atoll.checkpoint.weights import Weights, describe, load_weights, save_weights
+    from atoll.checkpoint.background.background import BackgroundSaver, Saved, Skipped
+    from atoll.checkpoint.background.messages import FolderTarget, HubTarget
+    from atoll.checkpoint.format.part import SHARED, Part, member_part
+    from atoll.checkpoint.format.weights import Weights, describe, load_weights, save_weights
+    from atoll.checkpoint.state.capture import Restored, collect, restore, resume, save
+    from atoll.checkpoint.state.outer_state import adopt
+    from atoll.checkpoint.stores.hub_store import HubStore
+    from atoll.checkpoint.stores.store import DirectoryStore, Store
 
 __all__ = [
     "SHARED",

@@ -28,17 +28,16 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
-from atoll.checkpoint.files import Buffer, Written, write_file
-from atoll.checkpoint.folder import Folder, check_part
-from atoll.checkpoint.layout import lay_out
-from atoll.checkpoint.pieces import PieceReader, Pieces, PieceWriter, piece_file
-from atoll.checkpoint.ranks import Ranks, told
-from atoll.checkpoint.same_model import refuse_another_model, refuse_another_optimizer
-from atoll.checkpoint.spread_state import Spread, Trained
-from atoll.checkpoint.store import versions
-from atoll.checkpoint.weights import MODEL_PREFIX
+from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter, piece_file
+from atoll.checkpoint.format.layout import lay_out
+from atoll.checkpoint.format.weights import MODEL_PREFIX
+from atoll.checkpoint.state.ranks import Ranks, told
+from atoll.checkpoint.state.same_model import refuse_another_model, refuse_another_optimizer
+from atoll.checkpoint.state.sharded_state import Spread, Trained
+from atoll.checkpoint.stores.files import Buffer, Written, write_file
+from atoll.checkpoint.stores.folder import Folder, check_part
+from atoll.checkpoint.stores.store import versions
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing
-from atoll.wire.keeping import Keep
 from atoll.wire.manifest import (
     MANIFEST_NAME,
     PART_SUFFIX,
@@ -47,6 +46,7 @@ from atoll.wire.manifest import (
     checkpoint_folder,
     encode_manifest,
 )
+from atoll.wire.retention import Keep
 
 ABOUT_NAME = "about.json"
 FORMAT = "pieces-1"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from atoll.checkpoint.folder import Folder, check_part, missing, open_manifest
-from atoll.checkpoint.remote import Remote, locate
-from atoll.cli import known_hub
-from atoll.cli.known_hub import KnownHub
+from atoll.checkpoint.stores.folder import Folder, check_part, missing, open_manifest
+from atoll.checkpoint.stores.remote import Remote, locate
+from atoll.cli import hub_access
+from atoll.cli.hub_access import KnownHub
 from atoll.errors import CheckpointMissing, ConfigError, HubError
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder, round_of
 
@@ -121,7 +121,7 @@ def find(where: str, *, runs: Path, hub: str) -> Place:
                 return LocalPlace(folder)
     looked = f"{where} and {runs / where}"
     try:
-        known = known_hub.find(hub)
+        known = hub_access.find(hub)
         with known.client() as client:
             client.job(where)
     except (HubError, ConfigError) as error:

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from atoll.errors import AuthError, ConfigError
-from atoll.net.ticket import Ticket, parse_ticket
+from atoll.net.endpoint import Ticket, parse_ticket
 
 if TYPE_CHECKING:
-    from atoll.node.discovery import Found
+    from atoll.node.identity.discovery import Found
 
 
 def choose_hub(console: Console) -> Ticket:
@@ -24,7 +24,7 @@ def choose_hub(console: Console) -> Ticket:
     """
     import typer
 
-    from atoll.node.discovery import find_hubs
+    from atoll.node.identity.discovery import find_hubs
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(

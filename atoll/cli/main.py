@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from atoll import __version__
-from atoll.cli import (
+from atoll.cli.commands import (
     alarms,
-    artifacts,
     audit,
     checkpoint,
+    collect,
     demo,
     doctor,
     drain,
@@ -23,11 +23,9 @@ from atoll.cli import (
     login,
     logs,
     methods,
-    node,
     plan,
     policy,
     queue,
-    report,
     resume,
     rm,
     run,
@@ -35,10 +33,9 @@ from atoll.cli import (
     service,
     sign,
     status,
-    stop,
     ticket,
 )
-from atoll.cli.interrupts import remembering_interrupts
+from atoll.cli.jobs.interrupts import remembering_interrupts
 
 app = typer.Typer(
     name="atoll",
@@ -56,23 +53,23 @@ app.command("run")(remembering_interrupts(run.run))
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("scale")(scale.scale)
-app.command("collect")(artifacts.collect)
+app.command("collect")(collect.collect)
 app.command("alarms")(alarms.alarms)
 app.command("worth")(alarms.worth)
-app.command("stop")(stop.stop)
+app.command("stop")(scale.stop)
 app.command("rm")(rm.remove)
 app.command("drain")(drain.drain)
 app.command("resume")(remembering_interrupts(resume.resume))
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(queue.app, name="queue")
 app.command("generate")(generate.generate)
-app.command("report")(report.report)
+app.command("report")(generate.report)
 app.command("methods")(methods.methods)
 app.add_typer(plan.app, name="plan")
 app.add_typer(ticket.app, name="ticket")
 app.command("login")(login.login)
 app.command("logout")(login.logout)
-app.add_typer(node.app, name="node")
+app.add_typer(drain.app, name="node")
 app.command("audit")(audit.audit)
 app.add_typer(service.app, name="service")
 app.add_typer(sign.app, name="sign")
@@ -114,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], *, debug: bool) -> int:
     """Return the exit status of a verb; every exception ends here as one message."""
-    from atoll.cli import screen
+    from atoll.cli.views import screen
     from atoll.errors import AtollError
 
     try:

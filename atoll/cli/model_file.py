@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.cli.collect import newest_checkpoint
+from atoll.cli.jobs.results import newest_checkpoint
 from atoll.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll import config
 from atoll.errors import ConfigError
-from atoll.net.ticket import Ticket, parse_ticket
+from atoll.net.endpoint import Ticket, parse_ticket
 
 WAIT_S = 120.0
 """How long a file may take to appear: containers start before the hub has written it."""

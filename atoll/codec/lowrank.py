@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Packet, Stateless, check_vector, output
+from atoll.codec.base import Packet, Stateless, check_vector, output
 from atoll.codec.seeds import mixed, random_words
 from atoll.errors import ConfigError, WireError
 

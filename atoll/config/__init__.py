@@ -25,11 +25,11 @@ from atoll.config.island_tables import IslandTable as IslandTable
 from atoll.config.mesh import AXES as AXES
 from atoll.config.mesh import MeshShape as MeshShape
 from atoll.config.mesh import shrunk as shrunk
-from atoll.config.place import RankPlace as RankPlace
-from atoll.config.place import dealt as dealt
-from atoll.config.place import kept_place as kept_place
-from atoll.config.place import rank_environment as rank_environment
-from atoll.config.place import rank_place as rank_place
+from atoll.config.rank_environment import RankPlace as RankPlace
+from atoll.config.rank_environment import dealt as dealt
+from atoll.config.rank_environment import kept_place as kept_place
+from atoll.config.rank_environment import rank_environment as rank_environment
+from atoll.config.rank_environment import rank_place as rank_place
 from atoll.config.reading import OPTIMIZERS as OPTIMIZERS
 from atoll.config.reading import TORCH_OPTIMIZER as TORCH_OPTIMIZER
 from atoll.config.reading import load_spec as load_spec

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from atoll.config.place import KEPT
+from atoll.config.rank_environment import KEPT
 from atoll.errors import ConfigError
 
 

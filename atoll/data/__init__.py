@@ -1,13 +1,6 @@
 """Text and images to batches: what is held out, tokenizers, shards and resumable streams."""
 
-from atoll.data.corpora import (
-    CORPORA,
-    IMAGE_CORPORA,
-    Corpus,
-    Document,
-    is_images,
-    load_corpus,
-)
+from atoll.data.corpora import CORPORA, IMAGE_CORPORA, Corpus, Document, is_images, load_corpus
 from atoll.data.cursor import Cursor
 from atoll.data.dataset import Dataset, HeldOut, HeldOutBatches, load_dataset
 from atoll.data.image_shards import ImageShards

@@ -10,9 +10,9 @@ from atoll.config import WorkerEnvironment
 from atoll.errors import ConfigError
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
-from atoll.net.api import HubClient
+from atoll.net.endpoint import way_of
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
-from atoll.net.way import way_of
 from atoll.wire.messages import Finished, Registered
 
 CONNECT_TIMEOUT_S = 60.0

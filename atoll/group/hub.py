@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from torch import Tensor
 
 from atoll.clock import RealClock
-from atoll.codec.codec import Codec, Packet
+from atoll.codec.base import Codec, Packet
 from atoll.errors import (
     AtollError,
     EpochChanged,
@@ -20,25 +20,16 @@ from atoll.errors import (
     PeerLost,
     PeerRefused,
 )
-from atoll.group.alone import own_packets, own_values
-from atoll.group.gathered import Gathering
-from atoll.group.group import (
-    Decidable,
-    Parcel,
-    Reduced,
-    Resting,
-    Swapped,
-    Work,
-    flatten,
-    unflatten,
-)
+from atoll.group.base import Decidable, Parcel, Reduced, Resting, Swapped, Work, flatten, unflatten
+from atoll.group.hub_requests import Talk
+from atoll.group.in_process.servers import Asked
+from atoll.group.parameter_server_client import ServerCalls
 from atoll.group.policy import GroupPolicy
-from atoll.group.reach import own_address, probe
-from atoll.group.routes import Errand, Routes, SwapErrand
-from atoll.group.server_calls import ServerCalls
-from atoll.group.servers import Asked
-from atoll.group.talk import Talk
-from atoll.group.turns import Turn, Turns
+from atoll.group.routes.allgather_mean import Gathering
+from atoll.group.routes.exchange_queue import Turn, Turns
+from atoll.group.routes.rendezvous_store import own_address, probe
+from atoll.group.routes.routes import Errand, Routes, SwapErrand
+from atoll.group.single import own_packets, own_values
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
     Account,
@@ -61,7 +52,7 @@ from atoll.wire.messages import (
     Stopping,
     Verdict,
 )
-from atoll.wire.serving import Ask
+from atoll.wire.parameter_server_messages import Ask
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +66,7 @@ KEPT_BYTES = 64 << 20
 
 
 class HubGroup:
-    """See :class:`atoll.group.group.Group`.
+    """See :class:`atoll.group.base.Group`.
 
     Used from one thread; exchanges run on others, one after the other, and any thread may call
     :meth:`leave`.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.hub.app import HubOptions
-from atoll.hub.retention import Keeping
+from atoll.hub.jobs.retention import Keeping
+from atoll.hub.options import tune
 from atoll.hub.server import HubServer, run
-from atoll.hub.tuning import tune
 
 
 def parse(arguments: list[str]) -> HubOptions:

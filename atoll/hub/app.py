@@ -14,48 +14,46 @@ from starlette.applications import Starlette
 from atoll import __version__
 from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
-from atoll.hub import audit as audit_module
-from atoll.hub import checkpoints as checkpoints_module
-from atoll.hub import deletion_rows as deletion_rows_module
-from atoll.hub import node_certificates as node_certificates_module
-from atoll.hub import round_book as round_book_module
-from atoll.hub.access import Access
-from atoll.hub.admission import Gate, is_loopback
-from atoll.hub.alarms.gather import Gatherer
+from atoll.hub.alarms.collect import Gatherer
+from atoll.hub.alarms.notify import Hooks
+from atoll.hub.alarms.notify_config import load_hooks
 from atoll.hub.alarms.watch import AlarmWatch
-from atoll.hub.announce import Announced, Announcement
-from atoll.hub.api import Context, guard, routes
-from atoll.hub.audit import Audit
-from atoll.hub.backup import note_place
-from atoll.hub.checkpoints import Checkpoints
-from atoll.hub.deleting import Deletions
-from atoll.hub.hook_file import load_hooks
-from atoll.hub.hooks import Hooks
-from atoll.hub.live import HubLive
-from atoll.hub.membership import Membership
-from atoll.hub.node_certificates import NodeCertificates
+from atoll.hub.db.stores import Stores, open_stores
+from atoll.hub.discovery import Announced, Announcement
+from atoll.hub.http.forwarded import Proxies, told_address, without_prefix
+from atoll.hub.http.live import HubLive
+from atoll.hub.http.routes import Context, guard, routes
+from atoll.hub.jobs import deletion as deletion_rows_module
+from atoll.hub.jobs.deletion import Deletions
+from atoll.hub.jobs.retention import Retention
+from atoll.hub.nodes.membership import Membership
+from atoll.hub.nodes.sampler import Recording, node_stats
 from atoll.hub.options import HubOptions as HubOptions
-from atoll.hub.outbox import Send
-from atoll.hub.placement import Placement
-from atoll.hub.prefix import told_address, without_prefix
-from atoll.hub.private_files import make_private
-from atoll.hub.proxies import Proxies
-from atoll.hub.recording import Recording, node_stats
-from atoll.hub.recovering import Recovering
-from atoll.hub.reducers import Reducers, torch_is_here
-from atoll.hub.refusals import Refusals
-from atoll.hub.restore import restore
-from atoll.hub.retention import Retention
-from atoll.hub.round_book import RoundBook
-from atoll.hub.rounds import Rounds
-from atoll.hub.router import Router
-from atoll.hub.session import Receive, Scope, Session, Sessions
-from atoll.hub.stores import Stores, open_stores
+from atoll.hub.rounds import store as round_book_module
+from atoll.hub.rounds.recovery import Recovering
+from atoll.hub.rounds.service import Rounds
+from atoll.hub.rounds.store import RoundBook
+from atoll.hub.scheduler.reducer_clients import Reducers, torch_is_here
+from atoll.hub.scheduler.scheduler import Placement
+from atoll.hub.security import audit as audit_module
+from atoll.hub.security import node_certificates as node_certificates_module
+from atoll.hub.security.access import Access
+from atoll.hub.security.audit import Audit
+from atoll.hub.security.certificates import make_private
+from atoll.hub.security.connection_limits import Gate, is_loopback
+from atoll.hub.security.node_certificates import NodeCertificates
+from atoll.hub.security.tickets import host_of, ticket_text
+from atoll.hub.security.tls import Tls, choose
+from atoll.hub.sessions.rejections import Refusals, TurnedAway
+from atoll.hub.sessions.router import Router
+from atoll.hub.sessions.send_queue import Send
+from atoll.hub.sessions.session import Receive, Scope, Session, Sessions
+from atoll.hub.storage import checkpoints as checkpoints_module
+from atoll.hub.storage.backup import note_place
+from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.storage.restore import restore
 from atoll.hub.tasks import Tasks
 from atoll.hub.telemetry import Telemetry
-from atoll.hub.tickets import host_of, ticket_text
-from atoll.hub.tls import Tls, choose
-from atoll.hub.turned_away import TurnedAway
 from atoll.ids import REDUCER, is_reducer
 from atoll.wire.messages import Envelope
 

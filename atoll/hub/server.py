@@ -16,10 +16,10 @@ from typing import Any, Self, TypeVar
 import uvicorn
 
 from atoll.errors import ConfigError, HubError, PortTaken
-from atoll.hub.admission import is_loopback
 from atoll.hub.app import Hub, HubOptions, open_hub
-from atoll.hub.protocols import WebSocket, protocols
-from atoll.hub.tls import choose
+from atoll.hub.security.connection_limits import is_loopback
+from atoll.hub.security.tls import choose
+from atoll.hub.sessions.uvicorn_protocols import WebSocket, protocols
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError
-from atoll.hub.context import Context
-from atoll.hub.families import Family, families
+from atoll.hub.http.context import Context
+from atoll.hub.observability.metric_families import Family, families
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation

@@ -12,7 +12,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from atoll.config.mesh import AXES, MeshShape
-from atoll.config.place import RankPlace
+from atoll.config.rank_environment import RankPlace
 from atoll.errors import ConfigError
 
 dist: Any = torch.distributed

@@ -8,8 +8,8 @@ from atoll.models.gpt2 import GPT2, GPT2Config
 from atoll.models.language import LanguageModel
 from atoll.models.llama import Llama, LlamaConfig
 from atoll.models.pretrained import CausalLMConfig
+from atoll.models.registry import IMAGES, MODELS, TEXT, ModelRow, build_model, model_row
 from atoll.models.resnet import ResNet, ResNetConfig
-from atoll.models.table import IMAGES, MODELS, TEXT, ModelRow, build_model, model_row
 from atoll.models.vit import ViT, ViTConfig
 
 __all__ = [

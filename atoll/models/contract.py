@@ -37,6 +37,6 @@ class Trainable(Protocol):
     def tensor_plan(self) -> Mapping[str, str]:
         """Return the tensor-parallel plan: pattern of module names -> `column`, `row`, ...
 
-        See `atoll.strategies.inner.tensor_plans.WORDS` for the words.
+        See `atoll.strategies.inner.tensor.plans.WORDS` for the words.
         """
         ...

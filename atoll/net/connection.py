@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 
 from atoll.clock import Clock
 from atoll.errors import AtollError
-from atoll.net.counters import LinkCounters
-from atoll.net.gate import ReadingGate
-from atoll.net.transport import ConnectionLost, Transport
+from atoll.net.flow_control import ReadingGate
+from atoll.net.transport import ConnectionLost, LinkCounters, Transport
 from atoll.wire.frames import Frame, Kind, decode, verify
 from atoll.wire.messages import Beat, Welcome, pack
 

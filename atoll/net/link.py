@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError, DeadlineExceeded, HubError, HubUnreachable, from_dict
 from atoll.net.connection import Connection
-from atoll.net.counters import LinkCounters
-from atoll.net.credit import Credits, peer_lost
-from atoll.net.gate import ReadingGate
-from atoll.net.greeting import greet, is_final, refusal
+from atoll.net.flow_control import Credits, ReadingGate, peer_lost
+from atoll.net.handshake import greet, is_final, refusal
 from atoll.net.listeners import Listeners
-from atoll.net.questions import Questions
+from atoll.net.pending_requests import Questions
 from atoll.net.retry import backoff
-from atoll.net.transport import ConnectionLost, Dial
+from atoll.net.transport import ConnectionLost, Dial, LinkCounters
 from atoll.wire.frames import Buffer, Frame, Kind, decode_relay, encode_relay
 from atoll.wire.limits import DEAD_AFTER_S
 from atoll.wire.messages import (

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from atoll.errors import AtollError, DeadlineExceeded
+from atoll.net.event_loop import LoopThread
 from atoll.net.link import Link
-from atoll.net.loop import LoopThread
 from atoll.net.retry import backoff
 from atoll.wire.messages import Acked, Message
 

@@ -2,6 +2,8 @@
 
 The event loop lives in a thread of its own. A whole packet crosses to it in one hop
 (`relay_all`), and what comes back is found in inboxes as views into the received frames.
+
+How a link to a hub is opened: dialled over a WebSocket, greeted, and started.
 """
 
 from __future__ import annotations
@@ -12,14 +14,36 @@ from typing import Any, TypeVar
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, HubError
-from atoll.net.counters import LinkCounters
-from atoll.net.inbox import Inbox, Mailroom
+from atoll.net.dispatcher import Inbox, Mailroom
+from atoll.net.endpoint import PLAIN, Way
+from atoll.net.event_loop import LoopThread
+from atoll.net.handshake import make_hello
 from atoll.net.link import Link, Parts
-from atoll.net.loop import LoopThread
-from atoll.net.opening import open_link
 from atoll.net.outbox import CAPACITY, Outbox, SyncOutbox, keep_every_second
-from atoll.net.way import PLAIN, Way
+from atoll.net.transport import LinkCounters
+from atoll.net.websocket import dial
 from atoll.wire.messages import Message, NodeInfo, Welcome
+
+
+async def open_link(
+    url: str,
+    *,
+    session: str,
+    token: str,
+    way: Way = PLAIN,
+    info: NodeInfo | None = None,
+    incarnation: str | None = None,
+    stats: Callable[[], dict[str, float]] | None = None,
+    timeout_s: float = 20.0,
+    patient: bool = False,
+) -> Link:
+    """Return a started link to the hub at `url`; see `Link.start` for what it raises."""
+    hello = make_hello(session=session, token=token, incarnation=incarnation, info=info)
+    dial_s = min(timeout_s, 10.0)
+    link = Link(lambda: dial(url, way=way, timeout_s=dial_s), hello, stats=stats)
+    await link.start(timeout_s=timeout_s, patient=patient)
+    return link
+
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from atoll.net.way import Way
+from atoll.net.endpoint import Way
 
 BURST_S = 0.05
 """Seconds' worth of bytes that may pass ahead of time, so that timers need not be exact."""

@@ -17,11 +17,10 @@ from websockets.exceptions import (
 )
 
 from atoll.errors import HubUnreachable
-from atoll.net.proxies import for_websocket, not_through
+from atoll.net.endpoint import PLAIN, Way
+from atoll.net.proxies import at, for_websocket, not_through, place_of, unreachable
 from atoll.net.throttle import Throttle, throttle_of
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
-from atoll.net.unreachable import at, place_of, unreachable
-from atoll.net.way import PLAIN, Way
 from atoll.wire.frames import HEADER_BYTES, Buffer, Kind
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from atoll import config
 from atoll.errors import AtollError
-from atoll.net.ticket import parse_ticket
-from atoll.node.identity import Identity
-from atoll.node.options import NodeOptions
-from atoll.node.preempt import Notices, check_url
-from atoll.node.serve import run_node
+from atoll.net.endpoint import parse_ticket
+from atoll.node.agent.options import NodeOptions
+from atoll.node.agent.serve import run_node
+from atoll.node.availability.preemption import Notices, check_url
+from atoll.node.identity.identity import Identity
 
 
 def main() -> int:

@@ -30,18 +30,18 @@ from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
 from atoll.ids import is_hand
-from atoll.island.touch import lost_touch, rank_lost
-from atoll.node.exits import ERROR_FILE
-from atoll.node.loading import load, modules_of_rank
-from atoll.node.parent import watch_parent
-from atoll.node.rank_ends import error_file
+from atoll.island.peer_failure import lost_touch, rank_lost
+from atoll.node.agent.exits import ERROR_FILE
+from atoll.node.agent.process_tree import watch_parent
+from atoll.node.imports import load, modules_of_rank
+from atoll.node.islands.failure_cause import error_file
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 from atoll.wire.messages import Finished, Metrics, Point
 
 if TYPE_CHECKING:
     from atoll.net.outbox import SyncOutbox
-    from atoll.train.crewed import Island
-    from atoll.train.enroll import Enrolled
+    from atoll.train.island.island_trainer import Island
+    from atoll.train.join_job import Enrolled
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +98,11 @@ def main() -> int:
         place = config.kept_place()
         spec = config.load_spec(environment.spec)
         if place is None and is_hand(environment.member):
-            from atoll.node.hand import serve_island
+            from atoll.node.islands.follower import serve_island
 
             return serve_island(environment, spec)
         if place is None and spec.mesh.ranks > 1:
-            from atoll.node.island import keep
+            from atoll.node.islands.rank_supervisor import keep
 
             return keep(environment, spec)
         if spec.kind == "rl":
@@ -130,8 +130,8 @@ def run_follower(spec: JobSpec, place: RankPlace) -> int:
         RankLost: another rank is gone.
         AtollError: what went wrong here.
     """
-    load(*modules_of_rank(spec, place), "atoll.train.follower")
-    from atoll.train.follower import follow
+    load(*modules_of_rank(spec, place), "atoll.train.island.follower")
+    from atoll.train.island.follower import follow
 
     try:
         follow(spec, place=place)
@@ -168,8 +168,8 @@ def run_trainer(
     """
     leave = Leave()
     leave.listen()
-    load("atoll.train.enroll", "atoll.train.trainer", *modules_of_rank(spec, place))
-    from atoll.train.enroll import enroll
+    load("atoll.train.join_job", "atoll.train.trainer", *modules_of_rank(spec, place))
+    from atoll.train.join_job import enroll
 
     enrolled = enroll(environment, route=spec.job.route, should_stop=leave)
     leave.then(lambda: enrolled.leave("this process was asked to leave"))
@@ -206,7 +206,7 @@ def _train(
     """Return the result of the trainer, every measurement on its way to the hub."""
     if place is None:
         return _train_with(None, enrolled, environment, spec, leave)
-    from atoll.train.crewed import leading
+    from atoll.train.island.island_trainer import leading
 
     with leading(spec, place=place) as island:
         return _train_with(island, enrolled, environment, spec, leave)

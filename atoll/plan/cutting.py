@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config import MeshShape
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.sequence import SEQUENCE
-from atoll.strategies.inner.tensor_plans import plan_of, splits
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.tensor.plans import plan_of, splits
+from atoll.strategies.inner.tensor.sequence import SEQUENCE
 from atoll.strategies.inner.units import pieces
 
 

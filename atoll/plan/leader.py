@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.config import JobSpec
-from atoll.group.alone import Alone
-from atoll.strategies.held import tensors_in
-from atoll.strategies.table import Resolved, build_outer, read_options
+from atoll.group.single import Alone
+from atoll.strategies.registry import Resolved, build_outer, read_options
+from atoll.strategies.vectors.flat import tensors_in
 from atoll.task import Task
 from atoll.train.build import whole_model
-from atoll.train.optimizers import build_optimizer
+from atoll.train.optim.optimizers import build_optimizer
 
 FLOAT_BYTES = 4
 

@@ -22,11 +22,11 @@ from atoll.plan.cutting import faked
 from atoll.plan.leader import leader_memory
 from atoll.plan.ranks import Maker, RankMemory
 from atoll.plan.stages import Cut
-from atoll.strategies.fitting import check
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.table import resolve
+from atoll.strategies.compatibility import check
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.registry import resolve
 from atoll.train.build import check_data, load_data, whole_model
-from atoll.train.optimizers import build_optimizer
+from atoll.train.optim.optimizers import build_optimizer
 
 GATHERED = 3
 """How often a tensor that is put together from all ranks is in memory at most: as it is sent, as it

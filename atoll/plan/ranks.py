@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from atoll.errors import ConfigError
 from atoll.plan.cutting import gathered_together, is_sharded, shard_of
 from atoll.plan.stages import Stages
-from atoll.strategies.inner.own_part import ELEMENTWISE
-from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.sharded_optimizer import ELEMENTWISE
 
 
 @dataclass(frozen=True, kw_only=True)

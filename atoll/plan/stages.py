@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from atoll.plan.cutting import cut_tensors
 from atoll.plan.tracking import Tracking
-from atoll.strategies.inner.cuts import as_tuple, check_cuts, check_stages, cuts_by_size
-from atoll.strategies.inner.precision import computing, widened
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.recompute import apply_recompute
-from atoll.strategies.inner.rows import Rows
-from atoll.strategies.inner.schedules import (
+from atoll.strategies.inner.base import Rows
+from atoll.strategies.inner.options import (
     GPIPE,
     PipelineShape,
+    Recipe,
     check_microbatches,
     microbatches_of,
 )
-from atoll.strategies.inner.stages import chain_of, cut_up, names_of
+from atoll.strategies.inner.parallelize import apply_recompute
+from atoll.strategies.inner.pipeline.cuts import as_tuple, check_cuts, check_stages, cuts_by_size
+from atoll.strategies.inner.pipeline.stages import chain_of, cut_up, names_of
+from atoll.strategies.inner.precision import computing, widened
 from atoll.strategies.inner.units import pieces, units_of
 
 CPU = torch.device("cpu")

@@ -1,9 +1,9 @@
 """Durable queues and topics for programs: `run.queue` and `run.topic` hand these out."""
 
-from atoll.queues.alone import AloneChannel
 from atoll.queues.channel import Channel, HubChannel
+from atoll.queues.in_memory import AloneChannel
 from atoll.queues.queue import Item, Queue
-from atoll.queues.shelf import Shelf
+from atoll.queues.registry import Shelf
 from atoll.queues.topic import Entry, Subscription, Topic
 
 __all__ = [

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink
-from atoll.queues.values import Parts
+from atoll.queues.serialization import Parts
 from atoll.wire.messages import Message
 
 SCRATCH_PREFIX = "atoll-payload-"

@@ -11,7 +11,7 @@ from typing import Any
 from atoll.clock import Clock
 from atoll.errors import DeadlineExceeded, HubError
 from atoll.ids import new_token
-from atoll.queues import values
+from atoll.queues import serialization
 from atoll.queues.channel import Channel
 from atoll.queues.outbox import BATCH_ITEMS, Outbox
 from atoll.wire.messages import (
@@ -238,9 +238,9 @@ class Queue:
 
 def entry_of(channel: Channel, value: Any, key: str) -> QueueEntry:
     """Return a value as an item, its payload uploaded if it is large."""
-    parts = values.encode(value)
+    parts = serialization.encode(value)
     key = key or new_token()
-    if values.size(parts) <= INLINE_BYTES:
+    if serialization.size(parts) <= INLINE_BYTES:
         return QueueEntry(key, b"".join(parts))
     sha256, nbytes = channel.put_large(parts)
     return QueueEntry(key, b"", sha256, nbytes)
@@ -249,6 +249,6 @@ def entry_of(channel: Channel, value: Any, key: str) -> QueueEntry:
 def fetch(channel: Channel, payload: bytes, blob: str) -> Any:
     """Return the value of a payload, wherever it is."""
     if not blob:
-        return values.decode(payload)
+        return serialization.decode(payload)
     with channel.large(blob) as path:
-        return values.decode_file(path)
+        return serialization.decode_file(path)

@@ -4,8 +4,8 @@ Donors train on; `StateServer` copies their state when somebody asks. `recover` 
 checked chunks from several of them at once, directly where it can, else through the hub.
 """
 
+from atoll.recovery.recover import Recovered, recover
 from atoll.recovery.server import StateServer
-from atoll.recovery.shelf import StateOf
-from atoll.recovery.takeover import Recovered, recover
+from atoll.recovery.snapshot_cache import StateOf
 
 __all__ = ["Recovered", "StateOf", "StateServer", "recover"]

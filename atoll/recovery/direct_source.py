@@ -21,7 +21,7 @@ from atoll.recovery.source import (
     refused,
 )
 from atoll.wire.limits import CHUNK_BYTES
-from atoll.wire.state import (
+from atoll.wire.recovery_messages import (
     CHUNK,
     GONE,
     MAX_RANGE,

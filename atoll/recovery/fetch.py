@@ -11,10 +11,10 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, GroupLeft
 from atoll.ids import slot_of
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.asking import Asking, in_turn
-from atoll.recovery.board import Board, Progress
+from atoll.recovery.chunk_scheduler import Board, Progress
+from atoll.recovery.donor_session import Asking, in_turn
+from atoll.recovery.partial_state import Target
 from atoll.recovery.source import SourceDiffers, SourceLied, SourceMoved
-from atoll.recovery.target import Target
 from atoll.wire.messages import Event, Sources
 
 log = logging.getLogger(__name__)

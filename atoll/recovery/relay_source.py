@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, WireError
-from atoll.net.inbox import Reconnected, Relayed
+from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.recovery.source import SourceFailed, SourceLied, SourceMoved, Take, refused
 from atoll.wire.messages import Undeliverable
-from atoll.wire.state import (
+from atoll.wire.recovery_messages import (
     ANSWERS,
     CHUNK,
     GONE,

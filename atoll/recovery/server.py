@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.desk import Desk
-from atoll.recovery.door import Door
-from atoll.recovery.shelf import Shelf, StateOf, Still
+from atoll.recovery.http_server import Door
+from atoll.recovery.relay_server import Desk
+from atoll.recovery.snapshot_cache import Shelf, StateOf, Still
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class StateServer:
     """Gives the committed state to members of the job, directly and through the hub.
 
-    Training is held up only while an image is copied, see :mod:`atoll.recovery.shelf`. A direct
+    Training is held up only while an image is copied, see :mod:`atoll.recovery.snapshot_cache`. A direct
     asker brings a key that this member tells through the hub to members of its job only, or the
     job's token.
     """

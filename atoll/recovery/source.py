@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from atoll.errors import GroupError
-from atoll.wire.state import StateAnswer, StateAsk
+from atoll.wire.recovery_messages import StateAnswer, StateAsk
 
 SILENT_S = 5.0
 """A direct source that sends nothing for so long is given up. Its chunks go to others, so that a

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from atoll.config import worker_environment
 from atoll.errors import AtollError, ConfigError
 from atoll.ids import session_id
+from atoll.net.endpoint import way_of
 from atoll.net.sync_link import connect
-from atoll.net.way import way_of
 
 log = logging.getLogger("atoll.reducer")
 

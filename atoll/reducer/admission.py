@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from atoll.errors import AtollError, GroupError, PeerRefused
-from atoll.reducer.memory import History
+from atoll.reducer.norm_history import History
 from atoll.reducer.policies import Rule
 
 DEFAULT_TIMES_MEDIAN = 4.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
 from atoll.errors import WireError
 from atoll.reducer.mean import Share, bad_weight, is_weight
 from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from atoll.reducer.rows import Rows
+from atoll.reducer.block_view import Rows
 
 
 def buckets_of(members: Sequence[str], *, size: int, seed: str) -> list[list[int]]:

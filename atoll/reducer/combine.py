@@ -15,9 +15,10 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import AtollError, GroupError, PeerRefused
 from atoll.reducer.admission import Candidate, admit, evictions
+from atoll.reducer.block_view import Rows
 from atoll.reducer.buckets import Bucketed, buckets_of
 from atoll.reducer.mean import (
     Averaged,
@@ -31,9 +32,8 @@ from atoll.reducer.mean import (
     not_finite,
     total_weight,
 )
-from atoll.reducer.memory import History, Memory
+from atoll.reducer.norm_history import History, Memory
 from atoll.reducer.policies import Policy, Rule, fitted, parse_policy
-from atoll.reducer.rows import Rows
 from atoll.reducer.rules.clipping import centred_clipping
 from atoll.reducer.rules.distances import squared_distances
 from atoll.reducer.rules.geometric import geometric_median

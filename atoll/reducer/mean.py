@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec, Packet
+from atoll.codec.base import Codec, Packet
 from atoll.errors import AtollError, GroupError, LossNotFinite, WireError
 from atoll.wire.frames import Buffer
 

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, LossNotFinite, WireError
 from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
-from atoll.reducer.server_roll import Pupil, Reply, ServerRoll
-from atoll.reducer.server_rules import compensate, late_factor, make_rule
-from atoll.wire.serving import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
+from atoll.reducer.update_rules import compensate, late_factor, make_rule
+from atoll.reducer.worker_clocks import Pupil, Reply, ServerRoll
+from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
 
 Answers = list[tuple[str, Answer, Packet | None]]
 

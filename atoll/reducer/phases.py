@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.reducer.assembly import Assembly
-from atoll.reducer.outcomes import Outcome
+from atoll.reducer.results import Outcome
 from atoll.wire.messages import RoundPlan
 
 

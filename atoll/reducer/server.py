@@ -19,23 +19,23 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from atoll.clock import Clock, RealClock
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, WireError
 from atoll.ids import session_id
-from atoll.net.inbox import Reconnected, Relayed
+from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
+from atoll.reducer.all_to_all import Dealt, Gift, opened_gift
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import Memory, combine
-from atoll.reducer.desk import ServerDesk
 from atoll.reducer.mean import Share, odd_ones
-from atoll.reducer.outcomes import Outcome, in_slot_order
-from atoll.reducer.parcels import Dealt, Gift, opened_gift
+from atoll.reducer.parameter_server_endpoint import ServerDesk
 from atoll.reducer.phases import Epoch, Phase
+from atoll.reducer.results import Outcome, in_slot_order
 from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Event, MemberLost, RoundPlan, Verdict
-from atoll.wire.serving_frames import is_serving
+from atoll.wire.parameter_server_frames import is_serving
 
 log = logging.getLogger(__name__)
 

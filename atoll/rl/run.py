@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.config import JobSpec
-from atoll.config.rl_seats import ACTOR, LEARNER, seats
-from atoll.rl.actor import Actor
-from atoll.rl.critic_learner import CriticLearner, PoliciesLearner
-from atoll.rl.critic_role import CriticRole
-from atoll.rl.fitting import check, is_text
+from atoll.config.rl_roles import ACTOR, LEARNER, seats
+from atoll.rl.actor.actor import Actor
+from atoll.rl.compatibility import check, is_text
+from atoll.rl.critic.learner import CriticLearner, PoliciesLearner
+from atoll.rl.critic.role import CriticRole
+from atoll.rl.critic.service import ServiceDesk
 from atoll.rl.seeds import seed_for
-from atoll.rl.service import ServiceDesk
 from atoll.run import Run
 
 

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from atoll.run.entering import join as join
+from atoll.run.connect import join as join
 from atoll.run.member import Run as Run

@@ -16,10 +16,10 @@ from atoll.errors import ConfigError
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
 from atoll.run.place import Place
-from atoll.strategies.wrapped import Wrapping, two_moments
+from atoll.strategies.wrapped_optimizer import Wrapping, two_moments
 from atoll.train.agreement import Agreement
-from atoll.train.rank_model import RankModel, saved_model
-from atoll.train.ranks import Ranks, Word
+from atoll.train.island.script_model import RankModel, saved_model
+from atoll.train.island.script_ranks import Ranks, Word
 
 
 class RankOptimizer(Wrapping):

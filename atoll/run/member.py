@@ -17,25 +17,23 @@ from atoll.checkpoint import save_weights
 from atoll.clock import Clock
 from atoll.codec import make_codec
 from atoll.errors import GroupLeft, LeftBehind
-from atoll.group.group import Group
-from atoll.island.touch import lost_touch
+from atoll.group.base import Group
+from atoll.island.peer_failure import lost_touch
 from atoll.run.session import Session
-from atoll.strategies.inner.picture import Picture
-from atoll.strategies.past import note
-from atoll.strategies.strategy import SyncResult
-from atoll.strategies.wrapped import OuterOptimizer, Wrapping
+from atoll.strategies.base import SyncResult, note
+from atoll.strategies.inner.host_model import Picture
+from atoll.strategies.wrapped_optimizer import OuterOptimizer, Wrapping
 from atoll.task import Task
 from atoll.train.agreement import Agreement
-from atoll.train.enroll import Enrolled
-from atoll.train.goodbye import end_member
-from atoll.train.leading import Leading
-from atoll.train.member_result import member_result, trained
-from atoll.train.ranks import Ranks, Word
-from atoll.train.wrapped_state import WrappedState
+from atoll.train.island.script_leader import Leading
+from atoll.train.island.script_ranks import Ranks, Word
+from atoll.train.join_job import Enrolled
+from atoll.train.results.result import end_member, run_result, trained
+from atoll.train.state.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
 
 if TYPE_CHECKING:
-    from atoll.train.rank_model import RankModel
+    from atoll.train.island.script_model import RankModel
 
 FLUSH_TIMEOUT_S = 10.0
 
@@ -158,7 +156,7 @@ class Run(Session):
         if not self._joint:
             return Task(model, optimizer, member=self.member, round=round_)
         crew = self._ranks.crew
-        from atoll.train.rank_model import RankModel, ScriptOptimizer
+        from atoll.train.island.script_model import RankModel, ScriptOptimizer
 
         self._model = RankModel(model, optimizer, crew=crew, device=self.device)
         self._kept.follow(crew)
@@ -271,7 +269,7 @@ class Run(Session):
             ConfigError: in an island, it is another model than the one that was wrapped.
         """
         if self._joint:
-            from atoll.train.rank_model import saved_model
+            from atoll.train.island.script_model import saved_model
 
             model = saved_model(self._model, model).whole
         self.finish()
@@ -311,7 +309,7 @@ class Run(Session):
         A model that is spread over them cannot be looked at then.
         """
         totals, task, digest = self._meter.totals, self._task, ""
-        result = member_result(
+        result = run_result(
             member=self.member, slot=self.slot, seed=self.seed, stopped=self.stopping,
             totals=totals,
         )  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from atoll.run.kept import Kept
-from atoll.train.deal import Share, deal
-from atoll.train.ranks import Ranks
+from atoll.run.rank_state import Kept
+from atoll.train.island.script_ranks import Ranks
+from atoll.train.sharding import Share, deal
 
 
 class Place:

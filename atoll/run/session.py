@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.clock import Clock, RealClock
-from atoll.group.group import Group
+from atoll.group.base import Group
 from atoll.queues import Queue, Topic
 from atoll.run.place import Place
-from atoll.train.enroll import Enrolled
-from atoll.train.ranks import Ranks
-from atoll.train.script_meter import ScriptMeter
-from atoll.train.shelf import open_shelf
+from atoll.train.island.script_ranks import Ranks
+from atoll.train.join_job import Enrolled
+from atoll.train.queues import open_shelf
+from atoll.train.results.script_meter import ScriptMeter
 
 
 class Session(Place):

@@ -8,8 +8,8 @@ from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
-from atoll.strategies.fitting import check, named
-from atoll.strategies.table import resolve_outer, without_shared_steps
+from atoll.strategies.compatibility import check, named
+from atoll.strategies.registry import resolve_outer, without_shared_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.checkpoint import describe
 from atoll.codec import make_codec
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.config import JobSpec
 from atoll.data import (
     ByteTokenizer,
@@ -32,12 +32,12 @@ from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
 from atoll.models import IMAGES, MODELS, TEXT, CausalLM, CausalLMConfig, build_model, model_row
 from atoll.models.pretrained import load_tokenizer
-from atoll.strategies.fitting import check
-from atoll.strategies.strategy import Outer
-from atoll.strategies.table import build_outer, resolve
+from atoll.strategies.base import Outer
+from atoll.strategies.compatibility import check
+from atoll.strategies.registry import build_outer, resolve
 from atoll.task import Task
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
-from atoll.train.uncompiled import leave_out_compiler
+from atoll.train.optim.lazy_compiler import leave_out_compiler
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 
 OF_THE_MODEL = "model"
 """`tokenizer` in `[data]` that means: the one that the pretrained model brings along."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.errors import GroupLeft, LeftBehind
-from atoll.group.group import Group
-from atoll.strategies.past import note
-from atoll.strategies.strategy import Inner, Outer, SyncResult
+from atoll.group.base import Group
+from atoll.strategies.base import Inner, Outer, SyncResult, note
 from atoll.task import Task
-from atoll.train.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
+from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
 
 LEFT = "this process was asked to stop"
 """Why the loop ended when only this member was told to; it stands between two rounds."""

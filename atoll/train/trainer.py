@@ -14,27 +14,26 @@ from atoll.clock import Clock, RealClock
 from atoll.config import JobSpec
 from atoll.data import Cursor
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
-from atoll.group.alone import Alone
-from atoll.group.group import Group
+from atoll.group.base import Group
+from atoll.group.single import Alone
+from atoll.strategies.base import Inner, Outer, SyncResult, note
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.past import note
-from atoll.strategies.strategy import Inner, Outer, SyncResult
+from atoll.strategies.inner.options import Recipe
 from atoll.task import Task
+from atoll.train.batches import MemberStream
 from atoll.train.build import Built, build
-from atoll.train.committed import CommittedState
-from atoll.train.ending import last_look, member_result
 from atoll.train.evaluate import Evaluation, evaluate
-from atoll.train.lifeline import Lifeline, SetBack
 from atoll.train.loop import LEFT, Loop
-from atoll.train.memory import memory_errors
-from atoll.train.metrics import Recorder, Totals
-from atoll.train.saving import Moment, Saving
-from atoll.train.stream import MemberStream
+from atoll.train.out_of_memory import memory_errors
+from atoll.train.results.metrics import Recorder, Totals
+from atoll.train.results.result import last_look, member_result
+from atoll.train.state.committed import CommittedState
+from atoll.train.state.recovery_client import Lifeline, SetBack
+from atoll.train.state.saving import Moment, Saving
 from atoll.wire.messages import Event, Lease, Point
 
 if TYPE_CHECKING:
-    from atoll.train.crewed import Island
+    from atoll.train.island.island_trainer import Island
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from bench.chaos.faults import Faults, start_node
 from bench.chaos.letters import Letters
 from bench.chaos.memory import Memory
@@ -47,8 +47,8 @@ from bench.chaos.run import (
     wait,
     write_text,
 )
-from bench.cluster import Cluster
-from bench.report import emit
+from bench.kit.cluster import Cluster
+from bench.kit.report import emit
 
 DELAY_S = 0.025
 EVERY = 20

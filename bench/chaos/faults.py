@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import psutil
 
 from bench.chaos.proxy import Proxy
-from bench.cluster import Cluster
+from bench.kit.cluster import Cluster
 
 WEIGHTS = {
     "kill a worker": 4,

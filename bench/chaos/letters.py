@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.errors import AtollError
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 
 QUEUE = "user/letters"
 PAUSE_S = 0.05

@@ -11,7 +11,7 @@ from typing import Self
 
 import psutil
 
-from bench.cluster import Cluster
+from bench.kit.cluster import Cluster
 
 EVERY_S = 2.0
 YOUNG_S = 15.0

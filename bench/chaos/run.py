@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from bench.cluster import Cluster
+from bench.kit.cluster import Cluster
 
 BATCH, CONTEXT = 8, 32
 SPEC = """

@@ -16,10 +16,10 @@ import socket
 import sys
 from typing import Any
 
-from atoll.config.place import RankPlace
+from atoll.config.rank_environment import RankPlace
 from bench.island.kinds import KINDS, Kind
 from bench.island.rank import main as rank_main
-from bench.report import emit
+from bench.kit.report import emit
 
 LONGEST_S = 600.0
 

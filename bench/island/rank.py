@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import IslandTable, JobSpec, ModelTable, StrategyTable, TrainTable
-from atoll.config.place import RankPlace
-from atoll.group.alone import Alone
-from atoll.island.crew import Crew
+from atoll.config.rank_environment import RankPlace
+from atoll.group.single import Alone
+from atoll.island.command_broadcaster import Crew
 from atoll.island.world import build_mesh, world
-from atoll.strategies.inner.bubble import measure_bubble
 from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.pipeline.bubble import measure_bubble
 from atoll.train.build import build, whole_model
-from atoll.train.crewed import Island
+from atoll.train.island.island_trainer import Island
 from bench.island.bare import bare_step
 from bench.island.kinds import BATCH, CLIP, CONTEXT, LR, MODEL, Kind
 

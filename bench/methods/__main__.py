@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from atoll.clock import RealClock
-from atoll.strategies.table import OUTERS, PRESETS, load
+from atoll.strategies.registry import OUTERS, PRESETS, load
+from bench.kit.report import emit, render
 from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
 from bench.methods.modelled import Clock
@@ -32,7 +33,6 @@ from bench.methods.running import Trial, run
 from bench.methods.setting import FULL, QUICK, Setting
 from bench.methods.shapes import judge
 from bench.methods.table import make_rows, printed
-from bench.report import emit, render
 
 CORES = 2
 """All members together; each is one thread."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from atoll.codec import Codec, make_codec
 from atoll.data import BatchStream
-from atoll.strategies.table import OUTERS, load
-from atoll.train.optimizers import learning_rate
+from atoll.strategies.registry import OUTERS, load
+from atoll.train.optim.optimizers import learning_rate
 from bench.methods.running import Trial, shortened, train
 from tests.contracts.collected import suites_of
 from tests.contracts.strategy_suite import train_together

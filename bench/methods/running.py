@@ -14,17 +14,17 @@ import torch
 
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
-from atoll.group.alone import Alone as GroupOfOne
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import Alone as GroupOfOne
 from atoll.models import GPT
+from atoll.strategies.base import SyncResult
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.strategy import SyncResult
-from atoll.strategies.table import Resolved, read_options, resolve
+from atoll.strategies.registry import Resolved, read_options, resolve
 from atoll.task import Task
+from atoll.train.batches import MemberStream
 from atoll.train.evaluate import evaluate
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
-from atoll.train.stream import MemberStream
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 from bench.methods.rows import Row
 from bench.methods.setting import Setting, corpus
 from tests.reference.algorithms import flat

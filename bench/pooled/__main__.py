@@ -28,12 +28,12 @@ from typing import Any
 import torch
 
 from atoll.clock import RealClock
+from bench.kit.report import emit, render
 from bench.methods.ledger import Ledger
 from bench.pooled.groups import GROUPS, VARIANTS, Group
 from bench.pooled.learning import learn
 from bench.pooled.page import with_tables
 from bench.pooled.results import Found, figures, judged, printed
-from bench.report import emit, render
 
 QUICK_STEPS = 2_048
 FIRST = 5

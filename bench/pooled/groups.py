@@ -79,7 +79,11 @@ class Group:
 
 def _pole(name: str, **options: float) -> Task:
     return Task(
-        name=name, env="atoll.rl.physics:cartpole", options=options, target=400.0, steps=25_600
+        name=name,
+        env="atoll.rl.environments.physics:cartpole",
+        options=options,
+        target=400.0,
+        steps=25_600,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.config.rl_tables import PolicyTable, RlTable
-from atoll.rl.together import LAST, Update, run_together
+from atoll.rl.in_process import LAST, Update, run_together
 from bench.pooled.groups import Group
 
 Point = tuple[int, float | None]

@@ -29,10 +29,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.kit.report import emit
 from bench.recovery.atoll_side import AtollSide
 from bench.recovery.scenario import play
 from bench.recovery.torchft_side import SETTINGS, TorchftSide, torchft_is_here
-from bench.report import emit
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.1

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.cluster import Cluster
+from bench.kit.cluster import Cluster
 from bench.recovery import with_atoll
 from bench.recovery.notes import Traced, Watch
 from bench.recovery.scenario import MEMBERS

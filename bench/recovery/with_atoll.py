@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import atoll
-from atoll.strategies.wrapped import OuterOptimizer
+from atoll.strategies.wrapped_optimizer import OuterOptimizer
 from bench.recovery.training import (
     OUTER_LR,
     OUTER_MOMENTUM,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from atoll.strategies.catalogue import METHODS
-from atoll.strategies.table import PRESETS, build_outer
-from atoll.strategies.weighing import weigh
-from bench import method_index
+from atoll.strategies.registry import PRESETS, build_outer
+from atoll.strategies.traffic_table import weigh
+from bench.methods import index
 from bench.methods.__main__ import plan
 from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
@@ -166,7 +166,7 @@ def test_the_rows_of_the_table_have_what_was_asked_for() -> None:
 
 
 def test_figures_are_small_equal_every_time_and_have_words_as_words(tmp_path: Path) -> None:
-    plots = pytest.importorskip("bench.plots", reason="needs matplotlib")
+    plots = pytest.importorskip("bench.methods.plots", reason="needs matplotlib")
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     records = [record(name, 1.0 + n / 50) for n, name in enumerate(METHODS)]
     rows = make_rows(records, [], clock=Clock())
@@ -180,7 +180,7 @@ def test_figures_are_small_equal_every_time_and_have_words_as_words(tmp_path: Pa
 
 
 def test_a_figure_is_put_at_the_end_of_a_page_once(tmp_path: Path) -> None:
-    plots = pytest.importorskip("bench.plots", reason="needs matplotlib")
+    plots = pytest.importorskip("bench.methods.plots", reason="needs matplotlib")
     page = tmp_path / "diloco.md"
     page.write_text("# DiLoCo\n\nWords.\n", encoding="utf-8")
     for words in ("first", "second"):
@@ -192,11 +192,11 @@ def test_a_figure_is_put_at_the_end_of_a_page_once(tmp_path: Path) -> None:
 
 
 def test_the_index_says_what_the_strategies_say() -> None:
-    text = method_index.PAGE.read_text(encoding="utf-8")
-    assert text == method_index.with_table(text), "run python -m bench.method_index"
+    text = index.PAGE.read_text(encoding="utf-8")
+    assert text == index.with_table(text), "run python -m bench.methods.index"
 
 
 def test_every_figure_that_a_page_shows_is_there() -> None:
-    for page in method_index.PAGE.parent.glob("*.md"):
+    for page in index.PAGE.parent.glob("*.md"):
         for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / name).stat().st_size < 30_000, f"{page.name}: {name}"

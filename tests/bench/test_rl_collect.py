@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.rl_collect import atoll_loop, measured, plain_loop
+from bench.rl.collect import atoll_loop, measured, plain_loop
 
 
 def test_paces_are_compared_in_pairs() -> None:

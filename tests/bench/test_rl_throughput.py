@@ -10,7 +10,7 @@ import pytest
 
 from atoll.config.reading import parse_spec
 from bench.pooled.groups import DIFFERENT, RELATED
-from bench.rl_throughput import Bare, Observed, job_file, observed, summarised, without_end
+from bench.rl.throughput import Bare, Observed, job_file, observed, summarised, without_end
 
 
 @pytest.mark.parametrize("group", [RELATED, DIFFERENT], ids=lambda group: group.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from atoll.checkpoint import SHARED, BackgroundSaver, DirectoryStore, FolderTarget, Part, Saved
-from atoll.checkpoint.background import Skipped
+from atoll.checkpoint.background.background import Skipped
 from atoll.wire.messages import Event
 from tests.patience import PATIENCE_S
 
@@ -20,8 +20,8 @@ WAIT_S = PATIENCE_S
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from atoll.checkpoint.child import settle_down
-from atoll.checkpoint.writer import run
+from atoll.checkpoint.background.child import settle_down
+from atoll.checkpoint.background.writer import run
 
 mark, left, whom = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 

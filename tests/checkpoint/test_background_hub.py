@@ -13,12 +13,12 @@ from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget, Saved
 from atoll.errors import CheckpointCorrupt, HubError, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.unreachable import place_of
+from atoll.net.proxies import place_of
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 from atoll.wire.messages import CheckpointPart, Launch
 from tests.checkpoint.savers import NAMES, WAIT_S, Events, killing, save
+from tests.hub.nodes.test_membership import launches, registered
 from tests.hub.peer import Peer, member, node, submit
-from tests.hub.test_membership import launches, registered
 from tests.patience import PROMPT_S
 
 

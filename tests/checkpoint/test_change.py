@@ -21,8 +21,8 @@ from atoll.checkpoint import (
 )
 from atoll.codec import make_codec
 from atoll.errors import ConfigError
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.strategies.inner.local import Local
 from atoll.task import Task
 from tests.checkpoint.savers import WAIT_S

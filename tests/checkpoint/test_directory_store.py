@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from atoll.checkpoint import SHARED, DirectoryStore, Part, member_part
-from atoll.checkpoint.folder import check_part
-from atoll.checkpoint.part import STATE
+from atoll.checkpoint.format.part import STATE
+from atoll.checkpoint.stores.folder import check_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
-from atoll.wire.keeping import Keep
 from atoll.wire.manifest import MANIFEST_NAME
-from tests.checkpoint.test_files import small_disk
+from atoll.wire.retention import Keep
+from tests.checkpoint.stores.test_files import small_disk
 from tests.patience import PATIENCE_S
 
 PARTS = (SHARED, "w0.safetensors", "w1.safetensors")

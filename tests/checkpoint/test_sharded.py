@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from atoll.checkpoint.pieces import PIECES, Pieces
+from atoll.checkpoint.format.dcp_storage import PIECES, Pieces
 from atoll.checkpoint.sharded import (
     FORMAT,
     export_sharded,
@@ -17,10 +17,10 @@ from atoll.checkpoint.sharded import (
     save_sharded,
     start_sharded,
 )
-from atoll.checkpoint.spread_state import ties_of
+from atoll.checkpoint.state.sharded_state import ties_of
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
-from atoll.wire.keeping import Keep
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
+from atoll.wire.retention import Keep
 
 
 def net(*, width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:

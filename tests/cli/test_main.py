@@ -90,7 +90,7 @@ def test_surprise_is_short_and_says_where_its_traceback_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATOLL_HOME", str(tmp_path))
-    monkeypatch.setattr("atoll.cli.known_hub.find", lambda where: 1 / 0)
+    monkeypatch.setattr("atoll.cli.hub_access.find", lambda where: 1 / 0)
     assert run("status") == 70
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
@@ -103,7 +103,7 @@ def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(where: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("atoll.cli.known_hub.find", interrupted)
+    monkeypatch.setattr("atoll.cli.hub_access.find", interrupted)
     assert run("status") == 130
 
 

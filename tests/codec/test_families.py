@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.codec import Packet, make_codec
-from atoll.codec.packing import look_up_table, pack, packed_bytes, unpack
-from atoll.codec.positions import positions_bytes, read_positions, write_positions
-from atoll.codec.randomk import WIDTH, chosen_of
-from atoll.codec.scales import read_scales, scales_bytes, write_scales
+from atoll.codec.quantized.packing import look_up_table, pack, packed_bytes, unpack
+from atoll.codec.quantized.scales import read_scales, scales_bytes, write_scales
 from atoll.codec.seeds import mixed, permutation
-from atoll.codec.topk import largest
+from atoll.codec.sparse.positions import positions_bytes, read_positions, write_positions
+from atoll.codec.sparse.randomk import WIDTH, chosen_of
+from atoll.codec.sparse.topk import largest
 from atoll.errors import WireError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.codec import Packet, make_codec
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import WireError
 
 SHAPES = [(60, 40), (40,), (8, 5, 12), (3, 2)]

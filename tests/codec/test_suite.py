@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.codec import Codec, Packet, make_codec
-from atoll.codec.auto import auto_inside
-from atoll.codec.table import CODECS, WRAPPERS
+from atoll.codec.registry import CODECS, WRAPPERS
+from atoll.codec.wrappers.auto import auto_inside
 from atoll.errors import WireError
 from tests.contracts.codec_suite import CodecSuite, gaussian
 

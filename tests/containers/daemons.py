@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from atoll.errors import AtollError
-from atoll.node.launchers.daemon import connect
+from atoll.node.launchers.container_daemon import connect
 
 START_S = 20.0
 

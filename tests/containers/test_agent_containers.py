@@ -18,8 +18,8 @@ from atoll.code import pack
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
-from atoll.node import signatures
+from atoll.net.http.client import HubClient
+from atoll.node.identity import image_signatures
 from tests.containers.conftest import SMALL
 from tests.containers.daemons import Daemon, import_image, linked_archive, small_archive
 from tests.containers.registry import Registry
@@ -156,14 +156,14 @@ def test_code_goes_into_a_container_and_artifacts_come_out(
 def test_owner_of_signed_images_gets_those_and_no_others(
     client: HubClient, start: Callable[[], Node], registry: Registry, tmp_path: Path, good: bool
 ) -> None:
-    public = signatures.make_key(tmp_path / "anna.key")
+    public = image_signatures.make_key(tmp_path / "anna.key")
     (tmp_path / "home").mkdir()
     policy = f'kinds = ["signed"]\ntrusted_keys = ["{public}"]\n'
     (tmp_path / "home" / "node.toml").write_text(policy)
     start()
     image = registry.add("signed", small_archive())
-    key = signatures.load_key(tmp_path / "anna.key")
-    signature = signatures.sign_image(image if good else f"other/{image}", key=key)
+    key = image_signatures.load_key(tmp_path / "anna.key")
+    signature = image_signatures.sign_image(image if good else f"other/{image}", key=key)
     job = submit(client, "echo", "trusted", image=image, signature=signature)
     if good:
         wait_for(client, job, "done")

@@ -14,8 +14,7 @@ from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
 from atoll.node.launchers import available
 from atoll.node.launchers.container import ContainerLauncher, ContainerProcess
-from atoll.node.launchers.launcher import OOM_SCORE, Caps, Exit
-from atoll.node.launchers.mounts import parse_mounts
+from atoll.node.launchers.launcher import OOM_SCORE, Caps, Exit, parse_mounts
 from atoll.wire.messages import Launch
 from tests.containers.conftest import SMALL
 from tests.containers.daemons import Daemon

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec
 from atoll.errors import ConfigError
-from atoll.node import in_thread as in_thread_module
+from atoll.node.agent import threads as in_thread_module
 from atoll.node.launchers.container import ContainerLauncher
 from atoll.node.launchers.launcher import Exit
 from atoll.wire.messages import Launch

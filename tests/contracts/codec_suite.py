@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.codec import Codec, Packet, base_spec, make_codec
-from atoll.codec.cast import STRIP
+from atoll.codec.quantized.cast import STRIP
 from atoll.errors import ConfigError, WireError
 
 SIZES = (0, 1, 7, 8, 255, 256, 257, 4095, 4097, STRIP - 1, STRIP, STRIP + 1, 2 * STRIP + 3)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, GroupError, LeftBehind
-from atoll.group.agree import Agreed, agree
-from atoll.group.group import Group, Reduced
+from atoll.group.base import Group, Reduced
+from atoll.group.run_round import Agreed, agree
 from atoll.wire.messages import Verdict
 from tests.patience import PROMPT_S
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from atoll.clock import VirtualClock
-from atoll.hub.queue import Queues
+from atoll.hub.queues.queues import Queues
 from atoll.wire.messages import QueueOptions
 
 T = TypeVar("T")

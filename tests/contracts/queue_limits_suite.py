@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from atoll.errors import ConfigError, HubError, QueueFull
-from atoll.hub.queue import Depth, Queues
-from atoll.hub.queue_checks import MAX_PAYLOAD_BYTES
+from atoll.hub.queues.queues import Depth, Queues
+from atoll.hub.queues.validation import MAX_PAYLOAD_BYTES
 from atoll.wire.messages import QueueEntry, QueueOptions
 from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, QueueBase
 

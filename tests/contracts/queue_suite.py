@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from atoll.clock import VirtualClock
 from atoll.errors import HubError
-from atoll.hub.queue import Depth, Queues
-from atoll.hub.queue_backend import MAX_CLAIM_BYTES
+from atoll.hub.queues.backend import MAX_CLAIM_BYTES
+from atoll.hub.queues.queues import Depth, Queues
 from atoll.wire.messages import QueueEntry
 from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, OPTIONS, QueueBase
 

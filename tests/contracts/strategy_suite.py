@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from atoll.codec import make_codec
 from atoll.errors import AtollError
-from atoll.group.alone import Alone
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
-from atoll.strategies.delta import Flat
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import Alone
+from atoll.strategies.base import Outer, SyncResult
 from atoll.strategies.inner.local import Local
-from atoll.strategies.strategy import Outer, SyncResult
+from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
 from tests.patience import PATIENCE_S
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Packet, Stateless, check_packet, check_vector, output
-from atoll.codec.table import make_codec
+from atoll.codec.base import Packet, Stateless, check_packet, check_vector, output
+from atoll.codec.registry import make_codec
 from atoll.errors import GroupError
-from atoll.group.agree import Transacted, transact
-from atoll.group.group import Group, Parcel, Reduced, Swapped
+from atoll.group.base import Group, Parcel, Reduced, Swapped
+from atoll.group.run_round import Transacted, transact
 from atoll.wire.messages import RoundPlan
 from tests.contracts.group_suite import Build, World, mean64, together, values
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from atoll.errors import HubError, QueueFull
-from atoll.hub.queue import Queues
+from atoll.hub.queues.queues import Queues
 from atoll.wire.messages import QueueEntry, QueueOptions, TopicItems
 from tests.contracts.queue_base import BOUND_S, LEASE_S, QueueBase
 

@@ -25,7 +25,7 @@ name = "moon"
 env = "{moon}"
 """
 
-CARTPOLE = "atoll.rl.physics:cartpole"
+CARTPOLE = "atoll.rl.environments.physics:cartpole"
 
 EVERY = 1000
 """Environment steps between two points of an actor."""

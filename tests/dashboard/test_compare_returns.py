@@ -108,7 +108,7 @@ pool = "pool/balance"
 steps = 60000
 [[rl.policies]]
 name = "earth"
-env = "atoll.rl.physics:cartpole"
+env = "atoll.rl.environments.physics:cartpole"
 """
 
 OWN = """
@@ -117,8 +117,8 @@ critic = "own"
 steps = 60000
 [[rl.policies]]
 name = "earth"
-env = "atoll.rl.physics:cartpole"
+env = "atoll.rl.environments.physics:cartpole"
 [[rl.policies]]
 name = "moon"
-env = "atoll.rl.physics:cartpole"
+env = "atoll.rl.environments.physics:cartpole"
 """

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from atoll.hub import pages
 from atoll.hub.app import HubOptions
+from atoll.hub.dashboard import pages
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Event
 from tests.dashboard.conftest import Watch

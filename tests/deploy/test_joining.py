@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.known_hub import find
+from atoll.cli.hub_access import find
 from atoll.errors import HubUnreachable
 from tests.deploy.test_compose import content, defaults
 from tests.patience import PATIENCE_S

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from atoll.config import parse_spec
-from atoll.net.ticket import parse_ticket
+from atoll.net.endpoint import parse_ticket
 from tests.deploy.commands import refusal
 from tests.patience import PATIENCE_S
 

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from atoll.cli.known_hub import KnownHub, find
-from atoll.net.api import HubClient
+from atoll.cli.hub_access import KnownHub, find
+from atoll.net.http.client import HubClient
 from tests.patience import PATIENCE_S
 
 TINY = """

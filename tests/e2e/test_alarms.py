@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from atoll import __version__
-from atoll.cli.known_hub import KnownHub, remember
+from atoll.cli.hub_access import KnownHub, remember
 from atoll.hub.alarms.watch import Looking
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
-from atoll.net.ticket import parse_ticket
+from atoll.net.endpoint import parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.wire.messages import Beat, NodeInfo
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.hub.peer import Peer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
-from tests.node.packages import wheel
+from tests.node.packages.packages import wheel
 
 pytestmark = pytest.mark.e2e
 

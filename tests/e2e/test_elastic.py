@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.patience import PATIENCE_S, PROMPT_S
 

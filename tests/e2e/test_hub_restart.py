@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.known_hub import KnownHub, find
+from atoll.cli.hub_access import KnownHub, find
 from atoll.errors import AtollError
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until, wait_for
 from tests.ports import free_port
 

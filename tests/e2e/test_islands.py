@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from atoll.net.api import HubClient
-from atoll.node.losses import STEADY_S
+from atoll.net.http.client import HubClient
+from atoll.node.islands.restart_history import STEADY_S
 from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
 from tests.patience import PATIENCE_S
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.known_hub import KnownHub, find
+from atoll.cli.hub_access import KnownHub, find
 from atoll.errors import AtollError
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, lines_until, ticket_of, until, wait_for
 from tests.ports import free_port
 

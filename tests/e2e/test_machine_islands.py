@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from atoll.lab.lab import Lab
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until
 from tests.e2e.test_islands import START_S, contributors, islands, kinds, ranks, stop
 from tests.e2e.test_two_machines import HUB, TwoMachines
@@ -23,7 +23,7 @@ NODES = 4
 
 ASKED = """
 import json, sys
-from atoll.cli.known_hub import find
+from atoll.cli.hub_access import find
 with find().client() as client:
     for line in sys.stdin:
         name, words, options = json.loads(line)

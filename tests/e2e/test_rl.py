@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.known_hub import KnownHub
-from atoll.net.api import HubClient
+from atoll.cli.hub_access import KnownHub
+from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -23,7 +23,7 @@ PORT = 7700
 
 ASK = """
 import json, sys
-from atoll.cli.known_hub import find
+from atoll.cli.hub_access import find
 with find().client() as client:
     (job,) = client.jobs()
     print(json.dumps({"job": job, "rounds": client.rounds(job["job"])["rounds"]}))

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from atoll.cli.known_hub import KnownHub, find
-from atoll.net.api import HubClient
+from atoll.cli.hub_access import KnownHub, find
+from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, Running, ticket_of, until
 from tests.group.proxy import Proxy
 from tests.patience import PATIENCE_S

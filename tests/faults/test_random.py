@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import atoll.hub.leases
-import atoll.hub.round_book
+import atoll.hub.rounds.store
+import atoll.rounds.data_slots
 from tests.faults.simulation.faults import Cell
 from tests.faults.simulation.schedule import run_cell, run_random
 
@@ -44,7 +44,7 @@ def broken_by(cell: Cell, seeds: range = range(12)) -> list[str]:
 def test_verdict_that_is_told_before_it_is_durable_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = atoll.hub.round_book.RoundBook.add_verdict
+    store = atoll.hub.rounds.store.RoundBook.add_verdict
 
     async def told_first(self: Any, *args: Any, **kwargs: Any) -> None:
         async def later() -> None:
@@ -54,7 +54,7 @@ def test_verdict_that_is_told_before_it_is_durable_is_noticed(
         tasks.append(asyncio.get_running_loop().create_task(later()))
 
     tasks: list[Any] = []
-    monkeypatch.setattr(atoll.hub.round_book.RoundBook, "add_verdict", told_first)
+    monkeypatch.setattr(atoll.hub.rounds.store.RoundBook, "add_verdict", told_first)
     assert broken_by(Cell("kill", "verdict told", "hub", "relay"))
 
 
@@ -62,7 +62,7 @@ def test_slot_that_is_leased_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     def all_the_same(members: Iterable[str], **more: Any) -> dict[str, int]:
         return dict.fromkeys(members, 0)
 
-    monkeypatch.setattr(atoll.hub.leases, "deal", all_the_same)
+    monkeypatch.setattr(atoll.rounds.data_slots, "deal", all_the_same)
     assert broken_by(Cell("slow", "join wait", "worker", "relay"))
 
 

@@ -11,14 +11,14 @@ from typing import TypeVar
 import msgspec
 
 from atoll.errors import AtollError
-from atoll.group.group import Group, Work
+from atoll.group.base import Group, Work
 from atoll.group.hub import HubGroup
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.ids import session_id
-from atoll.net.api import HubClient
+from atoll.net.endpoint import parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
-from atoll.net.ticket import parse_ticket
 from atoll.reducer.server import Reducer
 from atoll.wire.messages import (
     Account,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from atoll.group.direct import DirectRoute, Meeting
-from atoll.group.group import Work
-from atoll.group.wires import Wires
+from atoll.group.base import Work
+from atoll.group.collectives.bounded_process_group import Wires
+from atoll.group.routes.direct import DirectRoute, Meeting
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import torch
 
-from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
 from atoll.errors import (
     DeadlineExceeded,
     EpochChanged,
@@ -22,14 +22,14 @@ from atoll.errors import (
     PeerRefused,
     WireError,
 )
-from atoll.group.collectives import Exchanged, Wires, weighted_mean
-from atoll.group.direct import DirectRoute, Meeting
-from atoll.group.group import Work
-from atoll.group.hierarchy import meet_by_sites
-from atoll.group.relay import RelayedMean, RelayExchange
+from atoll.group.base import Work
+from atoll.group.collectives.collectives import Exchanged, Wires, weighted_mean
+from atoll.group.routes.direct import DirectRoute, Meeting
+from atoll.group.routes.hierarchical import meet_by_sites
+from atoll.group.routes.relay import RelayedMean, RelayExchange
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
-from atoll.net.inbox import Relayed
+from atoll.net.dispatcher import Relayed
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink
 from atoll.wire.chunks import ChunkHead, pack_chunk, unpack_chunk
 from atoll.wire.messages import RoundPlan

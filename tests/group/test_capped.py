@@ -10,7 +10,7 @@ import pytest
 from atoll.config import WorkerEnvironment, read_worker_environment, worker_variables
 from atoll.errors import ConfigError
 from atoll.group.connect import connect_group
-from atoll.net.way import way_of
+from atoll.net.endpoint import way_of
 
 WORKER = WorkerEnvironment(
     hub="http://127.0.0.1:9", token="t", job="j", member="w0",

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, GroupLeft, LeftBehind, PeerLost
-from atoll.group.agree import Agreed, Transacted, agree
-from atoll.group.group import Group, Work
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group, Work
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.run_round import Agreed, Transacted, agree
 from atoll.wire.messages import Lease, Registered
 from tests.patience import PATIENCE_S, PROMPT_S
 

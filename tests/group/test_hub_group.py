@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import torch
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import EpochChanged, GroupError
-from atoll.group.agree import Agreed, Transacted, agree
-from atoll.group.group import Group
-from atoll.group.relay import RelayExchange
+from atoll.group.base import Group
+from atoll.group.routes.relay import RelayExchange
+from atoll.group.run_round import Agreed, Transacted, agree
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from atoll.wire.chunks import ChunkHead, pack_chunk
 from tests.contracts.group_suite import (
     Build,

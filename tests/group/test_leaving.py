@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import GroupLeft, HubError
-from atoll.group.agree import Agreed
-from atoll.group.group import Group, Work
+from atoll.group.base import Group, Work
 from atoll.group.hub import HubGroup
+from atoll.group.run_round import Agreed
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from atoll.wire.messages import Lease
 from tests.contracts.group_suite import one_round, together, values
 from tests.group.hub_world import HubWorld, NodeInName, start_hub

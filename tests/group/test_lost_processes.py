@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.group.agree import Agreed
-from atoll.group.group import Work
+from atoll.group.base import Work
+from atoll.group.run_round import Agreed
 from atoll.hub.server import HubServer
 from tests import warm
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values

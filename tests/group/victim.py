@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-import atoll.group.board
-import atoll.group.collectives
-import atoll.group.hierarchy
-import atoll.group.relay
-from atoll.codec.table import make_codec
+import atoll.group.collectives.collectives
+import atoll.group.routes.hierarchical
+import atoll.group.routes.relay
+import atoll.group.routes.rendezvous_store
+from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
 from atoll.net.sync_link import connect
@@ -104,37 +104,37 @@ def _arrange(victim: Victim, hit: Any) -> None:
             hit()
 
     if victim.moment == "connecting":
-        put = atoll.group.board.BoardStore.set
+        put = atoll.group.routes.rendezvous_store.BoardStore.set
 
         def hit_before_set(self: Any, key: str, value: bytes) -> None:
             once()
             put(self, key, value)
 
-        atoll.group.board.BoardStore.set = hit_before_set  # type: ignore[method-assign,assignment]
+        atoll.group.routes.rendezvous_store.BoardStore.set = hit_before_set  # type: ignore[method-assign,assignment]
     if victim.moment == "exchanging":
-        run = atoll.group.collectives.Wires.run
+        run = atoll.group.collectives.collectives.Wires.run
 
         def hit_before_run(self: Any, start: Any) -> None:
             once()
             run(self, start)
 
-        atoll.group.collectives.Wires.run = hit_before_run  # type: ignore[method-assign]
-        sending = atoll.group.relay.RelayExchange._sending
+        atoll.group.collectives.collectives.Wires.run = hit_before_run  # type: ignore[method-assign]
+        sending = atoll.group.routes.relay.RelayExchange._sending
 
         def hit_while_sending(self: Any) -> bool:
             if self._sent_bytes > 300_000:
                 once()
             return sending(self)
 
-        atoll.group.relay.RelayExchange._sending = hit_while_sending  # type: ignore[method-assign]
+        atoll.group.routes.relay.RelayExchange._sending = hit_while_sending  # type: ignore[method-assign]
     if victim.moment == "passing":
-        hand_down = atoll.group.hierarchy._hand_down
+        hand_down = atoll.group.routes.hierarchical._hand_down
 
         def hit_before_handing(*arguments: Any, **options: Any) -> Any:
             once()
             return hand_down(*arguments, **options)
 
-        atoll.group.hierarchy._hand_down = hit_before_handing
+        atoll.group.routes.hierarchical._hand_down = hit_before_handing
 
 
 HIT = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

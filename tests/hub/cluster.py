@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.hub.jobs import Member
+from atoll.hub.jobs.jobs import Member
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Done, Launch, ProcessState, Stop
+from tests.hub.nodes.test_membership import commands, job_of
 from tests.hub.peer import NODE, Peer, node
-from tests.hub.test_membership import commands, job_of
 
 SPEC = """
 [job]

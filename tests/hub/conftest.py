@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.hub.server import HubServer
-from tests.hub.hook_targets import web as web
-from tests.hub.test_membership import (
-    Running,
-    options,
-)
+from tests.hub.alarms.notify_targets import web as web
+from tests.hub.nodes.test_membership import Running, options
 
 
 @pytest.fixture

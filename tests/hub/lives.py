@@ -46,7 +46,8 @@ class Instants:
 
 def watch(instants: Instants) -> None:
     """Count what the hub does to its disk from now on."""
-    from atoll.hub import database, receiving
+    from atoll.hub.db import database
+    from atoll.hub.storage import upload
 
     class Connection(sqlite3.Connection):
         def execute(self, sql: str, /, *args: Any) -> sqlite3.Cursor:
@@ -67,7 +68,7 @@ def watch(instants: Instants) -> None:
         return put
 
     database.sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)  # type: ignore
-    receiving.put_in_place = watched(receiving.put_in_place)
+    upload.put_in_place = watched(upload.put_in_place)
 
 
 def live(*, folder: str, port: int, kill_at: int) -> None:

@@ -15,12 +15,8 @@ from atoll.wire.messages import (
     Standing,
     Verdict,
 )
+from tests.hub.nodes.test_membership import Running, launches, vote
 from tests.hub.peer import Peer
-from tests.hub.test_membership import (
-    Running,
-    launches,
-    vote,
-)
 
 
 def commit(group: Running, round_: int, *, leases: bool = False) -> Verdict:

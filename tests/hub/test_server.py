@@ -18,17 +18,9 @@ import pytest
 from atoll.errors import ConfigError, PortTaken
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer, bind, reachable_url
-from atoll.wire.messages import (
-    Beat,
-    Done,
-    RoundJoin,
-    RoundPlan,
-    RoundVote,
-    Verdict,
-    Welcome,
-)
+from atoll.wire.messages import Beat, Done, RoundJoin, RoundPlan, RoundVote, Verdict, Welcome
+from tests.hub.nodes.test_membership import launches, registered
 from tests.hub.peer import NODE, Peer, member, node, submit
-from tests.hub.test_membership import launches, registered
 from tests.patience import PATIENCE_S, PROMPT_S
 
 

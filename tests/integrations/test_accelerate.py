@@ -13,8 +13,8 @@ from torch.amp import GradScaler
 from torch.utils.data import DataLoader
 
 import atoll as package
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
 from tests.contracts.strategy_suite import BATCH, adamw, batches, small_model, squared_error
 from tests.e2e.conftest import Atoll

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atoll.config import MeshShape
-from atoll.group.alone import Alone
+from atoll.group.single import Alone
 from atoll.run import Run
 from tests.e2e.conftest import Atoll, until
 from tests.integrations.examples import EXAMPLES, load
 from tests.island.conftest import ranks
 from tests.island.pool import Ranks
-from tests.island.script_kit import enter
+from tests.island.script.kit import enter
 from tests.patience import PATIENCE_S
 
 __all__ = ["ranks"]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import atoll as package
-from atoll.group.alone import Alone
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import Alone
 from atoll.run import Run
-from atoll.train.deal import deal
+from atoll.train.sharding import deal
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import EXAMPLES, assert_same, load
 from tests.patience import PATIENCE_S

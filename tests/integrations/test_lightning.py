@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import atoll as package
-from atoll.group.alone import Alone
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import Alone
 from atoll.run import Run
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import assert_same, load, run_on_two_nodes

@@ -27,18 +27,17 @@ import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
 from atoll.checkpoint import DirectoryStore
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
-from atoll.group.group import Work
+from atoll.group.base import Work
 from atoll.group.policy import GroupPolicy
-from atoll.island.touch import lost_touch
-from atoll.strategies.inner import moments, transport
-from atoll.strategies.inner.norm import GradientNorm
-from atoll.strategies.inner.own_part import OwnPart
+from atoll.island.peer_failure import lost_touch
+from atoll.strategies.base import Outer, note
+from atoll.strategies.inner import gather_scatter, sharded_optimizer
+from atoll.strategies.inner.gradient_norm import GradientNorm
+from atoll.strategies.inner.sharded_optimizer import OwnPart
 from atoll.strategies.inner.worker import Worker
-from atoll.strategies.past import note
-from atoll.strategies.strategy import Outer
-from atoll.strategies.table import build_outer, resolve
-from atoll.train.committed import adopt
-from atoll.train.saving import Moment, Saving
+from atoll.strategies.registry import build_outer, resolve
+from atoll.train.state.committed import adopt
+from atoll.train.state.saving import Moment, Saving
 from tests.island.leading import Member, led, table
 from tests.island.reference import Perceptron, batch_for
 
@@ -221,9 +220,9 @@ def _arrange(moment: str) -> None:
         "reducing": [(param_group, "foreach_reduce")],
         "measuring": [(GradientNorm, "measure")],
         "stepping": [(OwnPart, "step")],
-        "pulling": [(transport, "whole_of")],
+        "pulling": [(gather_scatter, "whole_of")],
         "pushing": [(Worker, "push")],
-        "saving": [(moments.Moments, name) for name in ("gather", "outline", "fetch")],
+        "saving": [(sharded_optimizer.Moments, name) for name in ("gather", "outline", "fetch")],
     }
     times = itertools.count(1)
     due: Callable[[], bool] = lambda: next(steps) > 0  # noqa: E731

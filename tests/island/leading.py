@@ -10,21 +10,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from atoll.config import MeshShape, TrainTable
-from atoll.group.alone import Alone
-from atoll.island.crew import Crew
+from atoll.group.single import Alone
+from atoll.island.command_broadcaster import Crew
 from atoll.island.world import build_mesh
+from atoll.strategies.base import Inner, Outer
 from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.far_optimizer import FarOptimizer
-from atoll.strategies.inner.far_scaler import FarScaler
+from atoll.strategies.inner.host_model import Picture
+from atoll.strategies.inner.leader import Spread
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.inner.picture import Picture
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.spread import Spread
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.remote_optimizer import FarOptimizer, FarScaler
 from atoll.strategies.inner.worker import BUILD, Divide, Worker
-from atoll.strategies.outer.alone import Alone as AloneOptions
-from atoll.strategies.strategy import Inner, Outer
+from atoll.strategies.outer.single import Alone as AloneOptions
 from atoll.task import Task
-from atoll.train.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 from tests.island.reference import CPU, batch_for, gpt
 from tests.island.reference import MODELS as OTHERS
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 from atoll.config import MeshShape
 from atoll.island.world import build_mesh
 from atoll.models.gpt import GPT, GPTConfig
+from atoll.strategies.inner.base import Parts
 from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.parts import Parts
-from atoll.strategies.inner.recipe import Recipe
+from atoll.strategies.inner.options import Recipe
 
 CPU = torch.device("cpu")
 VOCAB, LENGTH, FEATURES = 18, 6, 5

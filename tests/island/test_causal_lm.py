@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.models import build_model
 from tests.island.pool import Ranks
 from tests.island.reference import assert_same, divided, gradients
-from tests.island.tensor_cases import family
+from tests.island.tensor.cases import family
 from tests.models.test_contract import TINY_LLAMA, stirred
 
 pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from atoll.errors import AtollError
-from atoll.group.group import Work
-from atoll.group.memory import MemoryGroup, MemoryGroups
-from atoll.strategies.past import note
-from atoll.train.committed import CommittedState
+from atoll.group.base import Work
+from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
+from atoll.strategies.base import note
+from atoll.train.state.committed import CommittedState
 from tests.island import doomed
 from tests.island.doomed import AFTER, BEFORE, ENDED, LOST, RANKS, STARTING, Start
 from tests.island.leading import by_itself, table

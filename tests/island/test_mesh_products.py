@@ -10,10 +10,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from atoll.strategies.inner.norm import GradientNorm
-from atoll.strategies.inner.own_part import clip_factor
-from atoll.strategies.inner.transport import local_of
-from tests.island.pipeline_kit import PIPELINE_MODELS, ROWS, merged, pipeline, plain_pipeline, steps
+from atoll.strategies.inner.gather_scatter import local_of
+from atoll.strategies.inner.gradient_norm import GradientNorm
+from atoll.strategies.inner.sharded_optimizer import clip_factor
+from tests.island.pipeline.kit import PIPELINE_MODELS, ROWS, merged, pipeline, plain_pipeline, steps
 from tests.island.pool import Ranks
 from tests.island.reference import assert_same, batch_for, gradients, whole
 

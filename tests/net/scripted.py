@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from atoll.errors import HubUnreachable
-from atoll.net.greeting import make_hello
+from atoll.net.handshake import make_hello
+from atoll.net.in_memory import MemoryTransport, pair
 from atoll.net.link import Link
-from atoll.net.memory import MemoryTransport, pair
 from atoll.net.transport import Transport
 from atoll.wire.frames import Kind, Relay, decode, decode_relay, encode_relay
 from atoll.wire.messages import Beat, Done, Envelope, Hello, Message, Welcome, pack, unpack

@@ -7,9 +7,9 @@ import threading
 import time
 
 from atoll.errors import AtollError
-from atoll.net.inbox import Inbox
+from atoll.net.dispatcher import Inbox
+from atoll.net.endpoint import Way
 from atoll.net.sync_link import connect
-from atoll.net.way import Way
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
 from tests.patience import PATIENCE_S

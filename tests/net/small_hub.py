@@ -12,7 +12,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from atoll.errors import AuthError, HubError
-from atoll.net.loop import LoopThread
+from atoll.net.event_loop import LoopThread
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.frames import Kind, decode, decode_relay
 from atoll.wire.limits import MAX_FRAME_BYTES, WINDOW_BYTES

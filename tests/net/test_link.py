@@ -6,11 +6,7 @@ import asyncio
 
 import pytest
 
-from atoll.errors import (
-    DeadlineExceeded,
-    HubError,
-    JobError,
-)
+from atoll.errors import DeadlineExceeded, HubError, JobError
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import (
     Acked,

@@ -8,24 +8,11 @@ import time
 
 import pytest
 
-from atoll.errors import (
-    AtollError,
-    AuthError,
-    HubUnreachable,
-    VersionMismatch,
-)
-from atoll.net.greeting import Replaced
+from atoll.errors import AtollError, AuthError, HubUnreachable, VersionMismatch
+from atoll.net.handshake import Replaced
 from atoll.wire.frames import HEADER, MAGIC, Kind, decode, encode, encode_relay
 from atoll.wire.limits import PROTOCOL
-from atoll.wire.messages import (
-    Beat,
-    Failure,
-    Hello,
-    Roster,
-    RosterReply,
-    Welcome,
-    unpack,
-)
+from atoll.wire.messages import Beat, Failure, Hello, Roster, RosterReply, Welcome, unpack
 from tests.net.scripted import WAIT_S, ScriptedHub, run
 
 HUB_RESTARTS = 1012

@@ -8,16 +8,7 @@ import logging
 import pytest
 
 from atoll.wire.frames import decode, encode_relay
-from atoll.wire.messages import (
-    Beat,
-    Done,
-    MemberLost,
-    Message,
-    Roster,
-    RosterReply,
-    pack,
-    unpack,
-)
+from atoll.wire.messages import Beat, Done, MemberLost, Message, Roster, RosterReply, pack, unpack
 from tests.net.scripted import WAIT_S, ScriptedHub, run
 
 

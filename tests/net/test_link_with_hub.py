@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AuthError, DeadlineExceeded, PeerLost
-from atoll.net.api import HubClient
-from atoll.net.greeting import Replaced
-from atoll.net.inbox import LIMIT_BYTES, Inbox, Reconnected, Relayed
+from atoll.net.dispatcher import LIMIT_BYTES, Inbox, Reconnected, Relayed
+from atoll.net.handshake import Replaced
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
 from atoll.wire.messages import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.clock import RealClock
-from atoll.net.greeting import make_hello
+from atoll.net.handshake import make_hello
 from atoll.net.link import Link
 from atoll.wire.messages import Register, Registered
 from tests.net.scripted import WAIT_S, ScriptedHub, at_once, run

@@ -6,15 +6,8 @@ import time
 
 import pytest
 
-from atoll.errors import (
-    AtollError,
-    AuthError,
-    DeadlineExceeded,
-    HubError,
-    HubUnreachable,
-    PeerLost,
-)
-from atoll.net.inbox import LIMIT_BYTES, MOST_EARLY, Reconnected, Relayed
+from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubError, HubUnreachable, PeerLost
+from atoll.net.dispatcher import LIMIT_BYTES, MOST_EARLY, Reconnected, Relayed
 from atoll.net.sync_link import connect
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES

@@ -13,10 +13,10 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.endpoint import PLAIN, Way
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.net.throttle import BURST_S, URGENT_S, Bucket, Ledger, throttle_of
-from atoll.net.way import PLAIN, Way
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
 from tests.patience import PATIENCE_S
@@ -148,8 +148,8 @@ def test_files_keep_to_the_cap(hub: HubServer, direction: str) -> None:
 
 UPLOADS = """
 import sys, time
-from atoll.net.api import HubClient
-from atoll.net.way import Way
+from atoll.net.http.client import HubClient
+from atoll.net.endpoint import Way
 
 url, token, bps, pace, nbytes = sys.argv[1:]
 with HubClient(url, token, way=Way(upload_bps=float(bps), pace=pace)) as client:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import ConfigError
 from atoll.ids import new_token
-from atoll.net.ticket import Ticket, parse_ticket
+from atoll.net.endpoint import Ticket, parse_ticket
 
 
 @pytest.mark.parametrize("host", ["192.168.1.20", "hub", "my-hub.example.org", "fe80::1"])

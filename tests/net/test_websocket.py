@@ -11,8 +11,8 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from atoll.errors import ConfigError, HubUnreachable
+from atoll.net.proxies import unreachable
 from atoll.net.transport import ConnectionLost
-from atoll.net.unreachable import unreachable
 from atoll.net.websocket import dial
 from atoll.wire.limits import MAX_FRAME_BYTES
 from tests.net.scripted import run

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from tests.node.preparing_machine import Machine
+from tests.node.agent.preparing_machine import Machine
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.config import JobSpec, JobTable, dump_spec
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from tests.patience import PATIENCE_S
 
 

@@ -14,8 +14,8 @@ from atoll.config import JobSpec
 from atoll.models import MODELS
 from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.plan.stages import Cut
+from atoll.strategies.inner.options import Recipe
 from atoll.strategies.inner.precision import computing, widened
-from atoll.strategies.inner.recipe import Recipe
 from atoll.train.build import whole_model
 from tests.plan.jobs import job
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from atoll.codec import make_codec
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.plan.leader import leader_memory
-from atoll.strategies.held import tensors_in
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.table import build_outer, resolve
+from atoll.strategies.registry import build_outer, resolve
+from atoll.strategies.vectors.flat import tensors_in
 from atoll.task import Task
 from atoll.train.build import whole_model
-from atoll.train.optimizers import build_optimizer
+from atoll.train.optim.optimizers import build_optimizer
 from tests.plan.jobs import job
 
 STEPS = 8

@@ -17,7 +17,7 @@ import pytest
 
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.wire.messages import Beat, Done
 from tests.e2e.conftest import TINY, until

@@ -16,10 +16,10 @@ from atoll import config
 from atoll.errors import ConfigError, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.endpoint import Way
+from atoll.net.http.client import HubClient
 from atoll.net.proxies import check_proxy, proxy_of, shown
 from atoll.net.sync_link import connect
-from atoll.net.way import Way
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat, Done

@@ -8,10 +8,10 @@ import pytest
 
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.queues import AloneChannel, Channel, HubChannel, Shelf
-from tests.hub import nats_server
+from tests.hub.queues import nats_server
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli import known_hub
+from atoll.cli import hub_access
 from atoll.cli.main import main
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
+from atoll.net.http.client import HubClient
 from atoll.queues import Shelf
 from tests.queues.conftest import channel_to
 
@@ -18,7 +18,7 @@ from tests.queues.conftest import channel_to
 @pytest.fixture
 def client(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubClient:
     monkeypatch.setenv("ATOLL_HOME", str(tmp_path / "home"))
-    known_hub.remember(known_hub.KnownHub(hub.url, hub.operator_token, operator=True))
+    hub_access.remember(hub_access.KnownHub(hub.url, hub.operator_token, operator=True))
     return HubClient(hub.url, hub.operator_token)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.checkpoint.part import Part
+from atoll.checkpoint.format.part import Part
 from atoll.ids import slot_of
 
 LOCAL = "127.0.0.1"

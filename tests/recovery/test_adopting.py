@@ -11,11 +11,11 @@ from torch import nn
 import atoll
 from atoll.codec import make_codec
 from atoll.errors import CheckpointError
-from atoll.group.alone import Alone
+from atoll.group.single import Alone
 from atoll.recovery import Recovered
-from atoll.strategies.strategy import Outer
+from atoll.strategies.base import Outer
 from atoll.task import Task
-from atoll.train.committed import CommittedState, adopt
+from atoll.train.state.committed import CommittedState, adopt
 from tests.contracts.strategy_suite import Run, adamw, small_model, start_run
 from tests.patience import PATIENCE_S
 from tests.recovery.world import World

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from atoll.checkpoint.image import image_nbytes
+from atoll.checkpoint.format.memory_image import image_nbytes
 from tests.patience import PROMPT_S
 from tests.recovery import spoil
 from tests.recovery.world import World, assert_same

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from atoll.errors import DeadlineExceeded
-from atoll.recovery.door import Answerer
-from atoll.wire.state import (
+from atoll.recovery.http_server import Answerer
+from atoll.wire.recovery_messages import (
     CHUNK,
     MANIFEST,
     OFFER,

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from atoll.checkpoint.image import image_nbytes
+from atoll.checkpoint.format.memory_image import image_nbytes
 from atoll.errors import DeadlineExceeded, GroupLeft
 from atoll.recovery.relay_source import RelaySource
-from atoll.wire.state import CHUNK, StateAsk
+from atoll.wire.recovery_messages import CHUNK, StateAsk
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.recovery import spoil
 from tests.recovery.world import LOCAL, World, assert_same, wait_until

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from atoll.checkpoint.part import Part
+from atoll.checkpoint.format.part import Part
 from atoll.clock import RealClock
 from atoll.gate import Gate
 from atoll.ids import session_id
 from atoll.net.sync_link import SyncLink, connect
 from atoll.recovery import Recovered, recover
-from atoll.recovery.desk import Desk
-from atoll.recovery.door import Answerer, Door
+from atoll.recovery.http_server import Answerer, Door
+from atoll.recovery.relay_server import Desk
 from atoll.recovery.server import StateServer
-from atoll.recovery.shelf import Shelf, StateOf
+from atoll.recovery.snapshot_cache import Shelf, StateOf
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests import warm
 from tests.group.hub_world import NodeInName

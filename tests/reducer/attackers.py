@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import AtollError
-from atoll.group.group import Group, Reduced, Work
-from atoll.group.memory import MemoryGroup, MemoryGroups
+from atoll.group.base import Group, Reduced, Work
+from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
 from atoll.group.policy import GroupPolicy
 from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.strategy_suite import Batch, Run, small_model, start_run

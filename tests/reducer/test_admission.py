@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError, LossNotFinite, PeerRefused
 from atoll.reducer.admission import Admitted, Candidate, admit
 from atoll.reducer.combine import Memory, combine
 from atoll.reducer.mean import Mean, Share, mean_of
-from atoll.reducer.memory import MAX_HISTORIES, History
+from atoll.reducer.norm_history import MAX_HISTORIES, History
 from atoll.reducer.policies import parse_admission
 
 FP32 = make_codec("fp32")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, ConfigError, WireError
 from atoll.reducer.assembly import Assembly
 from atoll.wire.chunks import ChunkHead, count_pieces, pieces

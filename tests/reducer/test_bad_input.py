@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
-from atoll.net.inbox import Relayed
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
+from atoll.net.dispatcher import Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.server import Reducer
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces, unpack_chunk

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, PeerLost
 from atoll.group.policy import GroupPolicy
 from atoll.reducer.buckets import buckets_of

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, LossNotFinite
 from atoll.reducer.mean import Mean, Share, is_finite, mean_of, odd_ones, result_digest
 

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.reducer.parameter_server import Answers, ParameterServer
-from atoll.wire.serving import Answer, Attach, Fetch, Load, Push, Rest, Setup
+from atoll.wire.parameter_server_messages import Answer, Attach, Fetch, Load, Push, Rest, Setup
 
 FP32 = make_codec("fp32")
 ELEMENTS = 6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from atoll.codec.codec import Packet
-from atoll.codec.table import make_codec
-from atoll.reducer.parcels import Gift, Parcel, opened_handout
+from atoll.codec.base import Packet
+from atoll.codec.registry import make_codec
+from atoll.reducer.all_to_all import Gift, Parcel, opened_handout
 from atoll.wire.chunks import PARCELS, ChunkHead, pieces
 from atoll.wire.messages import MemberLost
 from tests.patience import PATIENCE_S

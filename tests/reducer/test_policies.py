@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, PeerLost
-from atoll.group.alone import Alone
 from atoll.group.policy import GroupPolicy, exactly
+from atoll.group.single import Alone
 from atoll.reducer.policies import (
     MAX_POLICY_CHARS,
     Policy,

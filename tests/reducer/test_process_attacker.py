@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError
-from atoll.group.agree import Agreed
-from atoll.group.group import Group
+from atoll.group.base import Group
 from atoll.group.policy import GroupPolicy
-from atoll.net.api import HubClient
+from atoll.group.run_round import Agreed
+from atoll.net.http.client import HubClient
 from tests.contracts.group_suite import assert_same_everywhere, one_round, values
 from tests.group.hub_world import NodeInName, start_hub
 from tests.patience import PATIENCE_S

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, GroupError, LossNotFinite, PeerLost
+from atoll.reducer.block_view import Cuttable, Rows
 from atoll.reducer.combine import Memory, combine
 from atoll.reducer.mean import Mean, Share, mean_of
-from atoll.reducer.rows import Cuttable, Rows
 from atoll.reducer.rules.distances import distances_from, squared_distances
 
 FP32 = make_codec("fp32")

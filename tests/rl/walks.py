@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.rl.policy import Policy
-from atoll.rl.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE, Actions, TaskSpec
-from atoll.rl.trajectory import Trajectory
-from atoll.rl.values import Valued
+from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE, Actions, TaskSpec
+from atoll.rl.nets.policy import Policy
 
 SPACES = {
     DISCRETE: Actions(kind=DISCRETE, sizes=(3,)),

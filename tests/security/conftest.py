@@ -13,15 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from atoll.hub.admission import Limits
 from atoll.hub.app import HubOptions
+from atoll.hub.db.stores import Stores
+from atoll.hub.security.connection_limits import Limits
 from atoll.hub.server import HubServer
-from atoll.hub.stores import Stores
-from atoll.net.api import HubClient
-from atoll.net.ticket import parse_ticket
-from atoll.net.way import Way
-from atoll.node.identity import Identity
-from atoll.node.joining import enter
+from atoll.net.endpoint import Way, parse_ticket
+from atoll.net.http.client import HubClient
+from atoll.node.identity.identity import Identity
+from atoll.node.identity.join import enter
 from atoll.wire.messages import NodeInfo
 from tests.patience import PATIENCE_S
 

@@ -11,12 +11,18 @@ import pytest
 
 from atoll.clock import VirtualClock
 from atoll.errors import AuthError
-from atoll.hub import audit as audit_module
-from atoll.hub.audit import MAX_REFUSALS, REFUSALS_IN_ALL, REFUSALS_PER_MINUTE, SCHEMA, Audit
-from atoll.hub.auth import Identity
-from atoll.hub.database import Database
+from atoll.hub.db.database import Database
+from atoll.hub.security import audit as audit_module
+from atoll.hub.security.audit import (
+    MAX_REFUSALS,
+    REFUSALS_IN_ALL,
+    REFUSALS_PER_MINUTE,
+    SCHEMA,
+    Audit,
+)
+from atoll.hub.security.auth import Identity
 from atoll.hub.server import HubServer
-from atoll.net.ticket import parse_ticket
+from atoll.net.endpoint import parse_ticket
 from tests.hub.peer import Peer
 from tests.security.conftest import INFO, SPEC, login, operator, serving, until, web
 

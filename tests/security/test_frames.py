@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from atoll.net.api import HubClient
-from atoll.net.ticket import parse_ticket
+from atoll.net.endpoint import parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.wire.frames import HEADER, decode, encode_relay
 from atoll.wire.limits import MAX_FRAME_BYTES, PROTOCOL
 from atoll.wire.messages import (

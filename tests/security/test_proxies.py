@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.hub.proxies import MAX_HOPS, Proxies
+from atoll.hub.http.forwarded import MAX_HOPS, Proxies
+from atoll.hub.security.tickets import ticket_text
 from atoll.hub.server import HubServer
-from atoll.hub.tickets import ticket_text
-from atoll.net.api import HubClient
-from atoll.net.ticket import parse_ticket
-from atoll.net.way import Way
+from atoll.net.endpoint import Way, parse_ticket
+from atoll.net.http.client import HubClient
 from tests.security.conftest import INFO, operator, serving, web
 
 

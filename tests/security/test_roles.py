@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from starlette.routing import Route
 
-from atoll.hub.endpoint import Endpoint
+from atoll.hub.http.endpoint import Endpoint
 from atoll.hub.server import HubServer
-from atoll.net.ticket import parse_ticket
+from atoll.net.endpoint import parse_ticket
 from tests.security.conftest import INFO, SPEC, login, operator, serving, stores_of, web
 
 ALL = "stranger operator viewer node job other"
@@ -61,7 +61,7 @@ TABLE = {
     "GET /api/jobs/{job}/files/{path:path}": "operator viewer job",
     # A node may bring back artifacts of members that were placed on it, and nothing else.
     "PUT /api/jobs/{job}/files/{path:path}": "operator job",
-    # For the launches of one member and its hands alone: see tests/hub/test_gates.py.
+    # For the launches of one member and its hands alone: see tests/hub/scheduler/test_rendezvous.py.
     "GET /api/jobs/{job}/gates/{member}": "",
     "PUT /api/jobs/{job}/gates/{member}": "",
     "GET /api/blobs/{sha256}": "operator node job other",

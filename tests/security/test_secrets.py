@@ -16,15 +16,15 @@ import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from atoll.cli.embedded import Embedded
-from atoll.cli.interrupts import Interrupts
+from atoll.cli.jobs.embedded import Embedded
+from atoll.cli.jobs.interrupts import Interrupts
 from atoll.clock import RealClock
-from atoll.hub.backup import take
-from atoll.hub.restore import restore
 from atoll.hub.server import HubServer
-from atoll.net.api import HubClient
-from atoll.net.ticket import parse_ticket
-from atoll.node.joining import known
+from atoll.hub.storage.backup import take
+from atoll.hub.storage.restore import restore
+from atoll.net.endpoint import parse_ticket
+from atoll.net.http.client import HubClient
+from atoll.node.identity.join import known
 from atoll.wire.messages import Drain, Failure
 from tests.hub.peer import Peer
 from tests.patience import PATIENCE_S

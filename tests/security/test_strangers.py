@@ -19,12 +19,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from atoll.clock import VirtualClock
-from atoll.hub.admission import DEFAULT_LIMITS, Gate, Limits, RateLimit, is_loopback
-from atoll.hub.auth import Identity
-from atoll.hub.guard import MAX_OPEN_BODY_BYTES
-from atoll.hub.protocols import FIRST_FRAME_BYTES, LINGER_S
+from atoll.hub.http.middleware import MAX_OPEN_BODY_BYTES
+from atoll.hub.security.auth import Identity
+from atoll.hub.security.connection_limits import (
+    DEFAULT_LIMITS,
+    Gate,
+    Limits,
+    RateLimit,
+    is_loopback,
+)
 from atoll.hub.server import FILES, HubServer
-from atoll.net.ticket import parse_ticket
+from atoll.hub.sessions.uvicorn_protocols import FIRST_FRAME_BYTES, LINGER_S
+from atoll.net.endpoint import parse_ticket
 from atoll.wire.frames import decode
 from atoll.wire.limits import PROTOCOL
 from atoll.wire.messages import Event, Hello, pack, unpack

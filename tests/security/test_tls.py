@@ -18,16 +18,15 @@ from websockets.sync.client import connect
 
 from atoll.clock import RealClock, VirtualClock
 from atoll.errors import AtollError, AuthError, ConfigError, HubUnreachable, Revoked
-from atoll.hub.certificates import NODE_DAYS, Authority, own_names
+from atoll.hub.security.certificates import NODE_DAYS, Authority, own_names
+from atoll.hub.security.tls import choose
 from atoll.hub.server import HubServer
-from atoll.hub.tls import choose
-from atoll.net.api import HubClient
+from atoll.net.endpoint import Ticket, Way, parse_ticket
+from atoll.net.http.client import HubClient
 from atoll.net.link import Link
-from atoll.net.opening import open_link
-from atoll.net.ticket import Ticket, parse_ticket
-from atoll.net.way import Way
-from atoll.node import joining, trust
-from atoll.node.identity import Identity
+from atoll.net.sync_link import open_link
+from atoll.node.identity import join, tls_identity
+from atoll.node.identity.identity import Identity
 from atoll.wire.messages import QueueClaim, QueueItems
 from tests.patience import PATIENCE_S
 from tests.security.conftest import INFO, joined, operator, raw, serving, stores_of, web
@@ -57,13 +56,13 @@ def test_hub_on_every_address_speaks_tls_only_and_its_ticket_says_how_to_know_it
     with serving(tmp_path, host="0.0.0.0") as hub:
         ticket = parse_ticket(hub.ticket)
         assert ticket.url.startswith("https://")
-        assert ticket.fingerprint == trust.fingerprint_of(Path(hub.ca))
+        assert ticket.fingerprint == tls_identity.fingerprint_of(Path(hub.ca))
         told = httpx.get(f"http://127.0.0.1:{hub.port}/healthz", trust_env=False)
         assert told.status_code == 400
         assert told.json()["error"]["what"] == "this hub speaks TLS"
         short = Ticket("127.0.0.1", hub.port, ticket.secret)
         with pytest.raises(ConfigError, match=r"speaks TLS.*a whole ticket"):
-            joining.enter(short, home=tmp_path / "short", name="box", info=INFO)
+            join.enter(short, home=tmp_path / "short", name="box", info=INFO)
         with operator(hub) as client:
             assert client.jobs() == []
         me = joined(hub, tmp_path / "home")
@@ -107,7 +106,7 @@ def test_another_hub_than_the_tickets_is_refused_before_a_secret_is_sent(
     told = parse_ticket(secure.ticket)
     wrong = Ticket(told.host, told.port, told.secret, mark="0" * 40)
     with pytest.raises(AuthError, match="not the hub of this ticket"):
-        joining.enter(wrong, home=tmp_path, name="box", info=INFO)
+        join.enter(wrong, home=tmp_path, name="box", info=INFO)
     with operator(secure) as client:
         assert "box" not in [row for ticket in client.tickets() for row in ticket["used_by"]]
     assert not list(tmp_path.rglob("*.pem"))
@@ -131,7 +130,7 @@ def test_certificate_of_a_node_cannot_stand_in_for_the_hub(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         code = (
-            "import sys\nfrom atoll.net.api import HubClient\nfrom atoll.net.way import Way\n"
+            "import sys\nfrom atoll.net.http.client import HubClient\nfrom atoll.net.endpoint import Way\n"
             "from atoll.errors import HubUnreachable\n"
             "try:\n    HubClient(sys.argv[1], 'token', way=Way(ca=sys.argv[2])).jobs()\n"
             "except HubUnreachable as error:\n    print(error)\n"
@@ -155,7 +154,7 @@ def test_a_node_gets_a_key_of_its_own_that_nobody_else_can_read(
     assert Path(me.key).stat().st_mode & 0o777 == 0o600
     assert "PRIVATE KEY" in Path(me.key).read_text()
     assert "CERTIFICATE" in Path(me.certificate).read_text()
-    assert trust.life_left(me.certificate)[0] > 0.9 * NODE_DAYS * DAY_S
+    assert tls_identity.life_left(me.certificate)[0] > 0.9 * NODE_DAYS * DAY_S
     with HubClient(me.hub, me.token, way=me.way) as client:
         assert client.hub()["role"] == "node"
 
@@ -255,9 +254,9 @@ def test_node_asks_for_a_new_certificate_when_a_third_of_its_life_is_left(
 ) -> None:
     me = joined(secure, tmp_path, name="lasting")
     before, key = Path(me.certificate).read_text(), Path(me.key).read_text()
-    assert not joining.renew_if_due(me)
-    monkeypatch.setattr(trust, "RENEW_AT", 1.0)
-    assert joining.renew_if_due(me)
+    assert not join.renew_if_due(me)
+    monkeypatch.setattr(tls_identity, "RENEW_AT", 1.0)
+    assert join.renew_if_due(me)
     assert Path(me.certificate).read_text() != before
     assert Path(me.key).read_text() == key
     asyncio.run(say_hello(me, me.way))
@@ -265,7 +264,7 @@ def test_node_asks_for_a_new_certificate_when_a_third_of_its_life_is_left(
 
 def test_renewal_needs_the_certificate_that_ends(secure: HubServer, tmp_path: Path) -> None:
     me = joined(secure, tmp_path, name="careless")
-    request = trust.signing_request(Path(me.key))
+    request = tls_identity.signing_request(Path(me.key))
     with HubClient(me.hub, me.token, way=Way(ca=me.ca)) as client, pytest.raises(AuthError):
         client.renew(request)
 
@@ -275,11 +274,11 @@ def test_identity_counts_no_more_when_the_authority_or_the_certificate_is_anothe
 ) -> None:
     me = joined(secure, tmp_path, name="known")
     ticket = parse_ticket(secure.ticket)
-    assert joining.known(ticket, home=tmp_path) == me
+    assert join.known(ticket, home=tmp_path) == me
     other = Ticket(ticket.host, ticket.port, ticket.secret, mark="1" * 40)
-    assert joining.known(other, home=tmp_path) is None
-    monkeypatch.setattr(trust, "life_left", lambda _: (0.0, 0.0))
-    assert joining.known(ticket, home=tmp_path) is None
+    assert join.known(other, home=tmp_path) is None
+    monkeypatch.setattr(tls_identity, "life_left", lambda _: (0.0, 0.0))
+    assert join.known(ticket, home=tmp_path) is None
 
 
 # --------------------------------------------------------------------- the authority itself
@@ -349,8 +348,8 @@ def test_certificate_from_elsewhere_is_served_and_trusted_here(tmp_path: Path) -
 
 
 def key_and_request(path: Path) -> str:
-    trust.make_key(path)
-    return trust.signing_request(path)
+    tls_identity.make_key(path)
+    return tls_identity.signing_request(path)
 
 
 def test_peer_certificate_reaches_the_application_over_http_and_websocket(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.group.group import Group
+from atoll.group.base import Group
 from tests.contracts.strategy_suite import Run, start_run
 
 

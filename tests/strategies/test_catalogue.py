@@ -15,9 +15,9 @@ import pytest
 from atoll.config import read_spec
 from atoll.errors import ConfigError
 from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS
-from atoll.strategies.option_list import defaults_of, options_of
-from atoll.strategies.table import OUTERS, PRESETS, load, read_options, resolve
-from atoll.strategies.weighed import Scale, one_row, part_rows, rows
+from atoll.strategies.options import defaults_of, options_of
+from atoll.strategies.registry import OUTERS, PRESETS, load, read_options, resolve
+from atoll.strategies.traffic_table import Scale, one_row, part_rows, rows
 from tests.patience import PATIENCE_S
 
 SCALE = Scale(parameters=1_000_000, peers=4, steps=100)
@@ -98,8 +98,8 @@ def test_defaults_without_torch_are_the_defaults() -> None:
 
 def test_words_and_options_need_no_torch() -> None:
     program = (
-        "import sys, atoll.strategies.weighed as w, atoll.strategies.option_list as o\n"
-        "import atoll.strategies.fitting\n"
+        "import sys, atoll.strategies.traffic_table as w, atoll.strategies.options as o\n"
+        "import atoll.strategies.compatibility\n"
         "[o.options_of(name) for name in o.OUTERS]\n"
         "w.part_rows('collectives', w.Scale(parameters=9, peers=2, steps=1))\n"
         "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
@@ -173,14 +173,14 @@ def test_json_has_the_same_rows() -> None:
     ("text", "number"), [("124M", 124_000_000), ("1.5b", 1_500_000_000), ("115_008", 115_008)]
 )
 def test_sizes_are_read_as_people_write_them(text: str, number: int) -> None:
-    from atoll.cli.methods import parse_count
+    from atoll.cli.commands.methods import parse_count
 
     assert parse_count(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "M", "-3", "0", "nan", "1e99", "many"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    from atoll.cli.methods import parse_count
+    from atoll.cli.commands.methods import parse_count
 
     with pytest.raises(ConfigError, match="cannot be read"):
         parse_count(text)

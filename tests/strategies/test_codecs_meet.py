@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from atoll.codec.auto import auto_inside
-from atoll.codec.table import CODECS, WRAPPERS
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.codec.registry import CODECS, WRAPPERS
+from atoll.codec.wrappers.auto import auto_inside
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.ids import session_id
+from atoll.net.endpoint import PLAIN, Way
 from atoll.net.sync_link import SyncLink, connect
-from atoll.net.way import PLAIN, Way
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.group_suite import together

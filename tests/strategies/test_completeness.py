@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.codec import table as codecs
+from atoll.codec import registry as codecs
 from atoll.group.policy import COLLECTIVES as COLLECTIVE_NAMES
 from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS, Entry
 from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.table import OUTERS, PRESETS, load
+from atoll.strategies.registry import OUTERS, PRESETS, load
 from tests.contracts.codec_suite import CodecSuite
 from tests.contracts.collected import collect, suites, suites_of
 from tests.contracts.strategy_suite import GOLDEN

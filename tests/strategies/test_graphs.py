@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.strategies.graphs import (
-    GRAPHS,
-    UNEVEN,
-    mixing,
-    neighbours,
-    pairs,
-    pushing,
-    spectral_gap,
-)
+from atoll.strategies.graphs import GRAPHS, UNEVEN, mixing, neighbours, pairs, pushing, spectral_gap
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 25, 64]
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.config import parse_spec
 from atoll.errors import AtollError, ConfigError, GroupError
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.policy import GroupPolicy
 from atoll.hub.server import HubServer
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.table import build_outer, resolve
+from atoll.strategies.registry import build_outer, resolve
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, small_model, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName, start_hub

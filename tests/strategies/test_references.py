@@ -13,7 +13,7 @@ from atoll.models import GPT, GPTConfig
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
-from atoll.train.optimizers import learning_rate
+from atoll.train.optim.optimizers import learning_rate
 from bench.diloco import MEMBERS, Setting, deviations, reference, train
 from tests.reference.algorithms import Inner as ReferenceInner
 from tests.reference.algorithms import flat, local_sgd

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.group.group import Group
+from atoll.group.base import Group
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.group_suite import together
-from tests.contracts.strategy_suite import (
-    Run,
-    plain_training,
-    start_run,
-    train_together,
-)
+from tests.contracts.strategy_suite import Run, plain_training, start_run, train_together
 from tests.group.hub_world import HubWorld
 from tests.strategies.on_routes import train, wide_model
 

@@ -13,12 +13,12 @@ from atoll.checkpoint import DirectoryStore, load_weights
 from atoll.config import JobSpec, read_spec
 from atoll.data import load_images
 from atoll.errors import ConfigError
-from atoll.group.memory import MemoryGroups
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.ids import slot_of
 from atoll.models import build_model
 from atoll.train.build import build
 from atoll.train.evaluate import evaluate
-from atoll.train.sample import load_model
+from atoll.train.results.sample import load_model
 from atoll.train.trainer import Trainer, train_job
 from atoll.wire.messages import Point
 

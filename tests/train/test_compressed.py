@@ -12,16 +12,10 @@ import torch
 import atoll
 from atoll.checkpoint import DirectoryStore
 from atoll.config import read_spec
-from atoll.group.memory import MemoryGroups
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.wire.messages import Point
 from tests.train.test_scaler import BAD_STEP, together
-from tests.train.test_trainer import (
-    _one_at_a_time,
-    corpus,
-    make_spec,
-    train_members,
-    weights,
-)
+from tests.train.test_trainer import _one_at_a_time, corpus, make_spec, train_members, weights
 
 __all__ = ["_one_at_a_time", "corpus"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
-from atoll.strategies.table import PRESETS
+from atoll.strategies.registry import PRESETS
 from tests.contracts.strategy_suite import BATCH, adamw, batches, squared_error
 
 MEMBERS, STEPS, BAD_STEP = 4, 12, 5

@@ -13,10 +13,10 @@ from atoll.checkpoint import load_weights
 from atoll.config import JobSpec, read_spec
 from atoll.data import Dataset, PretrainedTokenizer, Tokenizer, tokenizer_from_json
 from atoll.errors import ConfigError
-from atoll.group.memory import MemoryGroups
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.ids import slot_of
 from atoll.train.build import build
-from atoll.train.sample import load_model, write_text
+from atoll.train.results.sample import load_model, write_text
 from atoll.train.trainer import Trainer, train_job
 
 transformers = pytest.importorskip("transformers", reason="pip install 'atoll[hf]'")

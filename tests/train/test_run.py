@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 import atoll
 from atoll.checkpoint import load_weights
 from atoll.errors import ConfigError, DataError
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run, join
-from atoll.train.last_words import told_error
+from atoll.train.results.result import told_error
 from tests.contracts.strategy_suite import (
     BATCH,
     adamw,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 import atoll
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run
 from tests.contracts.strategy_suite import BATCH, adamw, batches, sgd, small_model, squared_error
 

@@ -8,10 +8,10 @@ import pytest
 from torch import nn
 
 from atoll.clock import VirtualClock
-from atoll.group.alone import Alone
+from atoll.group.single import Alone
 from atoll.run import Run
-from atoll.train import script_meter
-from atoll.train.metrics import Recorder
+from atoll.train.results import script_meter
+from atoll.train.results.metrics import Recorder
 from atoll.wire.messages import Event, Point
 
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from atoll.checkpoint import DirectoryStore, load_weights
-from atoll.checkpoint.part import SHARED, member_part
-from atoll.checkpoint.weights import MODEL_PREFIX
+from atoll.checkpoint.format.part import SHARED, member_part
+from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.config import JobSpec, read_spec
 from atoll.errors import LossNotFinite, OutOfMemory, StorageFull
-from atoll.group.alone import Alone
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.group.single import Alone
 from atoll.ids import slot_of
-from atoll.train.memory import memory_errors
-from atoll.train.sample import load_model, write_text
-from atoll.train.stream import MemberStream
+from atoll.train.batches import MemberStream
+from atoll.train.out_of_memory import memory_errors
+from atoll.train.results.sample import load_model, write_text
 from atoll.train.trainer import Trainer, train_job
 from atoll.wire.messages import Event, Point
 

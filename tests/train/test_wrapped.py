@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import atoll
 from atoll.errors import ConfigError
-from atoll.group.alone import Alone
-from atoll.group.group import Group
-from atoll.group.memory import MemoryGroups
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.policy import GroupPolicy
+from atoll.group.single import Alone
 from atoll.run import Run
-from atoll.train.muon import muon
+from atoll.train.optim.muon import muon
 from tests.contracts.strategy_suite import BATCH, adamw, batches, sgd, small_model, squared_error
 
 DILOCO = atoll.DiLoCo(every=3, outer_lr=0.5, outer_momentum=0.5)

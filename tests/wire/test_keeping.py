@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.wire.keeping import Keep
+from atoll.wire.retention import Keep
 
 SCORES = st.dictionaries(
     st.integers(0, 60), st.none() | st.floats(allow_nan=True, allow_infinity=True), max_size=30

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atoll.errors import FrameTooLarge, WireError
 from atoll.wire.chunks import ChunkHead, pack_chunk, unpack_chunk
 from atoll.wire.limits import CHUNK_BYTES
-from atoll.wire.state import (
+from atoll.wire.recovery_messages import (
     ANSWERS,
     ASKS,
     ImageOffer,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.hub.timeline import Row
-from atoll.hub.timelines import Passed
+from atoll.hub.rounds.timeline import Passed, Row
 
 Curve = Sequence[tuple[float, float]]
 """(seconds since 1970, loss), oldest first, evenly spaced in rounds; an early part is coarser."""

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Iterator
 
+from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Curve, Facts, JobFacts
-from atoll.hub.alarms.finding import Finding
-from atoll.hub.alarms.robust import noise, standard_error
+from atoll.hub.alarms.statistics import noise, standard_error
 
 FLAT_POINTS, FLAT_S = 60, 600.0
 """With fewer rounds, or in less time, nobody can say that a loss stands still."""

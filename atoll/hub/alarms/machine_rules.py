@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from atoll.hub.alarms.engine import Finding, Severity
 from atoll.hub.alarms.facts import Facts, Forecast
-from atoll.hub.alarms.finding import Finding, Severity
 
 FLAPS = 4
 """Lost connections in ten minutes."""

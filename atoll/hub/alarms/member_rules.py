@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
-from atoll.hub.alarms.finding import Finding
-from atoll.hub.alarms.robust import outlying
-from atoll.hub.timeline import Row
-from atoll.hub.timelines import Passed
+from atoll.hub.alarms.statistics import outlying
+from atoll.hub.rounds.timeline import Passed, Row
 
 ZERO_ROUNDS = 3
 """Rounds in a row in which a member gives nothing."""

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.errors import HubError
-from atoll.hub.context import Context
-from atoll.hub.endpoint import Json, Refused, body_as, number
-from atoll.hub.rest_jobs import job_of
-from atoll.hub.worth import worth_of
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Json, Refused, body_as, number
+from atoll.hub.http.jobs import job_of
+from atoll.hub.observability.node_value import worth_of
 
 
 async def show_worth(request: Request, context: Context) -> Response:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import HubError
-from atoll.hub.alarms.engine import Alarm, Changes
-from atoll.hub.alarms.finding import Finding, Identity
-from atoll.hub.database import Database
+from atoll.hub.alarms.engine import Alarm, Changes, Finding, Identity
+from atoll.hub.db.database import Database
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS alarms (

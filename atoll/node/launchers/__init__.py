@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError, unknown
 from atoll.node.launchers.container import ContainerLauncher
-from atoll.node.launchers.daemon import is_there
+from atoll.node.launchers.container_daemon import is_there
 from atoll.node.launchers.launcher import Launcher
 from atoll.node.launchers.process import ProcessLauncher
 

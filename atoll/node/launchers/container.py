@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, JobError, OutOfMemory
-from atoll.node.exits import count_oom_kills
-from atoll.node.in_thread import Wanted, in_thread
+from atoll.node.agent.exits import count_oom_kills
+from atoll.node.agent.output import TAIL_LINES, LineHandler, read_output
+from atoll.node.agent.threads import Wanted, in_thread
+from atoll.node.launchers.container_daemon import connect, find_image, in_words
 from atoll.node.launchers.container_options import (
     ImageFacts,
     container_options,
@@ -26,12 +28,9 @@ from atoll.node.launchers.container_options import (
     image_facts,
     make_writable,
 )
-from atoll.node.launchers.daemon import connect, in_words
-from atoll.node.launchers.images import find_image
 from atoll.node.launchers.launcher import GONE_S, Exit, Order
 from atoll.node.launchers.process import explain
 from atoll.node.launchers.threads import tell
-from atoll.node.output import TAIL_LINES, LineHandler, read_output
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from atoll import config
 from atoll.errors import ConfigError, JobError, StorageFull
-from atoll.net.way import Way
-from atoll.node.exits import ERROR_FILE
+from atoll.net.endpoint import Way
+from atoll.node.agent.exits import ERROR_FILE
 from atoll.wire.messages import Launch
 
 

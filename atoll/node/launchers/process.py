@@ -22,11 +22,11 @@ from typing import cast
 from atoll import config
 from atoll.errors import AtollError, ConfigError, JobError, from_dict
 from atoll.ids import is_reducer
-from atoll.node import parent
-from atoll.node.exits import ERROR_FILE, count_oom_kills, explain_exit
+from atoll.node.agent import process_tree
+from atoll.node.agent.exits import ERROR_FILE, count_oom_kills, explain_exit
+from atoll.node.agent.output import TAIL_LINES, LineHandler, read_output
 from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Caps, Exit, Order
 from atoll.node.launchers.threads import tell
-from atoll.node.output import TAIL_LINES, LineHandler, read_output
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class ChildProcess:
     async def wait(self) -> Exit:
         """Return how it ended, after its last line was read and its whole group is gone."""
         code = await asyncio.shield(self._code)
-        parent.kill_group(self.pid)  # children that it left behind hold the pipe open
+        process_tree.kill_group(self.pid)  # children that it left behind hold the pipe open
         await asyncio.wait([self._read_all], timeout=LAST_LINES_S)
         return Exit(code, self._failure or self._explain(code), list(self._tail))
 
@@ -117,21 +117,21 @@ class ChildProcess:
         """Ask it to end; kill it and everything it started when it has not after `grace_s`."""
         if self._code.done():
             return
-        family = parent.tree(self.pid)
-        parent.signal_tree(family[:1], number=signal.SIGTERM)
-        parent.wake(family[:1])  # a stopped process hears of it only when it runs again
+        family = process_tree.tree(self.pid)
+        process_tree.signal_tree(family[:1], number=signal.SIGTERM)
+        process_tree.wake(family[:1])  # a stopped process hears of it only when it runs again
         await asyncio.wait([self._code], timeout=grace_s)
         if not self._code.done():
             log.info("%s %s did not end in %.1f s: killed", *self._order.key, grace_s)
-            family += parent.tree(self.pid)
-        parent.signal_tree(family, number=parent.KILL)
-        parent.kill_group(self.pid)
+            family += process_tree.tree(self.pid)
+        process_tree.signal_tree(family, number=process_tree.KILL)
+        process_tree.kill_group(self.pid)
         await asyncio.wait([self._code], timeout=GONE_S)
 
     def kill(self) -> None:
         """Kill it and everything it started, without waiting."""
         if not self._code.done():
-            parent.signal_tree(parent.tree(self.pid), number=parent.KILL)
+            process_tree.signal_tree(process_tree.tree(self.pid), number=process_tree.KILL)
 
     def fail(self, error: AtollError) -> None:
         """Kill it because of an error, which `wait` then tells."""
@@ -218,7 +218,7 @@ def _before_program(caps: Caps) -> Callable[[], None] | None:
     """Return what a child runs before its program: its limits, inherited by all it starts."""
     if os.name != "posix":
         return None
-    die_with_parent = parent.die_with_parent()
+    die_with_parent = process_tree.die_with_parent()
 
     def before_program() -> None:
         if die_with_parent is not None:
@@ -235,7 +235,7 @@ def _before_program(caps: Caps) -> Callable[[], None] | None:
 
 def _note(directory: Path, pid: int) -> None:
     """Write down which process works in a folder; a folder that is full loses the note only."""
-    started = parent.started_at(pid)
+    started = process_tree.started_at(pid)
     if started is not None:
         with contextlib.suppress(OSError):
             text = json.dumps({"pid": pid, "started": started})
@@ -249,9 +249,9 @@ def _end_former(directory: Path) -> None:
         pid, started = int(former["pid"]), float(former["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if parent.started_at(pid) != started:
+    if process_tree.started_at(pid) != started:
         return  # gone; another process may have its number by now
     log.warning("process %d still works in %s: killed", pid, directory)
-    family = parent.tree(pid)
-    parent.signal_tree(family, number=parent.KILL)
-    parent.await_end(family, timeout_s=GONE_S)
+    family = process_tree.tree(pid)
+    process_tree.signal_tree(family, number=process_tree.KILL)
+    process_tree.await_end(family, timeout_s=GONE_S)

@@ -10,18 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.checkpoint import save_weights
-from atoll.checkpoint.weights import describe
+from atoll.checkpoint.format.weights import describe
 from atoll.config import JobSpec
-from atoll.config.rl_seats import Seat
+from atoll.config.rl_roles import Seat
 from atoll.errors import AtollError, DataError
-from atoll.rl.actor_metrics import ActorMetrics
-from atoll.rl.actor_side import ActorSide
-from atoll.rl.keeper import Keeper
-from atoll.rl.spaces import DISCRETE, Actions, TaskSpec
+from atoll.rl.actor.actor import ActorMetrics
+from atoll.rl.channel.actor import ActorSide
+from atoll.rl.environments.spaces import DISCRETE, Actions, TaskSpec
+from atoll.rl.state_saver import Keeper
 from atoll.rl.text.critic import TextCritic
-from atoll.rl.text.episodes import Episodes
+from atoll.rl.text.episodes import Episodes, encode_episodes
 from atoll.rl.text.language_policy import LanguagePolicy
-from atoll.rl.text.messages import encode_episodes
 from atoll.rl.text.start import Beginning
 from atoll.run import Run
 

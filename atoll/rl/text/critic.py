@@ -1,24 +1,88 @@
-"""Learns what texts are worth from the completions of all policies, and answers them."""
+"""Learns what texts are worth from the completions of all policies, and answers them.
+
+One network that says what the beginnings of texts are worth, to each of several policies.
+
+A GPT reads the text; the policy that is asked about is added to every token as an embedding, and
+has a head with its own scale of rewards (PopArt). That is the conditioned pooling: each policy's
+values are of its own behaviour, what the network knows about texts is everybody's.
+
+What learns from the completions of all policies, for the critic's role: the value model.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from atoll.config.rl_tables import RlTable
-from atoll.errors import DataError
+from atoll.errors import ConfigError, DataError
 from atoll.models import GPT
-from atoll.rl.losses import explained_variance
-from atoll.rl.optimizer import adam, load_optimizer_tensors, optimizer_tensors
-from atoll.rl.state import load_module, parts_of, prefixed
-from atoll.rl.text import seeds
+from atoll.rl import seeds
+from atoll.rl.algorithms.losses import explained_variance
+from atoll.rl.channel.critic import CriticSide
+from atoll.rl.environments.spaces import TaskSpec
+from atoll.rl.nets.optimizer import adam, load_optimizer_tensors, optimizer_tensors
+from atoll.rl.nets.value import PopArt
+from atoll.rl.state_saver import load_module, parts_of, prefixed
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.rewards import token_advantages
-from atoll.rl.text.value_model import ValueModel
+from atoll.rl.text.sampler import hidden_states
+
+
+class ValueModel(nn.Module):
+    """Values of texts, token by token.
+
+    Args:
+        policies: Names, in an order that everybody shares.
+        model: What it starts from; it is copied.
+        conditioned: Whether it is told whose value is asked; if not, there is one head.
+    """
+
+    def __init__(self, policies: Sequence[str], model: GPT, *, conditioned: bool) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(model).requires_grad_(True).eval()
+        self.trunk.head = nn.Identity()  # type: ignore[assignment]  # it writes nothing
+        width = model.config.width
+        self.conditioned = conditioned
+        self.told = nn.Parameter(torch.zeros(len(policies), width))
+        self.heads = nn.ModuleList(PopArt(width) for _ in (policies if conditioned else [""]))
+
+    def forward(self, tokens: Tensor, places: Tensor, policies: Tensor) -> Tensor:
+        """Return the value before each step in the head's normalised units.
+
+        Args:
+            tokens: [B, L], see `Episodes`.
+            places: [B, T], see `Episodes`.
+            policies: [B], int64: whose value is asked.
+
+        Returns:
+            [B, T]; what follows an end means nothing.
+        """
+        added = self.told[policies] if self.conditioned else None
+        states = hidden_states(self.trunk, tokens, added=added)
+        states = states.gather(1, places[:, :, None].expand(-1, -1, states.shape[-1]))
+        weights = torch.stack([head.weight for head in self.all_heads()])[self.head_of(policies)]
+        return torch.einsum("btw,bw->bt", states, weights[:, :-1]) + weights[:, -1:]
+
+    def all_heads(self) -> list[PopArt]:
+        """Return the heads in order."""
+        return [head for head in self.heads if isinstance(head, PopArt)]
+
+    def head_of(self, policies: Tensor) -> Tensor:
+        """Return which head answers for each policy, [B]."""
+        return policies if self.conditioned else torch.zeros_like(policies)
+
+    def scales(self, policies: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of each one's rewards, [B, 1] float32 each."""
+        both = [torch.stack(head.scale()).float() for head in self.all_heads()]
+        chosen = torch.stack(both)[self.head_of(policies)]
+        return chosen[:, :1], chosen[:, 1:]
 
 
 @dataclass(slots=True)
@@ -198,3 +262,54 @@ def _joined(rows: Sequence[_Batch]) -> _Batch:
         torch.cat([one.policies for one in rows]), below([one.mask for one in rows]),
         below([one.targets for one in rows]), below([one.weights for one in rows]),
     )  # fmt: skip
+
+
+class TextCriticLearner:
+    """One value model of many language models.
+
+    Args:
+        critic: Made for all policies of the job.
+    """
+
+    name = "critic"
+
+    def __init__(self, critic: TextCritic) -> None:
+        self._critic = critic
+
+    @property
+    def module(self) -> nn.Module:
+        """The value model."""
+        return self._critic.model
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        return self._critic.version
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Look whether a policy is one of the job.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if spec.policy not in self._critic.policies:
+            raise ConfigError(
+                "the value model has no such policy", given=spec.policy,
+                expected=", ".join(self._critic.policies),
+            )  # fmt: skip
+
+    def learn(self, trajectories: Sequence[Any], side: CriticSide) -> dict[str, Any]:
+        """Do one update with completions of any policies; return figures by policy."""
+        return self._critic.learn(trajectories)
+
+    def publish(self, side: CriticSide) -> None:
+        """Publish its weights."""
+        side.publish(self._critic.snapshot(), version=self.version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on."""
+        return self._critic.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self._critic.load_state_dict(state)

@@ -3,16 +3,25 @@
 A batch has B completions. Positions of tokens run from 0 to L - 1 over prompt and completion; what
 follows the end of a completion is filled with zeros and never counted. A "step" is one written
 token: step t of a completion is the token at position `prompts[b] + t`.
+
+Completions as what queues take: tensors by name, only what was really written.
+
+Per written token one byte of text (two or four with a larger vocabulary), its log-probability and
+its reward; nothing for the room behind shorter completions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoll.errors import DataError
+from atoll.rl.channel.messages import about_of, with_about
+from atoll.rl.environments.spaces import TaskSpec
 
 
 @dataclass(slots=True)
@@ -102,3 +111,116 @@ class Episodes:
     @property
     def _name(self) -> str:
         return f"policy {self.policy}, actor {self.actor or '?'}, batch {self.sequence}"
+
+
+KIND = "episodes"
+MAX_TOKENS = 2**24
+"""Most tokens of one message, room included."""
+
+_HEADER: Mapping[str, type] = {
+    "policy": str, "actor": str, "sequence": int, "policy_version": int, "value_version": int,
+}  # fmt: skip
+
+
+def encode_episodes(episodes: Episodes) -> dict[str, Tensor]:
+    """Return a batch of completions as a message; nothing in it is shared with the batch."""
+    mask, whole = episodes.mask, _whole(episodes.prompts, episodes.lengths)
+    header = {name: getattr(episodes, name) for name in _HEADER}
+    message = {
+        "tokens": _narrow(episodes.tokens[:, : whole.shape[1]][whole]),
+        "prompts": episodes.prompts.to(torch.int32),
+        "lengths": episodes.lengths.to(torch.int32),
+        "log_probabilities": episodes.log_probabilities[mask].to(torch.float32),
+        "rewards": episodes.rewards[mask].to(torch.float32),
+        "scores": episodes.scores.to(torch.float32, copy=True),
+    }
+    return with_about(message, KIND, **header)
+
+
+def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Episodes:
+    """Return the completions in a message.
+
+    Args:
+        message: What `encode_episodes` returned, elsewhere.
+        spec: The task of its policy: how long a text may be and how many tokens there are; None:
+            not known.
+
+    Raises:
+        DataError: it is something else, of another version, does not fit its task or has numbers
+            that are not finite; the policy and the actor are named.
+    """
+    about = about_of(message, KIND)
+    header: dict[str, Any] = {}
+    for name, kind in _HEADER.items():
+        value = about.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool) or str(value).startswith("-"):
+            raise DataError(
+                "completions do not say whose they are", given=f"{name} = {value!r}"[:200],
+                expected=f"{name} as {kind.__name__}",
+            )  # fmt: skip
+        header[name] = value
+    who = f"policy {header['policy']}, actor {header['actor']}, batch {header['sequence']}"
+    try:
+        episodes = _build(message, header)
+    except (KeyError, RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise _wrong(who, f"{type(error).__name__}: {error}") from error
+    if spec is not None:
+        longest, vocabulary = spec.observation[0], spec.actions.sizes[0]
+        if episodes.tokens.shape[1] > longest or int(episodes.tokens.max()) >= vocabulary:
+            raise _wrong(
+                who, f"{episodes.tokens.shape[1]} tokens up to {int(episodes.tokens.max())}",
+                f"at most {longest} tokens below {vocabulary}",
+            )  # fmt: skip
+    return episodes.check()
+
+
+def _build(message: Mapping[str, Tensor], header: Mapping[str, Any]) -> Episodes:
+    prompts, lengths = message["prompts"].long(), message["lengths"].long()
+    tokens = message["tokens"]
+    if prompts.ndim != 1 or prompts.shape != lengths.shape or not len(prompts):
+        raise ValueError(f"{tuple(prompts.shape)} prompts, {tuple(lengths.shape)} completions")
+    if int(prompts.min()) < 1 or int(lengths.min()) < 1 or tokens.is_floating_point():
+        raise ValueError("a text without a prompt, or without a completion")
+    room = len(prompts) * int((prompts + lengths).max())
+    if not room <= MAX_TOKENS or int((prompts + lengths).sum()) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens for texts of {room} together")
+    whole, mask = _whole(prompts, lengths), _mask(lengths)
+    return Episodes(
+        tokens=_filled(whole, tokens.long()), prompts=prompts, lengths=lengths,
+        log_probabilities=_filled(mask, message["log_probabilities"].float()),
+        rewards=_filled(mask, message["rewards"].float()), scores=message["scores"].float(),
+        **header,
+    )  # fmt: skip
+
+
+def _whole(prompts: Tensor, lengths: Tensor) -> Tensor:
+    """Return where there is text, [B, L] bool."""
+    return _mask(prompts + lengths)
+
+
+def _mask(lengths: Tensor) -> Tensor:
+    return torch.arange(int(lengths.max())) < lengths[:, None]
+
+
+def _filled(mask: Tensor, values: Tensor) -> Tensor:
+    if values.ndim != 1 or len(values) != int(mask.sum()):
+        raise ValueError(f"{tuple(values.shape)} values for {int(mask.sum())} places")
+    found = values.new_zeros(mask.shape)
+    found[mask] = values
+    return found
+
+
+def _narrow(ids: Tensor) -> Tensor:
+    """Return ids in the smallest type that holds them."""
+    largest = int(ids.max())
+    for dtype in (torch.uint8, torch.int16):
+        if largest <= torch.iinfo(dtype).max:
+            return ids.to(dtype)
+    return ids.to(torch.int32)
+
+
+def _wrong(who: str, given: str, expected: str = "what the same version sends") -> DataError:
+    return DataError(
+        "completions do not fit", given=f"{who}: {given}"[:400], expected=expected,
+        remedy="they were dropped and counted; nothing else is affected",
+    )  # fmt: skip

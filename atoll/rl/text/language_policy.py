@@ -11,9 +11,10 @@ from torch import Tensor
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
 from atoll.models import GPT
-from atoll.rl.losses import explained_variance, standardised
-from atoll.rl.state import load_module, parts_of, prefixed
-from atoll.rl.text import rewards, seeds
+from atoll.rl import seeds
+from atoll.rl.algorithms.losses import explained_variance, standardised
+from atoll.rl.state_saver import load_module, parts_of, prefixed
+from atoll.rl.text import rewards
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.learner import TokenLearner
 from atoll.rl.text.prompts import Wording

@@ -3,6 +3,12 @@
 PPO takes one advantage per token (from values) and has the divergence from the reference in its
 rewards. GRPO takes one advantage per completion (from its group) and has the divergence in its
 loss. Everything else is the same: the clipped ratio of each token.
+
+Estimates of KL(π || π_ref) from tokens that π wrote.
+
+All take x = ln π_ref(token) - ln π(token) of tokens drawn from π and return one number per token.
+Their means: `plain` and `positive` the divergence itself, `half_square` nearly so while the two are
+close. See http://joschu.net/blog/kl-approx.html, which names them k1, k3 and k2.
 """
 
 from __future__ import annotations
@@ -16,18 +22,32 @@ from torch.nn.utils import clip_grad_norm_
 from atoll.config.rl_tables import RlTable
 from atoll.errors import LossNotFinite
 from atoll.models import GPT
-from atoll.rl.losses import approximate_divergence, clipped_policy_loss, clipped_share
-from atoll.rl.optimizer import (
+from atoll.rl.algorithms.losses import approximate_divergence, clipped_policy_loss, clipped_share
+from atoll.rl.nets.optimizer import (
     adam,
     annealed,
     load_optimizer_tensors,
     optimizer_tensors,
     set_rate,
 )
-from atoll.rl.state import parts_of, prefixed
+from atoll.rl.state_saver import parts_of, prefixed
 from atoll.rl.text.episodes import Episodes
-from atoll.rl.text.kl import positive
 from atoll.rl.text.sampler import log_probabilities
+
+
+def plain(log_ratios: Tensor) -> Tensor:
+    """Return -x: unbiased, may be negative."""
+    return -log_ratios
+
+
+def half_square(log_ratios: Tensor) -> Tensor:
+    """Return x²/2: never negative, biased, little noise."""
+    return 0.5 * log_ratios.square()
+
+
+def positive(log_ratios: Tensor) -> Tensor:
+    """Return exp(x) - 1 - x: unbiased and never negative; its gradient pulls to the reference."""
+    return approximate_divergence(log_ratios)
 
 
 class TokenLearner:

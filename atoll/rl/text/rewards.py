@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError, DataError
-from atoll.rl.advantage import gae
+from atoll.rl.algorithms.losses import gae
 from atoll.rl.text.episodes import Episodes
 from atoll.rl.text.prompts import Prompts, Wording
 from atoll.rl.text.sampler import Written

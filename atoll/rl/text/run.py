@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.config import JobSpec
-from atoll.config.rl_seats import ACTOR, Seat, seats
-from atoll.rl.critic_role import CriticRole
+from atoll.config.rl_roles import ACTOR, Seat, seats
+from atoll.rl.critic.role import CriticRole
 from atoll.rl.text.actor import TextActor
-from atoll.rl.text.critic import TextCritic
-from atoll.rl.text.critic_learner import TextCriticLearner
-from atoll.rl.text.fitting import check_text
-from atoll.rl.text.messages import decode_episodes
-from atoll.rl.text.shared_start import shared_beginning
+from atoll.rl.text.compatibility import check_text
+from atoll.rl.text.critic import TextCritic, TextCriticLearner
+from atoll.rl.text.episodes import decode_episodes
+from atoll.rl.text.start import shared_beginning
 from atoll.run import Run
 
 

@@ -1,23 +1,99 @@
-"""The model that policies, their reference and the value model start from."""
+"""The model that policies, their reference and the value model start from.
+
+Before rewards begin: a model learns to write examples of the tasks, some of which are wrong.
+
+One member trains what all start from; the others take it from a topic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from atoll.config import JobSpec
+from atoll.config import JobSpec, TrainTable
 from atoll.data import make_tokenizer
 from atoll.errors import ConfigError
 from atoll.models import GPT, build_model
+from atoll.queues import Topic
+from atoll.rl import seeds
+from atoll.rl.channel.messages import decode_snapshot, encode_snapshot
 from atoll.rl.seeds import seed_for
-from atoll.rl.text.pretrain import pretrain
-from atoll.rl.text.prompts import Wording
+from atoll.rl.state_saver import load_module
+from atoll.rl.text.prompts import END, Wording, padded
 from atoll.rl.text.tasks import TextTask, make_task
-from atoll.train.sample import load_model
+from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
+from atoll.train.results.sample import load_model
+
+
+def pretrain(
+    model: GPT,
+    tasks: Sequence[TextTask],
+    wording: Wording,
+    *,
+    table: TrainTable,
+    seed: int,
+    stopping: Callable[[], bool] = lambda: False,
+) -> float:
+    """Teach a model examples of all tasks in equal parts, in place; return its last loss.
+
+    Args:
+        model: Fresh, or trained on something else.
+        tasks: Where examples come from.
+        wording: The model's tokens.
+        table: `[train]`: steps, batch (of examples), optimizer, rate.
+        seed: Of the examples; the same seed gives the same model.
+        stopping: Asked before every step; True ends it early.
+
+    Returns:
+        Nats per token of the completions, mean over the last steps.
+    """
+    optimizer = build_optimizer(model, table)
+    schedule = StepSchedule(optimizer, learning_rate(table))
+    source = seeds.source("examples", seed)
+    recent: list[float] = []
+    model.train()
+    for step in range(table.steps):
+        if stopping():
+            break
+        tokens, targets = _batch(tasks, wording, table.batch, source, model.config.context)
+        logits = model(tokens)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if table.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), table.clip)
+        optimizer.step()
+        schedule.step()
+        if step >= table.steps - 20:
+            recent.append(loss.item())
+    model.eval()
+    return sum(recent) / max(1, len(recent))
+
+
+def _batch(
+    tasks: Sequence[TextTask], wording: Wording, count: int, source: random.Random, context: int
+) -> tuple[Tensor, Tensor]:
+    """Return examples [B, L] and what should follow each token; -1 where nothing is asked."""
+    rows, targets = [], []
+    for number in range(count):
+        prompt, completion = tasks[number % len(tasks)].example(source)
+        given = wording.tokenizer.encode(prompt.encode()).long()
+        asked = wording.tokenizer.encode(completion.encode() + END).long()
+        whole = torch.cat((given, asked))[: context + 1]
+        following = whole[1:].clone()
+        following[: len(given) - 1] = -1
+        rows.append(whole[:-1])
+        targets.append(following)
+    filled = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-1)
+    return padded(rows), filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +149,66 @@ def train_beginning(
         beginning.model, list(beginning.tasks.values()), beginning.wording, table=spec.train,
         seed=spec.job.seed, stopping=stopping,
     )  # fmt: skip
+
+
+log = logging.getLogger(__name__)
+
+TOPIC = "start"
+
+WAIT_S = 300.0
+"""After so long a member trains the beginning itself: the seed makes it the same."""
+
+
+class Desk(Protocol):
+    """What is needed of a run."""
+
+    @property
+    def slot(self) -> int:
+        """Own number."""
+        ...
+
+    @property
+    def member(self) -> str:
+        """Own name."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job, or this process, was asked to stop."""
+        ...
+
+    def topic(self, name: str, **options: Any) -> Topic:
+        """Return a topic of the job."""
+        ...
+
+
+def shared_beginning(spec: JobSpec, desk: Desk, *, wait_s: float = WAIT_S) -> Beginning | None:
+    """Return what all members start from; None if a stop was asked for meanwhile.
+
+    The member in slot 0 trains it, unless it was trained already: by a process before, or elsewhere
+    (`start` in [rl]).
+
+    Raises:
+        ConfigError: a task, or the model, cannot be made.
+        CheckpointError: the weights that `start` names cannot be used.
+    """
+    beginning = begin(spec)
+    if beginning.trained:
+        return beginning
+    topic = desk.topic(TOPIC, max_items=1)
+    reader = topic.subscribe(f"{desk.member}.{TOPIC}", start="oldest")
+    entry = reader.newest() if desk.slot == 0 else reader.newest(wait_s=wait_s)
+    if entry is not None:
+        _load(beginning, decode_snapshot(entry.value))
+        return beginning
+    if not desk.stopping:
+        loss = train_beginning(beginning, spec, stopping=lambda: desk.stopping)
+        log.info("trained on examples: %.3f nats per token", loss)
+    if desk.stopping:
+        return None
+    topic.publish(encode_snapshot(beginning.model.state_dict()))
+    return beginning
+
+
+def _load(beginning: Beginning, tensors: Mapping[str, Tensor]) -> None:
+    load_module(beginning.model, tensors, what="the model that all start from")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from atoll.strategies.inner.parts import Parts
+from atoll.strategies.inner.base import Parts
+from atoll.strategies.inner.options import Recipe
 from atoll.strategies.inner.precision import check_precision
-from atoll.strategies.inner.recipe import Recipe
 from atoll.strategies.inner.whole import WholeParts
 
 
@@ -36,7 +36,7 @@ def divide(
     """
     check_precision(recipe.precision, device)
     if mesh["pipeline"].size() > 1:
-        from atoll.strategies.inner.pipeline import PipelineParts
+        from atoll.strategies.inner.pipeline.pipeline import PipelineParts
 
         return PipelineParts(model, recipe, mesh=mesh, device=device, sample=sample)
     return WholeParts(model, recipe, mesh=mesh, device=device)

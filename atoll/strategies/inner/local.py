@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.strategies.inner.compiling import apply_compile
+from atoll.strategies.base import Outer, StepResult, note
+from atoll.strategies.inner.base import Rows
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.parallelize import apply_compile, apply_recompute
 from atoll.strategies.inner.precision import Scaler, apply_precision, check_precision
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.recompute import apply_recompute
-from atoll.strategies.inner.rows import Rows
 from atoll.strategies.inner.units import pieces, units_of
-from atoll.strategies.past import note
-from atoll.strategies.strategy import Outer, StepResult
 from atoll.task import Task
 
 LossOf = Callable[[nn.Module, Any], tuple[Tensor, int]]

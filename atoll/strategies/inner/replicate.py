@@ -1,16 +1,23 @@
-"""The whole model on several ranks, its gradients averaged while backward still runs."""
+"""The whole model on several ranks, its gradients averaged while backward still runs.
+
+Buffers that a forward pass changes (running means): the same on all ranks that see data.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+
+from atoll.strategies.inner.base import DATA_AXES, sum_over_data
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
@@ -65,3 +72,28 @@ def average(parameters: Sequence[nn.Parameter], group: Any) -> bool:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad.div_(ranks), group=group)
     return all(count == ranks for count in users.tolist())
+
+
+@torch.no_grad()
+def average_changes(
+    buffers: Iterable[Tensor], before: Sequence[Tensor], *, mesh: DeviceMesh
+) -> None:
+    """Give all data ranks the mean of what a forward pass has made of buffers; collective.
+
+    Means of changes: what does not change stays as it is to the last bit.
+
+    Args:
+        buffers: As they are; changed in place.
+        before: Copies of what they were, equal on all data ranks.
+        mesh: With the axes `replicate` and `shard`.
+    """
+    names = mesh.mesh_dim_names or ()
+    ranks = math.prod(mesh.shape[names.index(axis)] for axis in DATA_AXES)
+    if ranks == 1 or not before:
+        return
+    now = list(buffers)
+    changes = torch.cat([(a - b).flatten() for a, b in zip(now, before, strict=True)])
+    sum_over_data(changes, mesh).div_(ranks)
+    pieces = torch.split(changes, [buffer.numel() for buffer in now])
+    for buffer, old, change in zip(now, before, pieces, strict=True):
+        buffer.copy_(old + change.view_as(old))

@@ -11,15 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from atoll.errors import ConfigError
-from atoll.strategies.inner.assemble import assemble, synced
-from atoll.strategies.inner.buffers import average_changes
-from atoll.strategies.inner.norm import complete
+from atoll.strategies.inner.base import Rows, sum_over_data
+from atoll.strategies.inner.gradient_norm import complete
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.parallelize import assemble, synced
 from atoll.strategies.inner.precision import apply_precision
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.replicate import average, replicate
-from atoll.strategies.inner.rest import rest_of
-from atoll.strategies.inner.rows import Rows, sum_over_data
+from atoll.strategies.inner.replicate import average, average_changes, replicate
 from atoll.strategies.inner.units import units_of
+from atoll.strategies.inner.untrained_state import rest_of
 
 Criterion = Callable[[Any, Tensor], Tensor]
 

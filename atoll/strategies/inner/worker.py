@@ -12,24 +12,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from atoll.island.crew import Crew
+from atoll.island.command_broadcaster import Crew
+from atoll.strategies.inner.base import Parts
 from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.giving_back import give_back
-from atoll.strategies.inner.moments import Moments, Outline, State
-from atoll.strategies.inner.norm import GradientNorm
-from atoll.strategies.inner.own_part import OwnPart, clip_factor
-from atoll.strategies.inner.parts import Parts
-from atoll.strategies.inner.picture import PULL, PUSH
+from atoll.strategies.inner.gather_scatter import Circles, Transport, give_back
+from atoll.strategies.inner.gradient_norm import GradientNorm
+from atoll.strategies.inner.host_model import PULL, PUSH
+from atoll.strategies.inner.options import Recipe
 from atoll.strategies.inner.precision import Scaler
-from atoll.strategies.inner.recipe import Recipe
-from atoll.strategies.inner.rest import Rest, rest_of
-from atoll.strategies.inner.transport import Circles, Transport
+from atoll.strategies.inner.sharded_optimizer import Moments, Outline, OwnPart, State, clip_factor
+from atoll.strategies.inner.untrained_state import Rest, rest_of
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
 GRADIENTS, UPDATE, SCALE = "gradients", "update", "scale"
 TAKE, GIVE = "take the optimizer", "give the optimizer"
 OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
-"""Verbs, with those of :mod:`atoll.strategies.inner.picture`."""
+"""Verbs, with those of :mod:`atoll.strategies.inner.host_model`."""
 
 SEEDS_APART = 1_000_003
 """From the seed of one rank to that of the next."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.errors import ConfigError
+from atoll.strategies.base import Outer
 from atoll.strategies.outer.periodic import PeriodicOuter
-from atoll.strategies.strategy import Outer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,15 +33,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.agree import Transacted
-from atoll.group.group import Group
-from atoll.strategies.both_ways import Squeezed, both_ways, squeezed_volume
-from atoll.strategies.delta import length
-from atoll.strategies.masks import Mask
-from atoll.strategies.outer.lockstep import (
+from atoll.group.base import Group
+from atoll.group.run_round import Transacted
+from atoll.strategies.base import HIDDEN, Outer, SyncResult, Traffic
+from atoll.strategies.outer.every_step_base import (
     Came,
     Exchanging,
     Floor,
@@ -52,9 +50,11 @@ from atoll.strategies.outer.lockstep import (
 )
 from atoll.strategies.outer.overlapped import in_a_row
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.passing import Found, Passing, Taken
-from atoll.strategies.strategy import HIDDEN, Outer, SyncResult, Traffic
-from atoll.strategies.volume import total, volume
+from atoll.strategies.rounds.background_round import Found, Passing, Taken
+from atoll.strategies.rounds.compressed_allreduce import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.traffic import total, volume
+from atoll.strategies.vectors.flat import length
+from atoll.strategies.vectors.masks import Mask
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

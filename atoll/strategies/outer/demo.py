@@ -32,11 +32,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec, Packet
-from atoll.codec.cosine import Pieces, cosines
+from atoll.codec.base import Codec, Packet
+from atoll.codec.sparse.cosine import Pieces, cosines
 from atoll.errors import ConfigError, GroupError, WireError
-from atoll.group.group import Group, Parcel, Swapped
-from atoll.strategies.outer.lockstep import (
+from atoll.group.base import Group, Parcel, Swapped
+from atoll.strategies.base import Outer, Traffic
+from atoll.strategies.outer.base import own_step
+from atoll.strategies.outer.every_step_base import (
     Came,
     Exchanging,
     Floor,
@@ -45,9 +47,7 @@ from atoll.strategies.outer.lockstep import (
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.own_step import own_step
-from atoll.strategies.strategy import Outer, Traffic
-from atoll.strategies.volume import swapped, times, total
+from atoll.strategies.traffic import swapped, times, total
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

@@ -31,11 +31,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.strategies.losing import check_probability, lost_updates
+from atoll.strategies.base import Outer
+from atoll.strategies.outer.outer_optimizers import make_outer_optimizer
 from atoll.strategies.outer.periodic import PeriodicOuter
-from atoll.strategies.outer_optim import make_outer_optimizer
-from atoll.strategies.prune import check_share, prune
-from atoll.strategies.strategy import Outer
+from atoll.strategies.vectors.masks import check_probability, check_share, lost_updates, prune
 from atoll.wire.messages import RoundPlan
 
 

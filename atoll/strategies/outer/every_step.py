@@ -23,20 +23,18 @@ import torch
 from torch import Tensor
 
 from atoll.clock import Clock, RealClock
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import ConfigError, LossNotFinite, unknown
-from atoll.group.collective_costs import moved_bytes, star_bytes, wire_elements
-from atoll.group.group import Group
-from atoll.strategies.codec_state import codec_state, load_codec_state
-from atoll.strategies.delta import Flat, digest, length
-from atoll.strategies.meeting import Meeting
-from atoll.strategies.outer.base import OuterDefaults
+from atoll.group.base import Group
+from atoll.group.collectives.costs import moved_bytes, star_bytes, wire_elements
+from atoll.strategies.base import Committed, Outer, SyncResult, Traffic, any_overflowed, told_weight
+from atoll.strategies.codec_selection import codec_state, load_codec_state
+from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate
 from atoll.strategies.outer.periodic import Weigher, outcome, start_volume
-from atoll.strategies.overflow import any_overflowed, told_weight
-from atoll.strategies.rate import SCALINGS, ScaledRate
-from atoll.strategies.start import same_start
-from atoll.strategies.strategy import Committed, Outer, SyncResult, Traffic
-from atoll.strategies.volume import times, total, volume
+from atoll.strategies.rounds.initial_sync import same_start
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.traffic import times, total, volume
+from atoll.strategies.vectors.flat import Flat, digest, length
 from atoll.task import Task
 
 REDUCTIONS = ("average", "sum")

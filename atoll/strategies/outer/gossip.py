@@ -37,13 +37,13 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError, unknown
-from atoll.strategies.delta import length
+from atoll.strategies.base import Outer, SyncResult, Traffic
 from atoll.strategies.graphs import GRAPHS, UNEVEN, mixing, neighbours, pushing
-from atoll.strategies.meeting import Exchange
-from atoll.strategies.outer.apart import ApartOuter
-from atoll.strategies.strategy import Outer, SyncResult, Traffic
-from atoll.strategies.swapping import Got
-from atoll.strategies.volume import swapped
+from atoll.strategies.outer.decentralized import ApartOuter
+from atoll.strategies.rounds.all_to_all import Got
+from atoll.strategies.rounds.round_client import Exchange
+from atoll.strategies.traffic import swapped
+from atoll.strategies.vectors.flat import length
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

@@ -31,13 +31,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
-from atoll.group.group import Group
-from atoll.strategies.both_ways import Squeezed, both_ways, squeezed_volume
-from atoll.strategies.exact import tree_sum
-from atoll.strategies.outer.lockstep import (
+from atoll.group.base import Group
+from atoll.strategies.base import Outer, Traffic
+from atoll.strategies.outer.base import own_step
+from atoll.strategies.outer.every_step_base import (
     Came,
     Exchanging,
     Floor,
@@ -46,9 +46,9 @@ from atoll.strategies.outer.lockstep import (
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.own_step import own_step
-from atoll.strategies.strategy import Outer, Traffic
-from atoll.strategies.volume import times, total, volume
+from atoll.strategies.rounds.compressed_allreduce import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.traffic import times, total, volume
+from atoll.strategies.vectors.exact_math import tree_sum
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from atoll.clock import Clock, RealClock
-from atoll.codec.codec import Codec
-from atoll.group.agree import Agreed
-from atoll.group.group import Group
-from atoll.strategies.codec_state import codec_state
-from atoll.strategies.delta import Flat
-from atoll.strategies.flight import Flight, Landed
-from atoll.strategies.meeting import Meeting
+from atoll.codec.base import Codec
+from atoll.group.base import Group
+from atoll.group.run_round import Agreed
+from atoll.strategies.base import Committed, SyncResult
+from atoll.strategies.codec_selection import codec_state
 from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, carrying
-from atoll.strategies.strategy import Committed, SyncResult
+from atoll.strategies.rounds.background_round import Flight, Landed
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
 
 

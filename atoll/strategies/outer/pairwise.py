@@ -35,17 +35,17 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.errors import AtollError, ConfigError
-from atoll.group.agree import Transacted
-from atoll.group.group import Work
-from atoll.strategies.delta import length
+from atoll.group.base import Work
+from atoll.group.run_round import Transacted
+from atoll.strategies.base import HIDDEN, Committed, Outer, SyncResult, Traffic
 from atoll.strategies.graphs import pairs
-from atoll.strategies.meeting import Exchange
-from atoll.strategies.outer.apart import ApartOuter
 from atoll.strategies.outer.base import SHARED_STATE
+from atoll.strategies.outer.decentralized import ApartOuter
 from atoll.strategies.outer.overlapped import in_a_row
-from atoll.strategies.strategy import HIDDEN, Committed, Outer, SyncResult, Traffic
-from atoll.strategies.swapping import Got
-from atoll.strategies.volume import swapped
+from atoll.strategies.rounds.all_to_all import Got
+from atoll.strategies.rounds.round_client import Exchange
+from atoll.strategies.traffic import swapped
+from atoll.strategies.vectors.flat import length
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from atoll.clock import Clock, RealClock
-from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.agree import Transacted
-from atoll.group.group import Group, Reduced
-from atoll.strategies.codec_state import codec_state, load_codec_state
-from atoll.strategies.delta import Flat, digest, length, pseudo_gradient
-from atoll.strategies.fednova import EXACT, FEDNOVA, evened, mean_steps
-from atoll.strategies.meeting import Meeting, integrated
+from atoll.group.base import Group, Reduced
+from atoll.group.run_round import Transacted
+from atoll.strategies.base import Committed, SyncResult, Traffic
+from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.base import OuterDefaults, carrying
-from atoll.strategies.start import DIGEST_ELEMENTS, same_start
-from atoll.strategies.strategy import Committed, SyncResult, Traffic
-from atoll.strategies.volume import times, total, volume
+from atoll.strategies.rounds.initial_sync import DIGEST_ELEMENTS, same_start
+from atoll.strategies.rounds.round_client import Meeting, integrated
+from atoll.strategies.traffic import times, total, volume
+from atoll.strategies.vectors.exact_math import EXACT, FEDNOVA, evened, mean_steps
+from atoll.strategies.vectors.flat import Flat, digest, length, pseudo_gradient
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
@@ -216,7 +216,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
 
     def _exchange_evened(self, task: Task, delta: Tensor, weight: float) -> Reduced:
-        """Reduce pseudo-gradients of equally many steps; see :mod:`atoll.strategies.fednova`."""
+        """Reduce pseudo-gradients of equally many steps; see :mod:`atoll.strategies.vectors.exact_math`."""
         group, steps = self._meeting.group, self._weigher.steps(task)
         tau, sent, received = mean_steps(
             group, steps=steps, weight=weight, resting=task.gate.resting()

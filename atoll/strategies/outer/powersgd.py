@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.codec.seeds import mixed
 from atoll.errors import ConfigError
-from atoll.group.group import Group
-from atoll.strategies.exact import orthonormal, outer_sum, uniform
-from atoll.strategies.outer.lockstep import (
+from atoll.group.base import Group
+from atoll.strategies.base import Outer, Traffic
+from atoll.strategies.outer.every_step_base import (
     Came,
     Exchanging,
     Floor,
@@ -47,8 +47,8 @@ from atoll.strategies.outer.lockstep import (
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.strategy import Outer, Traffic
-from atoll.strategies.volume import times, total, volume
+from atoll.strategies.traffic import times, total, volume
+from atoll.strategies.vectors.exact_math import orthonormal, outer_sum, uniform
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

@@ -28,11 +28,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import ConfigError
-from atoll.group.group import Group
-from atoll.strategies.both_ways import Squeezed, both_ways, squeezed_volume
-from atoll.strategies.outer.lockstep import (
+from atoll.group.base import Group
+from atoll.strategies.base import Outer, Traffic
+from atoll.strategies.outer.base import own_step
+from atoll.strategies.outer.every_step_base import (
     Came,
     Exchanging,
     Floor,
@@ -41,9 +42,8 @@ from atoll.strategies.outer.lockstep import (
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.own_step import own_step
-from atoll.strategies.strategy import Outer, Traffic
-from atoll.strategies.volume import times, total, volume
+from atoll.strategies.rounds.compressed_allreduce import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.traffic import times, total, volume
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

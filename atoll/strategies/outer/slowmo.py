@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import ConfigError
-from atoll.group.group import Group
+from atoll.group.base import Group
+from atoll.strategies.base import Outer
 from atoll.strategies.outer.periodic import PeriodicOuter
-from atoll.strategies.strategy import Outer
 from atoll.task import Task
 
 

@@ -27,13 +27,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.codec.codec import Codec
-from atoll.codec.table import make_codec
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.group import Group
-from atoll.strategies.delta import length
-from atoll.strategies.masks import Mask
-from atoll.strategies.outer.lockstep import (
+from atoll.group.base import Group
+from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.strategies.outer.every_step_base import (
     Came,
     Exchanging,
     Floor,
@@ -42,10 +41,11 @@ from atoll.strategies.outer.lockstep import (
     dense_codec,
     one_round,
 )
+from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.outer_optim import OuterSGD
-from atoll.strategies.strategy import Outer, SyncResult, Traffic
-from atoll.strategies.volume import total, volume
+from atoll.strategies.traffic import total, volume
+from atoll.strategies.vectors.flat import length
+from atoll.strategies.vectors.masks import Mask
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

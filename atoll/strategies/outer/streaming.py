@@ -33,21 +33,21 @@ import torch
 from torch import Tensor
 
 from atoll.clock import Clock
-from atoll.codec.codec import Codec
+from atoll.codec.base import Codec
 from atoll.errors import ConfigError
-from atoll.group.group import Group
-from atoll.strategies.codec_state import codec_state, load_codec_state
-from atoll.strategies.delta import digest, pseudo_gradient
-from atoll.strategies.flight import Flight, Landed, Means
-from atoll.strategies.fragments import PATTERNS, cut, names_of
-from atoll.strategies.meeting import Exchange
+from atoll.group.base import Group
+from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.strategies.codec_selection import codec_state, load_codec_state
+from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
 from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
 from atoll.strategies.outer.streaming_plan import StreamingPlan
-from atoll.strategies.outer_optim import OuterSGD
-from atoll.strategies.start import same_start
-from atoll.strategies.strategy import Outer, SyncResult, Traffic
-from atoll.strategies.volume import times, total, volume
+from atoll.strategies.rounds.background_round import Flight, Landed, Means
+from atoll.strategies.rounds.initial_sync import same_start
+from atoll.strategies.rounds.round_client import Exchange
+from atoll.strategies.traffic import times, total, volume
+from atoll.strategies.vectors.flat import digest, pseudo_gradient
+from atoll.strategies.vectors.fragments import PATTERNS, cut, names_of
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from atoll.hub.jobs import LIVE_STATES
+from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.wire.messages import CheckpointPart
 
 if TYPE_CHECKING:

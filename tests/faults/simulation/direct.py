@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from atoll.codec.codec import Codec, Packet
-from atoll.codec.table import make_codec
+from atoll.codec.base import Codec, Packet
+from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, PeerLost
-from atoll.group.collectives import Exchanged
+from atoll.group.collectives.collectives import Exchanged
 from atoll.reducer.mean import Share, mean_of, result_digest
 from atoll.wire.messages import RoundPlan
 from tests.faults.simulation.fibers import Parking

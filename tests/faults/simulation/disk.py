@@ -11,14 +11,14 @@ import msgspec
 
 from atoll.config import dump_spec, parse_spec
 from atoll.errors import StorageFull
-from atoll.hub import checkpoints as checkpoints_module
-from atoll.hub import round_book as round_book_module
-from atoll.hub import tickets as tickets_module
-from atoll.hub.files import FileInfo
-from atoll.hub.jobs import Job
-from atoll.hub.queue import Queues
-from atoll.hub.queue_memory import MemoryBackend
-from atoll.hub.stores import SCHEMAS
+from atoll.hub.db.stores import SCHEMAS
+from atoll.hub.jobs.jobs import Job
+from atoll.hub.queues.memory import MemoryBackend
+from atoll.hub.queues.queues import Queues
+from atoll.hub.rounds import store as round_book_module
+from atoll.hub.security import tickets as tickets_module
+from atoll.hub.storage import checkpoints as checkpoints_module
+from atoll.hub.storage.files import FileInfo
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.scheduler import Process, Scheduler
 

@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubError, PeerLost, from_dict
-from atoll.net.counters import LinkCounters
-from atoll.net.inbox import Reconnected, Relayed
+from atoll.net.dispatcher import Reconnected, Relayed
+from atoll.net.transport import LinkCounters
 from atoll.wire.messages import Failure, Message, NodeInfo, Undeliverable
 from tests.faults.simulation.fibers import Parking, SimulatedFuture
 from tests.faults.simulation.network import ACCEPT_TIMEOUT_S, DEAD_AFTER_S, UP, Connection, Line

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atoll.codec.table import make_codec
+from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupLeft, LeftBehind
-from atoll.group.agree import Agreed, agree
 from atoll.group.hub import HubGroup
+from atoll.group.run_round import Agreed, agree
 from atoll.wire.messages import (
     Account,
     CheckpointPart,

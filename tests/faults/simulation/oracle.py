@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.group.agree import Agreed
+from atoll.group.run_round import Agreed
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 
 if TYPE_CHECKING:

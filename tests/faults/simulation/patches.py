@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import atoll.clock
 import atoll.config
-import atoll.group.agree
-import atoll.group.direct
-import atoll.group.group
+import atoll.group.base
 import atoll.group.hub
-import atoll.group.relay
-import atoll.group.routes
-import atoll.group.talk
-import atoll.group.turns
+import atoll.group.hub_requests
+import atoll.group.routes.direct
+import atoll.group.routes.exchange_queue
+import atoll.group.routes.relay
+import atoll.group.routes.routes
+import atoll.group.run_round
 import atoll.hub.app
-import atoll.hub.session
+import atoll.hub.sessions.session
+import atoll.reducer.all_to_all
 import atoll.reducer.assembly
-import atoll.reducer.desk
-import atoll.reducer.outcomes
-import atoll.reducer.parcels
+import atoll.reducer.parameter_server_endpoint
+import atoll.reducer.results
 import atoll.reducer.server
 import atoll.wire.chunks
 from tests.faults.simulation.checkpoints import SimulatedCheckpoints
@@ -60,28 +60,28 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
 
     return [
         (atoll.clock, "time", world.scheduler),
-        (atoll.group.agree, "threading", threading),
-        (atoll.group.group, "threading", threading),
-        (atoll.group.group, "Future", lambda: SimulatedFuture(fibers)),
+        (atoll.group.run_round, "threading", threading),
+        (atoll.group.base, "threading", threading),
+        (atoll.group.base, "Future", lambda: SimulatedFuture(fibers)),
         (atoll.group.hub, "threading", threading),
-        (atoll.group.talk, "threading", threading),
-        (atoll.group.turns, "threading", threading),
+        (atoll.group.hub_requests, "threading", threading),
+        (atoll.group.routes.exchange_queue, "threading", threading),
         (atoll.group.hub, "own_address", lambda url: "10.0.0.1"),
         (atoll.group.hub, "probe", reachable),
-        (atoll.group.routes, "DirectRoute", lambda **k: SimulatedDirect(world, **k)),
+        (atoll.group.routes.routes, "DirectRoute", lambda **k: SimulatedDirect(world, **k)),
         (atoll.hub.app, "Checkpoints", SimulatedCheckpoints),
         (atoll.hub.app, "Reducers", SimulatedReducers),
-        (atoll.hub.session, "Session", SimulatedSession),
-        (atoll.hub.session, "Outbox", no_outbox),
+        (atoll.hub.sessions.session, "Session", SimulatedSession),
+        (atoll.hub.sessions.session, "Outbox", no_outbox),
         (atoll.reducer.server, "ThreadPoolExecutor", lambda **k: Executor(fibers)),
         (atoll.reducer.server, "threading", threading),
-        (atoll.reducer.desk, "threading", threading),
+        (atoll.reducer.parameter_server_endpoint, "threading", threading),
         *((module, "parse_spec", parse_spec) for module in _readers_of_specs()),
         *(
             (module, "CHUNK_BYTES", PIECE_BYTES)
             for module in (
                 atoll.wire.chunks, atoll.reducer.assembly, atoll.reducer.server,
-                atoll.reducer.outcomes, atoll.reducer.parcels, atoll.group.relay,
+                atoll.reducer.results, atoll.reducer.all_to_all, atoll.group.routes.relay,
             )
         ),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from atoll.errors import AuthError
-from atoll.hub.auth import Identity
+from atoll.hub.security.auth import Identity
 from atoll.wire.messages import Launch, RoundJoin, RoundVote
 from tests.faults.simulation import patches
 from tests.faults.simulation.disk import JOB, Disk

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.hub.alarms.curve import LossCurve
-from atoll.hub.alarms.engine import Alarm, Engine
+from atoll.hub.alarms.engine import Alarm, Engine, Rule
 from atoll.hub.alarms.facts import Facts, JobFacts, MemberFacts, NodeFacts
-from atoll.hub.alarms.finding import Rule
-from atoll.hub.alarms.rules import RULES
-from atoll.hub.timeline import Row
-from atoll.hub.timelines import Passed
+from atoll.hub.alarms.series import LossCurve
+from atoll.hub.alarms.watch import RULES
+from atoll.hub.rounds.timeline import Passed, Row
 
 LOOK_S = 2.0
 START = 1_000_000.0

@@ -6,9 +6,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-from atoll.hub.alarms.rules import RULES
-from atoll.hub.hook_file import TABLES
-from atoll.hub.timeline import ROW_FIELDS
+from atoll.hub.alarms.notify_config import TABLES
+from atoll.hub.alarms.watch import RULES
+from atoll.hub.rounds.timeline import ROW_FIELDS
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "alarms.md").read_text(encoding="utf-8")
 

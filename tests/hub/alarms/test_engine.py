@@ -7,9 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.hub.alarms.engine import UPDATE_S, Alarm, Engine
-from atoll.hub.alarms.finding import Finding, Rule
-from atoll.hub.alarms.rules import KINDS, RULES
+from atoll.hub.alarms.engine import UPDATE_S, Alarm, Engine, Finding, Rule
+from atoll.hub.alarms.watch import KINDS, RULES
 
 HOLDS_S, GONE_S = 10.0, 20.0
 KIND = "straggler"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.hub.alarms.curve import MAX_POINTS, LossCurve
 from atoll.hub.alarms.facts import Mark
 from atoll.hub.alarms.loss_rules import climb, flat_gain
+from atoll.hub.alarms.series import MAX_POINTS, LossCurve
 from tests.hub.alarms.stage import START, curve, facts, job, learning, play, rule
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.hub.alarms.collect import Links
 from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, NodeFacts
-from atoll.hub.alarms.links import Links
 from atoll.hub.alarms.machine_rules import duration, size
-from atoll.hub.alarms.trend import LEAST_SPAN_S, Trend
-from atoll.hub.clock_offset import WINDOW_S, ClockOffset
+from atoll.hub.alarms.series import LEAST_SPAN_S, Trend
+from atoll.hub.sessions.handshake import WINDOW_S, ClockOffset
 from tests.hub.alarms.stage import START, play, rule
 
 HUB = HubFacts(version="1.0")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.hub.alarms.facts import Facts, Mark, MemberFacts
 from atoll.hub.alarms.member_rules import slowest
-from atoll.hub.timelines import Passed
+from atoll.hub.rounds.timeline import Passed
 from tests.hub.alarms.stage import START, facts, job, passed, play, row, rule
 
 MEMBERS = ("w0", "w1", "w2")

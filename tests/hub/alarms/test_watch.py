@@ -12,15 +12,15 @@ import pytest
 
 from atoll import __version__
 from atoll.errors import HubError
+from atoll.hub.alarms.engine import Finding, Rule
 from atoll.hub.alarms.facts import Facts
-from atoll.hub.alarms.finding import Finding, Rule
 from atoll.hub.alarms.watch import Looking
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Account, Beat, NodeInfo
+from tests.hub.nodes.test_membership import Running
 from tests.hub.peer import Peer, node
-from tests.hub.test_membership import Running
-from tests.hub.test_timeline import meet
+from tests.hub.rounds.test_timeline import meet
 from tests.patience import PATIENCE_S
 
 WAIT_S = PATIENCE_S

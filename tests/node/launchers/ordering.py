@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec, parse_spec
-from atoll.net.way import PLAIN
+from atoll.net.endpoint import PLAIN
 from atoll.node.launchers.folder import lay_out
-from atoll.node.launchers.launcher import Caps, Order
-from atoll.node.launchers.mounts import parse_mounts
+from atoll.node.launchers.launcher import Caps, Order, parse_mounts
 from atoll.wire.messages import Launch
 from tests.patience import PATIENCE_S
 

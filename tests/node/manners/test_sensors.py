@@ -6,14 +6,19 @@ import os
 from pathlib import Path
 
 from atoll.clock import VirtualClock
-from atoll.node.manners.activity import Activity
-from atoll.node.manners.battery import SUPPLIES, Battery
-from atoll.node.manners.commands import Commands
-from atoll.node.manners.lid import Lid
-from atoll.node.manners.metered import Metered
-from atoll.node.manners.reading import Reading
-from atoll.node.manners.senses import ABSENT_S, SLOW_S, Senses
-from atoll.node.policy import Policy
+from atoll.node.availability.policy import Policy
+from atoll.node.availability.reading import Reading
+from atoll.node.availability.sensors import (
+    ABSENT_S,
+    SLOW_S,
+    SUPPLIES,
+    Activity,
+    Battery,
+    Commands,
+    Lid,
+    Metered,
+    Senses,
+)
 
 
 def supply(root: Path, name: str, **values: str) -> None:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from atoll.errors import DataError
-from atoll.queues.values import encode, size
-from atoll.rl.messages import with_about
-from atoll.rl.spaces import Actions, TaskSpec
-from atoll.rl.text.episodes import Episodes
-from atoll.rl.text.messages import decode_episodes, encode_episodes
+from atoll.queues.serialization import encode, size
+from atoll.rl.channel.messages import with_about
+from atoll.rl.environments.spaces import Actions, TaskSpec
+from atoll.rl.text.episodes import Episodes, decode_episodes, encode_episodes
 from tests.rl.text.small import episodes, gpt
 
 SPEC = TaskSpec(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.errors import ConfigError, DataError
-from atoll.rl.text import kl
+from atoll.rl.text import learner
 from atoll.rl.text.rewards import group_advantages, rewards_per_step, scores, token_advantages
 from atoll.rl.text.sampler import write
 from atoll.rl.text.tasks import Brackets
@@ -30,12 +30,12 @@ def test_two_estimates_have_the_divergence_as_their_mean_and_one_is_never_negati
     ours, reference = two_distributions(apart)
     exact = (ours.exp() * (ours - reference)).sum()
     ratios = reference - ours
-    for estimate in (kl.plain, kl.positive):
+    for estimate in (learner.plain, learner.positive):
         torch.testing.assert_close((ours.exp() * estimate(ratios)).sum(), exact, rtol=1e-10, atol=0)
-    assert (kl.positive(ratios) >= 0).all()
-    assert (kl.half_square(ratios) >= 0).all()
-    spread = (ours.exp() * (kl.positive(ratios) - exact).square()).sum()
-    plain = (ours.exp() * (kl.plain(ratios) - exact).square()).sum()
+    assert (learner.positive(ratios) >= 0).all()
+    assert (learner.half_square(ratios) >= 0).all()
+    spread = (ours.exp() * (learner.positive(ratios) - exact).square()).sum()
+    plain = (ours.exp() * (learner.plain(ratios) - exact).square()).sum()
     if apart < 1:
         assert spread < plain
 
@@ -45,7 +45,9 @@ def test_the_half_square_comes_close_where_the_two_are_close() -> None:
     for apart in (0.1, 0.01):
         ours, reference = two_distributions(apart)
         exact = (ours.exp() * (ours - reference)).sum()
-        errors.append(abs(float((ours.exp() * kl.half_square(reference - ours)).sum() / exact) - 1))
+        errors.append(
+            abs(float((ours.exp() * learner.half_square(reference - ours)).sum() / exact) - 1)
+        )
     assert errors[0] < 0.2
     assert errors[1] < errors[0] / 5
 
@@ -54,7 +56,7 @@ def test_the_gradient_of_the_estimate_in_the_loss_pulls_to_the_reference() -> No
     ours, reference = two_distributions(0.5)
     logits = ours.clone().requires_grad_()
     log_p = logits.log_softmax(0)
-    (ours.exp() * kl.positive(reference - log_p)).sum().backward()  # type: ignore[no-untyped-call]
+    (ours.exp() * learner.positive(reference - log_p)).sum().backward()  # type: ignore[no-untyped-call]
     # Of tokens drawn from π the estimate's gradient is that of KL(π_ref || π) in expectation.
     expected = ours.exp() - reference.exp()
     assert logits.grad is not None

@@ -11,19 +11,18 @@ import pytest
 import torch
 
 from atoll.config import JobSpec
-from atoll.config.rl_seats import seats
+from atoll.config.rl_roles import seats
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import DataError
-from atoll.group.alone import Alone
+from atoll.group.single import Alone
 from atoll.queues import AloneChannel, Shelf
-from atoll.rl.keeper import Keeper
+from atoll.rl.state_saver import Keeper
 from atoll.rl.text import actor as actor_module
-from atoll.rl.text import shared_start
+from atoll.rl.text import start
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.prompts import Wording
 from atoll.rl.text.run import run_text_job
-from atoll.rl.text.shared_start import shared_beginning
-from atoll.rl.text.start import begin
+from atoll.rl.text.start import begin, shared_beginning
 from atoll.rl.text.tasks import Brackets
 from atoll.run import Run
 from tests.patience import PATIENCE_S
@@ -107,7 +106,7 @@ def test_one_member_trains_the_beginning_and_the_others_take_it(
 ) -> None:
     spec, channel = job(rl_table(), steps=3), AloneChannel()
     first = shared_beginning(spec, member(0, spec, channel, tmp_path))
-    monkeypatch.delattr(shared_start, "train_beginning")  # nobody else has to
+    monkeypatch.delattr(start, "train_beginning")  # nobody else has to
     other = shared_beginning(spec, member(1, spec, channel, tmp_path))
     assert first is not None
     assert other is not None

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from atoll.errors import ConfigError
-from atoll.rl.text.decoding import Decoder, hidden_states
 from atoll.rl.text.prompts import Prompts
-from atoll.rl.text.sampler import Written, log_probabilities, write
+from atoll.rl.text.sampler import Decoder, Written, hidden_states, log_probabilities, write
 from tests.rl.text.small import WORDING, episodes, gpt
 
 PROMPTS = WORDING.encode(["a", "bcd", "ef"], room=8)

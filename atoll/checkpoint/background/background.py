@@ -1,0 +1,232 @@
+"""Saves checkpoints without holding up training: the training thread only copies tensors.
+
+    training thread    save(): copies the tensors into an image in shared memory, nothing else
+    supervisor thread  hands the image to the writer process, announces at the hub what it
+                       delivered, and starts it again when it dies
+    writer process     hashes, writes, flushes, publishes, uploads, copies (see `writer`)
+
+What is spread over the ranks of an island goes into a file instead, see `scratch`: no rank has the
+memory for all of it.
+
+There are two images. While one is written, a further save is skipped and said so; the last save of
+a run takes the other image. A writer that dies finds the newest image again and writes it again:
+every step of it can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.checkpoint.background.messages import FolderTarget, HubTarget, Order, Region, Setup
+from atoll.checkpoint.background.supervisor import Supervisor
+from atoll.checkpoint.background.writer_process import COMMAND
+from atoll.checkpoint.format.disk_image import Scratch
+from atoll.checkpoint.format.memory_image import Image, image_nbytes
+from atoll.checkpoint.format.part import SHARED, Part
+from atoll.checkpoint.stores.files import Moment, unobserved
+from atoll.checkpoint.stores.shared_memory import PAGE_BYTES, SharedMemory, remove_leftovers
+from atoll.checkpoint.stores.store import stamped, versions
+from atoll.errors import CheckpointError, StorageFull
+from atoll.task import Far
+from atoll.wire.messages import CheckpointPart, Event
+
+logger = logging.getLogger(__name__)
+
+IMAGES = 2
+FINAL_WAIT_S = 30.0
+"""How long the last save waits for an image to be free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The state was copied; it will be written."""
+
+    nbytes: int
+    blocked_s: float
+    """Time that the training thread spent in `save`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The state was not copied; training goes on with the next save."""
+
+    reason: str
+
+
+class BackgroundSaver:
+    """One member's checkpoints on their way; `save` by one thread at a time.
+
+    Args:
+        target: Where checkpoints go.
+        scratch: Folder of this process alone, for images where memory is short.
+        publish: Announces a part at the hub and returns whether the checkpoint is complete; called
+            in a thread of the saver, tried again when the hub does not answer. For `HubTarget`.
+        on_event: Told what people should know, from a thread of the saver; MUST NOT block.
+        command: The writer's program; for tests.
+        moment: Told every point of a save; for tests.
+    """
+
+    def __init__(
+        self,
+        target: FolderTarget | HubTarget,
+        *,
+        scratch: Path,
+        publish: Callable[[CheckpointPart], bool] | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        command: Sequence[str] = COMMAND,
+        moment: Moment = unobserved,
+    ) -> None:
+        """Start the writer in the background; returns at once.
+
+        Raises:
+            CheckpointError: a hub is the target and nobody can announce.
+        """
+        if isinstance(target, HubTarget) and publish is None:
+            raise CheckpointError("checkpoints at a hub need `publish`", given=target.url)
+        scratch = scratch.resolve()
+        remove_leftovers(scratch)
+        self._memories = [SharedMemory(scratch=scratch) for _ in range(IMAGES)]
+        self._files = [Scratch(scratch) for _ in range(IMAGES)]
+        self._moment = moment
+        self._versions = versions()
+        self._last: tuple[str, Saved] | None = None
+        self._growing = threading.Lock()
+        self._supervisor = Supervisor(
+            Setup(target),
+            inherited=[m.inherited for m in self._memories if m.inherited >= 0],
+            publish=publish,
+            on_event=on_event,
+            command=command,
+            moment=moment,
+        )
+
+    def save(
+        self,
+        round_: int,
+        parts: Sequence[Part],
+        *,
+        step: int,
+        member: str,
+        members: Sequence[str],
+        shared: bool,
+        base: str = "",
+        final: bool = False,
+        score: float | None = None,
+    ) -> Saved | Skipped:
+        """Copy the state right after a committed round; it is written in the background.
+
+        Args:
+            round_: Rounds committed.
+            parts: What `collect` returned; the tensors MUST NOT change during the call.
+            step: Where the schedule stands; equal on all members.
+            member: Who saves.
+            members: Who took part in the last round.
+            shared: Whether this member writes the shared part.
+            base: Agreed digest of the model; empty: what the parts say themselves.
+            final: Nothing will be saved after this: do not skip it.
+            score: Held-out loss of the state, for keeping the best; from whoever writes the shared
+                part.
+
+        Raises:
+            CheckpointError: a tensor's type cannot be saved.
+        """
+        began = time.monotonic()
+        stamp, ready = stamped(parts, round_=round_, step=step, score=score, base=base)
+        ready = [part for part in ready if shared or part.name != SHARED]
+        if self._last is not None and self._last[0] == stamp and not self._supervisor.lost:
+            return self._last[1]  # e.g. a stop right after this round was saved anyway
+        slot = self._supervisor.free_slot(wait_s=FINAL_WAIT_S if final else 0.0, urgent=final)
+        if slot is None:
+            return self._skip(round_, member, "the checkpoint before is still being written")
+        try:
+            with self._growing:
+                regions = self._copy(ready, slot)
+        except (StorageFull, OSError, MemoryError) as error:
+            return self._skip(round_, member, f"there is no room for its image: {error}")
+        self._moment("image made")
+        order = Order(
+            number=0,
+            round=round_,
+            step=step,
+            stamp=stamp,
+            members=list(members),
+            regions=regions,
+            versions=self._versions,
+        )
+        self._supervisor.take(order, slot=slot)
+        saved = Saved(sum(r.nbytes for r in regions), time.monotonic() - began)
+        self._last = (stamp, saved)
+        return saved
+
+    def reserve(self, nbytes: int) -> None:
+        """Get memory for images of that size ahead, in the background; returns at once."""
+
+        def grow() -> None:
+            with self._growing:
+                if self._supervisor.free_slot(wait_s=0.0, urgent=False) == 0:
+                    try:
+                        self._memories[0].view(nbytes + IMAGES * PAGE_BYTES).release()
+                    except (StorageFull, OSError, MemoryError) as error:
+                        logger.warning("no memory for checkpoints ahead of time: %s", error)
+
+        threading.Thread(target=grow, name="checkpoint-memory", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until everything that was accepted is written; return whether it is.
+
+        For a hub that includes the announcement, for a folder the copies elsewhere, as far as the
+        time suffices.
+        """
+        return self._supervisor.wait(timeout_s)
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Wait as `wait` does, then end the writer; further calls do nothing."""
+        done = self.wait(timeout_s)
+        self.abandon()
+        return done
+
+    def abandon(self) -> None:
+        """End the writer at once; what it has not written is lost, older checkpoints are not."""
+        self._supervisor.close()
+        with self._growing:
+            for memory in self._memories:
+                memory.close()
+            for file in self._files:
+                file.close()
+
+    @property
+    def writer_pid(self) -> int:
+        """Process id of the writer; 0 while there is none."""
+        return self._supervisor.writer_pid
+
+    def _copy(self, parts: Sequence[Part], slot: int) -> list[Region]:
+        """Copy parts into an image; return where they are."""
+        if any(isinstance(tensor, Far) for part in parts for tensor in part.tensors.values()):
+            return self._files[slot].write(parts)
+        memory = self._memories[slot]
+        sizes = [image_nbytes(part) for part in parts]
+        offsets = [sum(_pages(size) for size in sizes[:index]) for index in range(len(sizes))]
+        with memory.view(sum(map(_pages, sizes))) as view:
+            place = memory.place
+            for part, size, offset in zip(parts, sizes, offsets, strict=True):
+                with view[offset : offset + size] as target:
+                    Image(part, buffer=target).release()
+        return [
+            Region(part.name, size, offset, place.descriptor, place.path)
+            for part, size, offset in zip(parts, sizes, offsets, strict=True)
+        ]
+
+    def _skip(self, round_: int, member: str, reason: str) -> Skipped:
+        text = f"{member}: the checkpoint of round {round_} is skipped: {reason}"
+        self._supervisor.tell("checkpoint-skipped", text, round_=round_)
+        return Skipped(reason)
+
+
+def _pages(nbytes: int) -> int:
+    """Return a size in whole pages."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,47 @@
+"""How a process behaves that works for another: quietly, and not a moment longer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+from atoll.checkpoint.background.messages import Report, line
+
+NICENESS = 10
+_PR_SET_PDEATHSIG = 1
+
+
+class Reporter:
+    """Sends reports from several threads over one pipe."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._lock = out, threading.Lock()
+
+    def __call__(self, report: Report) -> None:
+        """Send a report; without a trainer there is nothing left to do."""
+        try:
+            with self._lock:
+                self._out.write(line(report))
+                self._out.flush()
+        except OSError:
+            os._exit(0)
+
+
+def settle_down() -> tuple[BinaryIO, BinaryIO]:
+    """Take low priority, stay deaf to signals for groups, die with the parent; return the pipes.
+
+    What libraries print goes to stderr from here on: stdout carries reports only.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    reports = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, reports

@@ -1,0 +1,87 @@
+"""The writer process as its trainer sees it: started, told, listened to, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from atoll.checkpoint.background.messages import Command, Report, Setup, line, read_report
+from atoll.errors import WireError
+
+logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "atoll.checkpoint.background.writer")
+
+
+class WriterProcess:
+    """One life of the writer.
+
+    Args:
+        setup: The first thing it is told.
+        inherited: Descriptors of the memory that it reads.
+        on_report: Called with every report, in a thread of its own.
+        on_end: Called in that thread when nothing more will come.
+        command: What is started.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        inherited: Sequence[int],
+        on_report: Callable[[Report], None],
+        on_end: Callable[[], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """Start it; on Linux it dies with the *thread* that calls this.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._on_report, self._on_end = on_report, on_end
+        self._popen = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=tuple(inherited) if sys.platform != "win32" else (),
+        )
+        self.send(setup)
+        self._thread = threading.Thread(target=self._listen, name="writer-reports", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    def send(self, command: Command) -> None:
+        """Tell it something; when it is dead, `on_end` is called soon."""
+        assert self._popen.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._popen.stdin.write(line(command))
+            self._popen.stdin.flush()
+
+    def end(self) -> None:
+        """Kill it; what it was doing is left undone."""
+        self._popen.kill()
+        self._popen.wait()
+        self._thread.join()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _listen(self) -> None:
+        assert self._popen.stdout is not None
+        for data in self._popen.stdout:
+            try:
+                report = read_report(data)
+            except WireError as error:
+                logger.warning("%s", error)
+                continue
+            self._on_report(report)
+        self._on_end()

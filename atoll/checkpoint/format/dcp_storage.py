@@ -1,0 +1,258 @@
+"""Pieces of tensors in safetensors files: how `torch.distributed.checkpoint` writes and reads here.
+
+    rank-00003.safetensors    the pieces that rank 3 wrote; the header says of each where it begins
+                              in its tensor and how large that is
+
+Its planner decides which rank writes which piece (what several ranks hold is written once) and
+which pieces a rank has to read, whatever the mesh. Only the storage is ours: plain safetensors
+instead of pickles, so that reading a stranger's checkpoint runs none of his code.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from atoll.checkpoint.format.layout import Place, read_layout
+from atoll.checkpoint.format.part import part_blocks
+from atoll.checkpoint.stores.files import Written, write_file
+from atoll.errors import CheckpointCorrupt, CheckpointError
+
+PIECES = "pieces"
+"""Key in a file's metadata: JSON, name -> where the piece begins and the size of its tensor."""
+
+
+def piece_file(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+class PieceWriter(StorageWriter):
+    """Takes what a rank has to write; `write` puts it into the rank's file.
+
+    So planning, in which ranks meet, is apart from writing, which each does by itself.
+    """
+
+    def __init__(self, *, copy: bool) -> None:
+        """Take the tensors themselves, or copies of them in main memory."""
+        self._copy = copy
+        self._tensors: dict[str, Tensor] = {}
+        self._places: dict[str, list[list[int]]] = {}
+
+    def write(self, path: Path, texts: Mapping[str, str]) -> Written:
+        """Write the pieces atomically and let go of them.
+
+        Raises:
+            StorageFull: the disk is full.
+            CheckpointError: a tensor's type cannot be saved.
+        """
+        metadata = {**texts, PIECES: json.dumps(self._places)}
+        written = write_file(path, part_blocks(self._tensors, metadata))
+        self._tensors = {}
+        return written
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Take the pieces of a plan."""
+        results = []
+        for item in plan.items:
+            name, data = item.index.fqn, planner.resolve_data(item)
+            if not isinstance(data, Tensor) or item.tensor_data is None or name in self._tensors:
+                raise CheckpointError(
+                    f"{name} cannot be saved", given=type(data).__name__,
+                    expected="one piece of a tensor per rank",
+                )  # fmt: skip
+            kept = data.detach()
+            if self._copy:
+                kept = kept.cpu().clone() if kept.device.type == "cpu" else kept.cpu()
+            self._tensors[name] = kept
+            offsets, size = item.tensor_data.chunk.offsets, item.tensor_data.size
+            self._places[name] = [list(offsets), list(size)]
+            results.append(WriteResult(item.index, kept.nbytes, None))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: a writer is for one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Do nothing: every file says for itself what is in it."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return that any name will do: none is used."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a tensor in a file."""
+
+    offsets: tuple[int, ...]
+    """Where it begins in the whole tensor."""
+    tensor: Tensor
+    """The piece itself, in the pages of its file: only what is touched is read."""
+
+
+@dataclass(slots=True)
+class Cut:
+    """A tensor and its pieces."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: list[Piece]
+
+    def whole(self) -> Tensor:
+        """Return the whole tensor, copied into main memory."""
+        found = torch.empty(self.size, dtype=self.dtype)
+        for piece in self.pieces:
+            spans = zip(piece.offsets, piece.tensor.shape, strict=True)
+            found[tuple(slice(start, start + length) for start, length in spans)] = piece.tensor
+        return found
+
+
+class Pieces:
+    """The pieces in some files, by the names of their tensors."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Read the headers; the tensors stay where they are.
+
+        Raises:
+            CheckpointCorrupt: a file is none of ours, or pieces do not fill their tensors.
+        """
+        self.cuts: dict[str, Cut] = {}
+        self.texts: list[dict[str, str]] = []
+        for path in paths:
+            with path.open("rb") as source:
+                # Private pages: torch wants memory that it may write to, and nobody does.
+                pages = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
+            layout = read_layout(memoryview(pages), name=path.name)
+            self.texts.append(dict(layout.metadata))
+            for place, (offsets, size) in _places(layout.places, layout.metadata, path.name):
+                cut = self.cuts.setdefault(place.name, Cut(size, place.dtype, []))
+                cut.pieces.append(Piece(offsets, _tensor(pages, place)))
+                if (cut.size, cut.dtype) != (size, place.dtype):
+                    raise _odd(path.name, place.name, "its pieces contradict each other")
+        for name, cut in self.cuts.items():
+            held = sum(piece.tensor.numel() for piece in cut.pieces)
+            if held != torch.Size(cut.size).numel():
+                raise _odd("the checkpoint", name, f"{held} of {cut.size} are there")
+
+
+def _places(
+    places: Iterable[Place], metadata: Mapping[str, str], file: str
+) -> Iterator[tuple[Place, tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Yield each piece's place with its offsets and its tensor's size, all numbers checked."""
+    try:
+        told = json.loads(metadata[PIECES])
+        for place in places:
+            offsets, size = (tuple(map(int, numbers)) for numbers in told[place.name])
+            spans = list(zip(offsets, place.shape, size, strict=True))
+            if any(start < 0 or start + length > whole for start, length, whole in spans):
+                raise ValueError(f"{place.name} is outside of its tensor")
+            yield place, (offsets, size)
+    except (KeyError, ValueError, TypeError) as error:
+        raise _odd(file, "", str(error)) from error
+
+
+def _tensor(pages: mmap.mmap, place: Place) -> Tensor:
+    count = (place.end - place.start) // place.dtype.itemsize
+    if not count:
+        return torch.empty(place.shape, dtype=place.dtype)
+    flat = torch.frombuffer(pages, dtype=place.dtype, count=count, offset=place.start)
+    return flat.view(place.shape)
+
+
+def _odd(file: str, name: str, why: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"{file} is no part of a sharded checkpoint", given=f"{name}: {why}".removeprefix(": "),
+        expected="pieces of tensors, as ranks save them",
+    )  # fmt: skip
+
+
+class PieceReader(StorageReader):
+    """Gives pieces to the planner of `torch.distributed.checkpoint`."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        """Read from opened files."""
+        self._cuts = pieces.cuts
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return which pieces there are."""
+        found: dict[str, Any] = {}
+        for name, cut in self._cuts.items():
+            chunks = [
+                ChunkStorageMetadata(torch.Size(piece.offsets), piece.tensor.shape)
+                for piece in cut.pieces
+            ]
+            properties = TensorProperties(dtype=cut.dtype)
+            found[name] = TensorStorageMetadata(properties, torch.Size(cut.size), chunks)
+        return Metadata(state_dict_metadata=found, storage_meta=StorageMeta())
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what a plan asks for into the rank's own tensors."""
+        held = {
+            (name, piece.offsets): piece.tensor
+            for name, cut in self._cuts.items()
+            for piece in cut.pieces
+        }
+        for item in plan.items:
+            source = held[item.storage_index.fqn, tuple(item.storage_index.offset or ())]
+            spans = zip(item.storage_offsets, item.lengths, strict=True)
+            wanted = source[tuple(slice(start, start + length) for start, length in spans)]
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(wanted)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: a reader is for one checkpoint."""
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return that any name will do: none is used."""
+        return True

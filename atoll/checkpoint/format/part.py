@@ -1,0 +1,74 @@
+"""One file of a checkpoint: tensors and text, in the safetensors format, written as a stream.
+
+Reading is left to the `safetensors` package. Its writer needs all bytes in memory at once or
+flushes nothing to disk, so writing is done here; `layout` says where everything lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from atoll.checkpoint.format.layout import lay_out
+from atoll.checkpoint.stores.files import Buffer
+from atoll.errors import CheckpointCorrupt
+from atoll.task import Far
+from atoll.wire.manifest import SHARED_PART, member_part
+
+__all__ = ["SHARED", "STATE", "Part", "member_part", "part_blocks", "read_part"]
+
+SHARED = SHARED_PART
+"""The part that is the same for everybody: model and outer state."""
+
+STATE = "state"
+"""Key in a part's metadata: digest of the model that all parts of a checkpoint belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a checkpoint, in memory."""
+
+    name: str
+    """File name, `shared.safetensors` or `w3.safetensors`."""
+    tensors: Mapping[str, Any]
+    """Those that are :class:`Far` come one by one when their bytes are written."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def part_blocks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Buffer]:
+    """Yield the bytes of a safetensors file, tensor by tensor.
+
+    Raises:
+        CheckpointError: a tensor's type has no name in the format.
+    """
+    layout = lay_out(tensors, metadata)
+    yield layout.head
+    for place in layout.places:
+        tensor = tensors[place.name]
+        if isinstance(tensor, Far):
+            tensor = tensor.fetch()
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            yield flat.view(torch.uint8).numpy().data
+            del flat, tensor  # else it would be in memory beside the next one
+
+
+def read_part(path: Path) -> Part:
+    """Return the part in a safetensors file.
+
+    Raises:
+        CheckpointCorrupt: it is no such file, or damaged where its form shows it.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as source:
+            tensors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
+            return Part(path.name, tensors, source.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointCorrupt(
+            f"{path.name} cannot be read", given=f"{path}: {error}", expected="a safetensors file"
+        ) from error

@@ -1,0 +1,375 @@
+"""What a checkpoint holds of one member's training, and how it gets back in.
+
+The shared part is the same whoever writes it: model, the outer strategy's common state, schedule,
+round and step. A member's part is its own: inner optimizer, random number generators, place in the
+data, what its codec still owes, its counters. After `resume` training goes on bit for bit as if it
+had never stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.checkpoint.format.nested import TREE, flatten, nest
+from atoll.checkpoint.format.part import SHARED, STATE, Part, member_part
+from atoll.checkpoint.format.weights import MODEL_PREFIX, plain_names
+from atoll.checkpoint.stores.store import Store
+from atoll.errors import CheckpointCorrupt, CheckpointError
+from atoll.ids import slot_of
+from atoll.task import Task
+
+SHARED_STATE = "shared."
+"""Start of the keys of an outer strategy's state that are equal on every member."""
+
+Numbers = Mapping[str, float | int | str]
+Leases = Mapping[int, Mapping[str, int]]
+"""Slot of the data -> place where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `resume` could not put back itself, because it belongs to others."""
+
+    outer: dict[str, Tensor]
+    """For the outer strategy's `load_state_dict`."""
+    codec: dict[str, Tensor] = field(default_factory=dict)
+    """For the codec's `load_state_dict`."""
+    cursor: dict[str, int] | None = None
+    """Place in the data; None for a newcomer, which starts at the beginning of its shard."""
+    counters: dict[str, float | int | str] = field(default_factory=dict)
+    """What the caller of `save` gave along."""
+    borrowed: bool = False
+    """The checkpoint has no part of this member: it took over another's inner optimizer."""
+    leases: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Where every slot of the data stood when the round was committed."""
+    strategy: str = ""
+    """Name of the outer strategy that `outer` is of; empty: not noted."""
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    """By rank: what a script kept besides."""
+
+
+def save(
+    store: Store,
+    round_: int,
+    task: Task,
+    *,
+    members: Sequence[str],
+    shared: bool,
+    outer: Mapping[str, Tensor],
+    codec: Mapping[str, Tensor],
+    cursor: Mapping[str, int],
+    counters: Numbers | None = None,
+    about: Mapping[str, str] | None = None,
+    own_model: bool = False,
+    base: str | None = None,
+    leases: Leases | None = None,
+    strategy: str = "",
+) -> bool:
+    """Save one member's state right after a committed round; return whether all have by now.
+
+    Args:
+        store: Where to.
+        round_: Rounds committed so far.
+        task: What is trained; MUST NOT change meanwhile.
+        members: Who took part in the last round.
+        shared: Whether this member writes the shared part: the first of `members` does.
+        outer: State of the outer strategy; keys that start with `shared.` go to the shared part.
+        codec: State of the codec.
+        cursor: Place in the data.
+        counters: Numbers of the caller that should go on after a resume.
+        about: Metadata that rebuild the model (see `describe`).
+        own_model: Members stand on different models on purpose: each keeps its own.
+        base: Agreed digest of the model; None: it is hashed here.
+        leases: Where every slot of the data stands.
+        strategy: Name of the outer strategy.
+
+    Raises:
+        StorageFull: there is no room; older checkpoints are valid.
+        CheckpointError: some state has a type that cannot be saved.
+    """
+    own, common = collect(
+        task, outer=outer, codec=codec, cursor=cursor, counters=counters or {},
+        about=about or {}, own_model=own_model, base=base, leases=leases, strategy=strategy,
+    )  # fmt: skip
+    parts = [common, own] if shared else [own]
+    return store.put(round_, parts, step=task.step, member=task.member, members=members)
+
+
+def resume(store: Store, round_: int, task: Task, *, strategy: str = "") -> Restored:
+    """Put a checkpoint back into a task; return what belongs to others.
+
+    A member that the checkpoint does not know takes optimizer and schedule of its first member. So
+    does everybody when the run goes on under another outer strategy: one in which all members take
+    the same step needs equal optimizers, and replicas that stood apart on purpose become one. A
+    checkpoint without any member's part, as imported weights are, sets the model and nothing else
+    of the inner training.
+
+    Args:
+        store: Where from.
+        round_: Which checkpoint.
+        task: What is trained; changed in place.
+        strategy: Name of the outer strategy that runs now; empty: the one it was written under.
+
+    Raises:
+        CheckpointMissing: there is no complete checkpoint of that round.
+        CheckpointCorrupt: a part is damaged; it is named.
+        CheckpointError: it is of another model or optimizer.
+    """
+    members = store.manifest(round_).members
+    shared = _take(store, round_, SHARED)
+    if not members:
+        return restore_shared(task, shared)
+    first = min(members, key=slot_of)
+    before = str(_tree_of(shared).get("strategy", ""))
+    changed = bool(strategy and before and strategy != before)
+    if task.member not in members:
+        return restore(task, shared, _take(store, round_, member_part(first)), borrowed=True)
+    own = _take(store, round_, member_part(task.member))
+    if not changed:
+        return restore(task, shared, own)
+    donor = own if first == task.member else _take(store, round_, member_part(first))
+    return restore(task, shared, own, donor=donor)
+
+
+def _take(store: Store, round_: int, name: str) -> Part:
+    found = store.get(round_, names={name})
+    if name not in found:
+        raise CheckpointCorrupt(
+            f"the checkpoint of round {round_} has no part {name}", given=sorted(found)
+        )
+    return found[name]
+
+
+def collect(
+    task: Task,
+    *,
+    outer: Mapping[str, Tensor],
+    codec: Mapping[str, Tensor],
+    cursor: Mapping[str, int],
+    counters: Numbers,
+    about: Mapping[str, str],
+    own_model: bool = False,
+    base: str | None = None,
+    leases: Leases | None = None,
+    strategy: str = "",
+    agreed: Mapping[str, Tensor] | None = None,
+    kept: Sequence[Mapping[str, Any]] = (),
+) -> tuple[Part, Part]:
+    """Return the member's own part and the shared part; tensors are not copied.
+
+    With `base`, the digest that the members agreed on in the last round, nothing is hashed.
+    `agreed` are tensors by which the shared part's model differs from this member's own, `kept` is
+    what each rank of a script keeps besides. The other
+    arguments are those of :func:`save`.
+
+    Raises:
+        CheckpointError: some state has a type that cannot be saved.
+    """
+    scheduler = task.scheduler.state_dict() if task.scheduler is not None else None
+    model, extra = _split_model(task)
+    if base is None:
+        base = "" if own_model else _model_digest(model)
+    state = {STATE: base} if base else {}
+    progress = {"step": task.step, "round": task.round, "scheduler": scheduler}
+    common = {
+        **progress,
+        "outer": {k: v for k, v in outer.items() if k.startswith(SHARED_STATE)},
+        "model": extra,
+        "leases": {int(slot): dict(cursor) for slot, cursor in (leases or {}).items()},
+        "strategy": strategy,
+    }
+    own = {
+        **progress,
+        "tokens": task.tokens,
+        "optimizer": task.optimizer_state(),
+        "scaler": task.scaler.state_dict() if task.scaler is not None else {},
+        "random": random_state(),
+        "outer": {k: v for k, v in outer.items() if own_model or not k.startswith(SHARED_STATE)},
+        "codec": dict(codec),
+        "cursor": dict(cursor),
+        "counters": dict(counters),
+        "model": extra if own_model else {},
+        "kept": [dict(state) for state in kept],
+    }
+    own_tensors, own_tree = flatten(own, prefix="own")
+    tensors, tree = flatten(common, prefix="common")
+    named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
+    common_model = {MODEL_PREFIX + name: tensor for name, tensor in (agreed or {}).items()}
+    return (
+        Part(
+            member_part(task.member),
+            own_tensors | (named if own_model else {}),
+            {TREE: own_tree, **state},
+        ),
+        Part(SHARED, {**named, **common_model, **tensors}, {**about, TREE: tree, **state}),
+    )
+
+
+def weights_only(model: Mapping[str, Tensor], *, about: Mapping[str, str]) -> Part:
+    """Return the shared part of a checkpoint that holds a model and nothing else, at step 0."""
+    common: dict[str, Any] = {"step": 0, "round": 0, "scheduler": None, "outer": {}, "model": {}}
+    tree = flatten(common, prefix="common")[1]
+    named = {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
+    return Part(SHARED, named, {**about, TREE: tree, STATE: _model_digest(model)})
+
+
+def restore_shared(task: Task, shared: Part) -> Restored:
+    """Put the shared part alone back into a task; optimizer and random generators stay.
+
+    Raises:
+        CheckpointCorrupt: it is no part of a checkpoint.
+        CheckpointError: it is of another model or schedule.
+    """
+    common = _tree_of(shared)
+    _load_model(task, plain_names(_model_tensors(shared)), extra=common["model"])
+    if task.scheduler is not None and common["scheduler"] is not None:
+        _load(task.scheduler, common["scheduler"], kind="scheduler")
+    task.step, task.round, task.tokens = int(common["step"]), int(common["round"]), 0
+    return _of_all(common)
+
+
+def _of_all(common: Mapping[str, Any]) -> Restored:
+    """Return what the shared part has for others."""
+    return Restored(
+        outer=dict(common["outer"]),
+        borrowed=True,
+        leases={int(slot): dict(cursor) for slot, cursor in common.get("leases", {}).items()},
+        strategy=str(common.get("strategy", "")),
+    )
+
+
+def restore(
+    task: Task, shared: Part, own: Part, *, borrowed: bool = False, donor: Part | None = None
+) -> Restored:
+    """Put two parts back into a task; return what belongs to others.
+
+    Args:
+        task: Its model, optimizer, scheduler and progress change; so do the random generators.
+        shared: The shared part.
+        own: The member's own part, or another's.
+        borrowed: It is another's: only optimizer and schedule are taken from it.
+        donor: Whose optimizer, and the shared part's model, all members take; None: each its own.
+
+    Raises:
+        CheckpointCorrupt: the parts are not of one checkpoint.
+        CheckpointError: they are of another model or optimizer.
+    """
+    for part in (own, donor or own):
+        if shared.metadata.get(STATE) != part.metadata.get(STATE):
+            raise CheckpointCorrupt(
+                f"parts {shared.name} and {part.name} are not of one checkpoint",
+                given=f"state {part.metadata.get(STATE)}",
+                expected=f"state {shared.metadata.get(STATE)}",
+            )
+    common, mine = _tree_of(shared), _tree_of(own)
+    holder, extra = (shared, common["model"])
+    if _model_tensors(own) and not borrowed and donor is None:
+        holder, extra = own, mine["model"]
+    _load_model(task, plain_names(_model_tensors(holder)), extra=extra)
+    giver = _tree_of(donor) if donor is not None else mine
+    _load(task.optimizer, giver["optimizer"], kind="optimizer")
+    if task.scaler is not None:
+        _load(task.scaler, giver.get("scaler", {}), kind="scale of the loss")
+    if task.scheduler is not None and mine["scheduler"] is not None:
+        _load(task.scheduler, mine["scheduler"], kind="scheduler")
+    task.step, task.round = int(mine["step"]), int(mine["round"])
+    found = _of_all(common)
+    if borrowed:
+        task.tokens = 0
+        return found
+    task.tokens = int(mine["tokens"])
+    set_random_state(mine["random"])
+    return replace(
+        found,
+        outer={**common["outer"], **mine["outer"]},
+        codec=dict(mine["codec"]),
+        cursor=dict(mine["cursor"]),
+        counters=dict(mine["counters"]),
+        kept=list(mine.get("kept", [])),
+        borrowed=False,
+    )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every global random number generator: torch, CUDA, numpy, Python."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put back what `random_state` returned; devices that are not here are passed over."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+
+
+def _split_model(task: Task) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a model's state, and what else a module put there."""
+    state = task.model.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def _model_tensors(part: Part) -> dict[str, Tensor]:
+    return {k: v for k, v in part.tensors.items() if k.startswith(MODEL_PREFIX)}
+
+
+def _load_model(task: Task, tensors: Mapping[str, Tensor], *, extra: Mapping[str, Any]) -> None:
+    try:
+        task.model.load_state_dict({**tensors, **extra})
+    except RuntimeError as error:
+        raise CheckpointError(
+            "the checkpoint is of another model",
+            given=" ".join(str(error).split())[:400],
+            remedy="resume with the [model] and tokenizer it was written with",
+        ) from error
+
+
+def _load(target: Any, state: Any, *, kind: str) -> None:
+    """Give an optimizer or scheduler its state back."""
+    try:
+        target.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoint is of another {kind}",
+            given=f"{type(error).__name__}: {error}",
+            remedy="resume with the [train] table it was written with",
+        ) from error
+
+
+def _tree_of(part: Part) -> dict[str, Any]:
+    if TREE not in part.metadata:
+        raise CheckpointCorrupt(
+            f"{part.name} is no part of a checkpoint",
+            given=json.dumps(sorted(part.metadata)),
+            expected=f"metadata with {TREE!r}",
+        )
+    tree = nest(part.metadata[TREE], part.tensors)
+    return dict(tree)
+
+
+def _model_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of names and bytes: parts that carry the same belong together."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

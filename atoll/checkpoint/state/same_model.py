@@ -1,0 +1,51 @@
+"""Refuses a sharded checkpoint that belongs to something else, with names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.checkpoint.format.dcp_storage import Pieces
+from atoll.checkpoint.format.weights import MODEL_PREFIX
+from atoll.checkpoint.state.sharded_state import KIND, Trained
+from atoll.errors import CheckpointError
+
+SHOWN = 3
+"""Names that a message lists of each kind."""
+
+
+def refuse_another_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a checkpoint of another model."""
+    held = {name: cut.size for name, cut in pieces.cuts.items() if name.startswith(MODEL_PREFIX)}
+    plain = len(MODEL_PREFIX)
+    troubles = {
+        "it lacks": [name[plain:] for name in sorted(wanted.keys() - held.keys())],
+        "only it has": [name[plain:] for name in sorted(held.keys() - wanted.keys())],
+        "shapes differ:": [
+            f"{name[plain:]} {held[name]} instead of {wanted[name]}"
+            for name in sorted(held.keys() & wanted.keys())
+            if held[name] != wanted[name]
+        ],
+    }
+    found = [
+        f"{kind} {', '.join(names[:SHOWN])}"
+        + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        for kind, names in troubles.items()
+        if names
+    ]
+    if found:
+        raise CheckpointError(
+            "the sharded checkpoint is of another model", given="; ".join(found),
+            expected=f"the {len(wanted)} tensors of this model",
+            remedy="build the model as it was when it was saved; the mesh may be another",
+        )  # fmt: skip
+
+
+def refuse_another_optimizer(pieces: Pieces, trained: Trained) -> None:
+    """Refuse the state of another optimizer."""
+    saved = {texts[KIND] for texts in pieces.texts if KIND in texts}
+    own = type(trained.optimizer).__name__
+    if trained.optimizer is not None and saved and own not in saved:
+        raise CheckpointError(
+            "the sharded checkpoint is of another optimizer", given=", ".join(sorted(saved)),
+            expected=own, remedy="build the optimizer as it was when it was saved",
+        )  # fmt: skip

@@ -1,0 +1,242 @@
+"""A model and its optimizer as names -> tensors of which a rank may hold its piece only.
+
+    model/<parameter or buffer>         optimizer/<parameter>/<exp_avg, step, ...>
+
+Names are those of the whole model whatever it is wrapped in, so they mean the same under any mesh.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from atoll.checkpoint.format.weights import MODEL_PREFIX
+from atoll.errors import CheckpointError
+
+OPTIMIZER_PREFIX = "optimizer/"
+KIND = "optimizer"
+"""Key in a file's metadata: class of the optimizer."""
+GROUPS = "groups"
+"""Key in a file's metadata: JSON, options of the optimizer by the parameter's name."""
+
+WRAPPINGS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""What wrappers put into names."""
+
+
+class Spread(Protocol):
+    """A rank's part of a model; what inner strategies make of one fits."""
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return what of the model's parameters is here, by its name in the whole model."""
+        ...
+
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Return the saved buffers that are here."""
+        ...
+
+
+@runtime_checkable
+class WithRest(Protocol):
+    """Such a part that knows what is not trained, too."""
+
+    def rest(self) -> Mapping[str, Tensor]:
+        """Return frozen parameters and further saved buffers that are here."""
+        ...
+
+
+class Trained:
+    """What a rank holds of a model and its optimizer."""
+
+    def __init__(
+        self,
+        model: nn.Module | Spread,
+        optimizer: Optimizer | None,
+        *,
+        steps_on: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Look at a model, wrapped or not, or at a rank's part of one.
+
+        Args:
+            model: What is trained.
+            optimizer: Of it.
+            steps_on: Tensors by which the optimizer knows parameters, where these are others: a
+                plain tensor for this rank's piece of a DTensor.
+        """
+        self.optimizer = optimizer
+        self.ties: dict[str, str] = {}
+        """Second names of tensors -> the name under which they are saved."""
+        if isinstance(model, nn.Module):
+            self.parameters = {plain(name): p for name, p in model.named_parameters()}
+            self.buffers = _saved_buffers(model)
+            self.ties = ties_of(model)
+        else:
+            self.parameters = dict(model.parameters())
+            self.buffers = dict(model.buffers())
+            if isinstance(model, WithRest):
+                self.buffers |= model.rest()
+        self._known = dict(steps_on) if steps_on is not None else dict(self.parameters)
+        self._names = {id(tensor): name for name, tensor in self._known.items()}
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers."""
+        held = {**self.parameters, **self.buffers}
+        return {MODEL_PREFIX + name: tensor.detach() for name, tensor in held.items()}
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Return the optimizer's state.
+
+        Raises:
+            CheckpointError: it trains what is not in the model.
+        """
+        if self.optimizer is None:
+            return {}
+        found: dict[str, Tensor] = {}
+        for parameter, state in self.optimizer.state.items():
+            if id(parameter) not in self._names:
+                raise CheckpointError(
+                    "the optimizer trains a tensor that is not in the model",
+                    given=f"shape {tuple(parameter.shape)}",
+                    remedy="build it over the parameters of the model as it is now",
+                )
+            name = self._names[id(parameter)]
+            for key, value in state.items():
+                if isinstance(value, bool | int | float):
+                    value = torch.tensor(value, dtype=torch.float64)
+                if isinstance(value, Tensor):
+                    piece = _as_piece(value.detach(), of=self.parameters[name], known=parameter)
+                    found[f"{OPTIMIZER_PREFIX}{name}/{key}"] = piece
+        return found
+
+    def texts(self) -> dict[str, str]:
+        """Return what is saved of the optimizer beside tensors."""
+        if self.optimizer is None:
+            return {}
+        groups = [
+            {
+                "names": [self._names[id(p)] for p in group["params"]],
+                "options": _plain_options(group),
+            }
+            for group in self.optimizer.param_groups
+        ]
+        return {KIND: type(self.optimizer).__name__, GROUPS: json.dumps(groups)}
+
+    def room_for(
+        self, cuts: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    ) -> dict[str, Tensor]:
+        """Return tensors for the optimizer's state that a checkpoint has of these parameters.
+
+        Args:
+            cuts: Size and type of every tensor in the checkpoint.
+
+        Raises:
+            CheckpointError: some state has a form that cannot be dealt out.
+        """
+        found: dict[str, Tensor] = {}
+        if self.optimizer is None:
+            return found
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for full, (size, dtype) in cuts.items():
+            name, _, _ = full.removeprefix(OPTIMIZER_PREFIX).rpartition("/")
+            parameter = self.parameters.get(name)
+            if not full.startswith(OPTIMIZER_PREFIX) or parameter is None:
+                continue
+            if id(self._known.get(name)) not in trained:
+                continue
+            if tuple(parameter.shape) == size:
+                found[full] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            elif size == () or type(parameter.data) is Tensor:
+                found[full] = torch.zeros(size, dtype=dtype)
+            else:
+                raise CheckpointError(
+                    "this optimizer's state cannot be dealt out to several ranks",
+                    given=f"{full} of shape {size}",
+                    expected=f"a number, or the parameter's shape {tuple(parameter.shape)}",
+                )
+        return found
+
+    def take_up(self, tensors: Mapping[str, Tensor], texts: Sequence[Mapping[str, str]]) -> None:
+        """Give the optimizer its state.
+
+        Args:
+            tensors: What `room_for` returned, filled.
+            texts: What `texts` returned on the ranks that saved.
+        """
+        if self.optimizer is None:
+            return
+        states: dict[str, dict[str, Any]] = {}
+        for full, tensor in tensors.items():
+            name, _, key = full.removeprefix(OPTIMIZER_PREFIX).rpartition("/")
+            if isinstance(tensor, DTensor) and not isinstance(self._known[name], DTensor):
+                tensor = tensor.to_local()
+            states.setdefault(name, {})[key] = tensor
+        options = {
+            name: group["options"]
+            for told in texts
+            for group in json.loads(told.get(GROUPS, "[]"))
+            for name in group["names"]
+        }
+        names = self._names
+        ready = self.optimizer.state_dict()
+        order = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        ready["state"] = {i: states[name] for i, name in enumerate(order) if name in states}
+        for group in ready["param_groups"]:
+            saved = options.get(order[group["params"][0]], {}) if group["params"] else {}
+            for key, value in saved.items():
+                if key in group:
+                    group[key] = tuple(value) if isinstance(group[key], tuple) else value
+        self.optimizer.load_state_dict(ready)
+
+
+def _as_piece(value: Tensor, *, of: Tensor, known: Tensor) -> Tensor:
+    """Return the state of a piece as a DTensor that lies as its parameter does."""
+    if not isinstance(of, DTensor) or isinstance(known, DTensor) or value.shape != known.shape:
+        return value
+    return DTensor.from_local(
+        value, of.device_mesh, of.placements, run_check=False, shape=of.shape, stride=of.stride()
+    )
+
+
+def plain(name: str) -> str:
+    """Return a name without what wrappers put into it."""
+    for wrapping in WRAPPINGS:
+        name = name.replace("." + wrapping, ".").removeprefix(wrapping)
+    return name
+
+
+def ties_of(model: nn.Module) -> dict[str, str]:
+    """Return the second names of tensors that a model has under several.
+
+    Whoever loads weights by `load_state_dict` expects all of them.
+    """
+    first: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    names = {id(p): plain(name) for name, p in model.named_parameters()}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        known = names.get(id(tensor)) or first.setdefault(id(tensor), plain(name))
+        if known != plain(name):
+            ties[plain(name)] = known
+    return ties
+
+
+def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are in the model's state."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    found = model.named_buffers()
+    return {plain(name): buffer for name, buffer in found if id(buffer) in saved}
+
+
+def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group that are numbers and words."""
+    kinds = bool | int | float | str | None
+    return {
+        key: value
+        for key, value in group.items()
+        if key != "params"
+        and all(isinstance(one, kinds) for one in (value if isinstance(value, tuple) else [value]))
+    }

@@ -1,0 +1,378 @@
+"""A job's folder of checkpoints as files: complete or absent, whatever happens. Knows no tensors.
+
+    <folder>/checkpoints/round-000012/shared.safetensors    model, outer state
+                                      w0.safetensors        inner optimizer, random states, ...
+                                      manifest.json         written last
+
+A checkpoint exists when its manifest does. Several members, as threads or processes, may put into
+one folder: whoever finds all parts there writes the manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.checkpoint.stores.files import (
+    TEMPORARY_PREFIX,
+    Buffer,
+    Moment,
+    Written,
+    flush_folder,
+    hash_file,
+    storage_errors,
+    unobserved,
+    write_file,
+)
+from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull, WireError
+from atoll.ids import slot_of
+from atoll.wire.manifest import (
+    MANIFEST_NAME,
+    REPLACED,
+    SHARED_PART,
+    Manifest,
+    ManifestPart,
+    checkpoint_folder,
+    decode_manifest,
+    encode_manifest,
+    member_part,
+    round_of,
+)
+from atoll.wire.part_header import read_score, read_stamp
+from atoll.wire.retention import Keep
+
+logger = logging.getLogger(__name__)
+
+REMEDY = "resume from an older checkpoint of the job, or copy the part from a backup"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part on its way into a folder."""
+
+    name: str
+    blocks: Callable[[], Iterable[Buffer]]
+    """Gives the bytes of the file; its header carries the checkpoint's stamp."""
+
+
+class Folder:
+    """The checkpoints in one job's folder.
+
+    Args:
+        path: The job's folder, `runs/<job>`.
+        job: Name for the manifest; the folder's by default.
+        keep: Which complete checkpoints are kept.
+        versions: Of Atoll, torch and Python, for the manifest.
+        wall: Seconds since 1970, for the manifest.
+        moment: Told every point of a write; for tests.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        job: str = "",
+        keep: Keep | None = None,
+        versions: Mapping[str, str] | None = None,
+        wall: Callable[[], float] = time.time,
+        moment: Moment = unobserved,
+    ) -> None:
+        self.path = path
+        self.job = job or path.resolve().name
+        self._keep = keep or Keep()
+        self._versions = dict(versions or {})
+        self._wall = wall
+        self._moment = moment
+
+    # ------------------------------------------------------------------------ writing
+
+    def put(
+        self,
+        round_: int,
+        files: Sequence[PartFile],
+        *,
+        stamp: str,
+        step: int,
+        members: Sequence[str],
+    ) -> bool:
+        """Write the parts of one member; return whether the checkpoint is complete now.
+
+        Parts of an earlier attempt at the same round, which carry another stamp, do not count.
+
+        Args:
+            round_: Rounds committed when the state was captured.
+            files: The parts.
+            stamp: What their headers and those of the other members' parts carry.
+            step: Where the schedule stands.
+            members: Everybody whose parts make it complete.
+
+        Raises:
+            StorageFull: there is no room; older checkpoints are untouched.
+        """
+        folder = self.path / checkpoint_folder(round_)
+        with storage_errors(folder):
+            if (folder / MANIFEST_NAME).exists():
+                if all(read_stamp(folder / file.name) == stamp for file in files):
+                    # Resumed from this very checkpoint and stopped again at once, or killed
+                    # between the manifest and the end.
+                    self._tidy(round_)
+                    return True
+                self._set_aside(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            flush_folder(folder.parent)
+        written = self._write(folder, files)
+        if not self._publish(
+            folder, written, stamp=stamp, round_=round_, step=step, members=members
+        ):
+            return False
+        self._tidy(round_)
+        return True
+
+    def begin(self, round_: int) -> Path:
+        """Make an empty folder for a round whose files somebody else will write.
+
+        A complete checkpoint of that round stays readable until `settle`.
+        """
+        folder = self.path / checkpoint_folder(round_)
+        with storage_errors(folder):
+            if (folder / MANIFEST_NAME).exists():
+                self._set_aside(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            flush_folder(folder.parent)
+        return folder
+
+    def settle(self, round_: int) -> None:
+        """Delete what the complete checkpoint of a round replaces, and older ones not kept."""
+        self._tidy(round_)
+
+    def abandon(self, *, after: int) -> list[int]:
+        """Delete everything of later rounds: the run goes on from round `after` another way.
+
+        Returns:
+            The rounds that were deleted.
+        """
+        later = sorted(round_ for round_ in self._rounds() if round_ > after)
+        for round_ in later:
+            self._delete(round_)
+        return later
+
+    def _set_aside(self, folder: Path) -> None:
+        """Keep a complete checkpoint readable while another of the same round is written."""
+        aside = _aside(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        self._moment(f"{folder.name} set aside")
+
+    def _write(self, folder: Path, files: Sequence[PartFile]) -> dict[str, Written]:
+        """Write all parts, or none when there is no room for one of them."""
+        written = {}
+        try:
+            for file in files:
+                path = folder / file.name
+                written[file.name] = write_file(path, file.blocks(), moment=self._moment)
+        except StorageFull:
+            for file in files:
+                (folder / file.name).unlink(missing_ok=True)
+            raise
+        return written
+
+    def _publish(
+        self,
+        folder: Path,
+        written: Mapping[str, Written],
+        *,
+        stamp: str,
+        round_: int,
+        step: int,
+        members: Sequence[str],
+    ) -> bool:
+        """Write the manifest if every part of this state is there; return whether it is."""
+        owners = {SHARED_PART: min(members, key=slot_of), **{member_part(m): m for m in members}}
+        if any(read_stamp(folder / name) != stamp for name in owners):
+            return False
+        entries = []
+        for name, owner in sorted(owners.items()):
+            held = written.get(name) or hash_file(folder / name)
+            entries.append(
+                ManifestPart(name=name, member=owner, sha256=held.sha256, nbytes=held.nbytes)
+            )
+        manifest = Manifest(
+            job=self.job,
+            round=round_,
+            step=step,
+            members=sorted(members, key=slot_of),
+            parts=entries,
+            created=self._wall(),
+            versions=self._versions,
+            score=read_score(folder / SHARED_PART),
+        )
+        write_file(folder / MANIFEST_NAME, [encode_manifest(manifest)], moment=self._moment)
+        return True
+
+    def _tidy(self, newest: int) -> None:
+        """Delete what `newest` replaces and what is older, except the complete ones to keep."""
+        shutil.rmtree(_aside(self.path / checkpoint_folder(newest)), ignore_errors=True)
+        complete = {r: m.score for r, m in self.complete().items() if r <= newest}
+        kept = self._keep.rounds(complete)
+        for round_ in self._rounds():
+            if round_ < newest and round_ not in kept:
+                self._delete(round_)
+            elif round_ < newest:  # nobody writes there any more: what a killed writer left goes
+                for path in (self.path / checkpoint_folder(round_)).glob(f"{TEMPORARY_PREFIX}*"):
+                    path.unlink(missing_ok=True)
+
+    def _delete(self, round_: int) -> None:
+        folder = self.path / checkpoint_folder(round_)
+        for each in (folder, _aside(folder)):
+            # The manifest first: a checkpoint half deleted must not look complete.
+            (each / MANIFEST_NAME).unlink(missing_ok=True)
+            self._moment(f"{each.name} withdrawn")
+            shutil.rmtree(each, ignore_errors=True)
+
+    # ------------------------------------------------------------------------ reading
+
+    def manifest(self, round_: int) -> Manifest:
+        """Return what a complete checkpoint consists of.
+
+        Raises:
+            CheckpointMissing: there is no complete checkpoint of that round.
+            CheckpointCorrupt: the manifest is damaged, or of another round.
+        """
+        try:
+            return self._read_manifest(round_)
+        except FileNotFoundError:
+            place = str(self.path / checkpoint_folder(round_))
+            raise missing(round_, place=place, rounds=sorted(self.complete())) from None
+
+    def complete(self) -> dict[int, Manifest]:
+        """Return the manifests of complete checkpoints by round, ascending.
+
+        Complete: the manifest reads and every part is there in full size; hashes are checked by
+        `check`.
+        """
+        found = {round_: self._if_complete(round_) for round_ in sorted(self._rounds())}
+        return {round_: manifest for round_, manifest in found.items() if manifest is not None}
+
+    def check(self, round_: int, *, names: Iterable[str] | None = None) -> dict[str, Path]:
+        """Return the files of a checkpoint's parts after comparing them with the manifest.
+
+        Args:
+            round_: Which checkpoint.
+            names: Only these parts, where the manifest lists them; None: all.
+
+        Raises:
+            CheckpointMissing: there is no complete checkpoint of that round.
+            CheckpointCorrupt: a part is missing, truncated or altered; it is named.
+        """
+        folder = self.place(round_)
+        wanted = None if names is None else set(names)
+        found = {}
+        for entry in self.manifest(round_).parts:
+            if wanted is None or entry.name in wanted:
+                check_part(folder / entry.name, entry, round_=round_)
+                found[entry.name] = folder / entry.name
+        return found
+
+    def place(self, round_: int) -> Path:
+        """Return the folder in which a round's checkpoint is, or would be."""
+        folder = self.path / checkpoint_folder(round_)
+        waiting = _aside(folder)
+        replaced = not (folder / MANIFEST_NAME).exists() and (waiting / MANIFEST_NAME).exists()
+        return waiting if replaced else folder
+
+    def _read_manifest(self, round_: int) -> Manifest:
+        data = (self.place(round_) / MANIFEST_NAME).read_bytes()
+        return open_manifest(data, round_=round_)
+
+    def _if_complete(self, round_: int) -> Manifest | None:
+        folder = self.place(round_)
+        try:
+            if not (folder / MANIFEST_NAME).exists():
+                return None
+            manifest = self._read_manifest(round_)
+            whole = all((folder / p.name).stat().st_size == p.nbytes for p in manifest.parts)
+        except (CheckpointCorrupt, OSError) as error:
+            logger.warning("checkpoint of round %d is passed over: %s", round_, error)
+            return None
+        return manifest if whole else None
+
+    def _rounds(self) -> set[int]:
+        """Return the rounds that have a folder, complete or not."""
+        paths = (self.path / "checkpoints").glob("round-*")
+        rounds = {round_of(path.name) for path in paths if path.is_dir()}
+        return {round_ for round_ in rounds if round_ is not None}
+
+
+def open_manifest(data: bytes, *, round_: int) -> Manifest:
+    """Return the manifest of a round.
+
+    Raises:
+        CheckpointCorrupt: it is malformed, or of another round.
+    """
+    try:
+        manifest = decode_manifest(data)
+    except WireError as error:
+        raise CheckpointCorrupt(
+            f"{MANIFEST_NAME} of the checkpoint of round {round_} cannot be read",
+            given=str(error),
+            remedy=REMEDY,
+        ) from error
+    safe = all(entry.name == Path(entry.name).name for entry in manifest.parts)
+    if manifest.round != round_ or not safe:
+        raise CheckpointCorrupt(
+            f"{MANIFEST_NAME} of the checkpoint of round {round_} belongs elsewhere",
+            given=f"round {manifest.round}, parts {[entry.name for entry in manifest.parts]}",
+            expected=f"round {round_}, plain file names",
+            remedy=REMEDY,
+        )
+    return manifest
+
+
+def check_part(path: Path, entry: ManifestPart, *, round_: int) -> None:
+    """Compare a part with its entry in the manifest.
+
+    Raises:
+        CheckpointCorrupt: it is missing, of another size, or altered.
+    """
+    try:
+        held = hash_file(path)
+    except OSError as error:
+        raise CheckpointCorrupt(
+            f"part {entry.name} of the checkpoint of round {round_} is missing",
+            given=str(error),
+            expected=f"{entry.nbytes} bytes",
+            remedy=REMEDY,
+        ) from error
+    if held.nbytes != entry.nbytes:
+        raise CheckpointCorrupt(
+            f"part {entry.name} of the checkpoint of round {round_} has the wrong size",
+            given=f"{path}: {held.nbytes} bytes",
+            expected=f"{entry.nbytes} bytes",
+            remedy=REMEDY,
+        )
+    if held.sha256 != entry.sha256:
+        raise CheckpointCorrupt(
+            f"part {entry.name} of the checkpoint of round {round_} was altered",
+            given=f"{path}: SHA-256 {held.sha256[:16]}...",
+            expected=f"{entry.sha256[:16]}... as its manifest says",
+            remedy=REMEDY,
+        )
+
+
+def missing(round_: int, *, place: str, rounds: Sequence[int]) -> CheckpointMissing:
+    """Return the error for a round that has no complete checkpoint."""
+    return CheckpointMissing(
+        f"there is no complete checkpoint of round {round_}",
+        given=place,
+        expected=f"one of rounds {list(rounds)}" if rounds else "no round has one yet",
+    )
+
+
+def _aside(folder: Path) -> Path:
+    """Return where a checkpoint waits until another of its round is complete."""
+    return folder.with_name(folder.name + REPLACED)

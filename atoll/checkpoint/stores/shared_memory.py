@@ -1,0 +1,167 @@
+"""Memory that two processes see: the trainer copies into it, the writer reads it.
+
+On Linux it is an anonymous file in memory (`memfd_create`), of the kind that lies below /dev/shm
+but without a name and without the size limit of that mount. Nothing can be left behind: the kernel
+frees it with the last of the two processes, however they end. Where there is none, or memory is
+short, a file on the disk is mapped instead; those that a killed process left go at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from atoll.checkpoint.stores.files import storage_errors
+
+logger = logging.getLogger(__name__)
+
+PREFIX = ".image-"
+"""Start of the names of mapped files on a disk."""
+
+RESERVE_SHARE = 0.05
+"""Share of the machine's memory that images leave free."""
+
+SLACK = 128
+"""A buffer is made larger by one of so many parts."""
+
+PAGE_BYTES = 4096
+
+_POPULATE = 23
+"""MADV_POPULATE_WRITE: get all pages now instead of one by one at the first touch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How another process finds the memory: by an inherited descriptor, or by a path."""
+
+    descriptor: int
+    """-1: by the path."""
+    path: str
+
+
+class SharedMemory:
+    """A buffer that grows and is reused; one thread at a time.
+
+    Args:
+        scratch: Folder for a mapped file, where memory is short.
+    """
+
+    def __init__(self, *, scratch: Path) -> None:
+        self._scratch = scratch
+        self._anonymous = _anonymous_file()
+        self._file: int | None = None
+        self._path = ""
+        self._mapping: mmap.mmap | None = None
+        self._capacity = 0
+
+    @property
+    def inherited(self) -> int:
+        """The descriptor that a writer process MUST inherit; -1: none."""
+        return self._anonymous
+
+    @property
+    def place(self) -> Place:
+        """Where the bytes are now."""
+        return Place(-1, self._path) if self._path else Place(self._anonymous, "")
+
+    def view(self, nbytes: int) -> memoryview:
+        """Return so many writable bytes; what was in them is undefined.
+
+        Views from before MUST have been released.
+
+        Raises:
+            StorageFull: there is room neither in memory nor on the disk.
+        """
+        if self._mapping is None or nbytes > self._capacity:
+            self._grow(nbytes)
+        assert self._mapping is not None
+        return memoryview(self._mapping)[:nbytes]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._unmap()
+        for descriptor in (self._anonymous, self._file):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self._anonymous, self._file = -1, None
+        if self._path:
+            Path(self._path).unlink(missing_ok=True)
+
+    def _grow(self, nbytes: int) -> None:
+        self._unmap()
+        # A header that is a few bytes longer the next time must not cost new pages.
+        nbytes += nbytes // SLACK + PAGE_BYTES
+        more = nbytes - self._capacity
+        if self._anonymous >= 0 and not self._path and memory_room() > more:
+            os.ftruncate(self._anonymous, nbytes)
+            self._map(self._anonymous, nbytes)
+            return
+        if self._anonymous >= 0 and not self._path:
+            os.ftruncate(self._anonymous, 0)
+        if self._file is None:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            self._file, self._path = tempfile.mkstemp(dir=self._scratch, prefix=PREFIX)
+        logger.info("images of checkpoints lie in %s", self._path)
+        with storage_errors(Path(self._path)):
+            os.ftruncate(self._file, nbytes)
+            if hasattr(os, "posix_fallocate"):  # a hole could not be filled later
+                os.posix_fallocate(self._file, 0, nbytes)
+        self._map(self._file, nbytes)
+
+    def _map(self, descriptor: int, nbytes: int) -> None:
+        self._mapping, self._capacity = mmap.mmap(descriptor, nbytes), nbytes
+        for advice in (getattr(mmap, "MADV_HUGEPAGE", -1), _POPULATE):
+            with contextlib.suppress(OSError, ValueError):  # a kernel that knows it not
+                if sys.platform.startswith("linux") and advice >= 0:
+                    self._mapping.madvise(advice)
+
+    def _unmap(self) -> None:
+        if self._mapping is not None:
+            with contextlib.suppress(BufferError):  # a view is still about: it goes with that
+                self._mapping.close()
+        self._mapping = None
+
+
+def memory_room() -> int:
+    """Return how many bytes of memory this process may still take without endangering others."""
+    machine = psutil.virtual_memory()
+    room = machine.available - int(machine.total * RESERVE_SHARE)
+    return min(room, _group_room(Path("/sys/fs/cgroup")))
+
+
+def remove_leftovers(scratch: Path) -> None:
+    """Delete the mapped files of a process that was killed; only its successor may."""
+    for path in scratch.glob(f"{PREFIX}*"):
+        path.unlink(missing_ok=True)
+
+
+def _group_room(group: Path) -> int:
+    """Return what the control group's limit leaves; containers have one."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return sys.maxsize
+        used = int((group / "memory.current").read_text())
+        lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = sum(
+            int(value) for name, value in lines if name in ("inactive_file", "active_file")
+        )
+        return int(int(limit) * (1 - RESERVE_SHARE)) - used + cached
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def _anonymous_file() -> int:
+    """Return the descriptor of an empty file in memory, or -1 where there is none."""
+    try:
+        return os.memfd_create("atoll-image")
+    except (AttributeError, OSError):
+        return -1

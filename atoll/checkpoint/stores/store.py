@@ -1,0 +1,184 @@
+"""Where checkpoints are kept: the seam, and the store in a folder of files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from platform import python_version
+from typing import Protocol
+
+import torch
+
+from atoll import __version__
+from atoll.checkpoint.format.part import STATE, Part, part_blocks, read_part
+from atoll.checkpoint.stores.files import Moment, unobserved
+from atoll.checkpoint.stores.folder import Folder, PartFile
+from atoll.wire.manifest import SCORE, SHARED_PART, STAMP, Manifest, stamp_of
+from atoll.wire.retention import Keep
+
+
+class Store(Protocol):
+    """Keeps checkpoints of one job."""
+
+    def put(
+        self, round_: int, parts: Sequence[Part], *, step: int, member: str, members: Sequence[str]
+    ) -> bool:
+        """Keep the parts of one member; return whether the checkpoint is complete now.
+
+        MUST NOT damage an older checkpoint, whatever happens meanwhile.
+
+        Args:
+            round_: Rounds committed when the state was captured.
+            parts: The member's own part, and the shared one if it is the one that writes it.
+            step: Optimizer steps done.
+            member: Who writes.
+            members: Everybody whose parts make it complete.
+
+        Raises:
+            StorageFull: there is no room.
+        """
+        ...
+
+    def get(self, round_: int, *, names: Collection[str]) -> dict[str, Part]:
+        """Return parts by name, checked against the manifest; names it does not list are absent.
+
+        Raises:
+            CheckpointMissing: there is no complete checkpoint of that round.
+            CheckpointCorrupt: a part is missing, truncated or altered; it is named.
+        """
+        ...
+
+    def manifest(self, round_: int) -> Manifest:
+        """Return what a complete checkpoint consists of; raises as `get` does."""
+        ...
+
+    def latest(self) -> int:
+        """Return the round of the newest complete checkpoint, or -1."""
+        ...
+
+
+class DirectoryStore:
+    """A store in a folder of this machine, or of a file system that the members share.
+
+    Several members, as threads or processes, may put into one folder: whoever finds all of them
+    there writes the manifest.
+
+    Args:
+        folder: The job's folder, `runs/<job>`.
+        job: Name for the manifest; the folder's by default.
+        keep: How many complete checkpoints are kept, or a whole rule.
+        wall: Seconds since 1970, for the manifest.
+        moment: Told every point of a write; for tests.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        job: str = "",
+        keep: int | Keep = 2,
+        wall: Callable[[], float] = time.time,
+        moment: Moment = unobserved,
+    ) -> None:
+        self.folder = folder
+        rule = keep if isinstance(keep, Keep) else Keep(newest=keep)
+        self._files = Folder(
+            folder, job=job, keep=rule, versions=versions(), wall=wall, moment=moment
+        )
+
+    def put(
+        self,
+        round_: int,
+        parts: Sequence[Part],
+        *,
+        step: int,
+        member: str,
+        members: Sequence[str],
+        score: float | None = None,
+    ) -> bool:
+        """Keep the parts of one member; return whether the checkpoint is complete now.
+
+        Parts of an earlier attempt at the same round, at another state, do not count.
+
+        Args:
+            round_: Rounds committed when the state was captured.
+            parts: The member's own part, and the shared one if it is the one that writes it.
+            step: Optimizer steps done.
+            member: Who writes.
+            members: Everybody whose parts make it complete.
+            score: Held-out loss of the state, from whoever writes the shared part.
+
+        Raises:
+            StorageFull: there is no room; older checkpoints are untouched.
+        """
+        stamp, ready = stamped(parts, round_=round_, step=step, score=score)
+        files = [PartFile(p.name, partial(part_blocks, p.tensors, p.metadata)) for p in ready]
+        return self._files.put(round_, files, stamp=stamp, step=step, members=members)
+
+    def get(self, round_: int, *, names: Collection[str]) -> dict[str, Part]:
+        """Return parts by name, checked against the manifest; names it does not list are absent.
+
+        Raises:
+            CheckpointMissing: there is no complete checkpoint of that round.
+            CheckpointCorrupt: a part is missing, truncated or altered; it is named.
+        """
+        paths = self._files.check(round_, names=names)
+        return {name: read_part(path) for name, path in paths.items()}
+
+    def manifest(self, round_: int) -> Manifest:
+        """Return what a complete checkpoint consists of; raises as `get` does."""
+        return self._files.manifest(round_)
+
+    def latest(self) -> int:
+        """Return the round of the newest complete checkpoint, or -1.
+
+        Complete: the manifest reads and every part is there in full size; hashes are checked by
+        `get`.
+        """
+        return max(self._files.complete(), default=-1)
+
+    def verify(self, round_: int) -> Manifest:
+        """Check the hash of every part and return the manifest; raises as `get` does."""
+        self._files.check(round_)
+        return self._files.manifest(round_)
+
+    def abandon(self, *, after: int) -> list[int]:
+        """Delete the checkpoints of rounds later than `after`; return which there were.
+
+        To be called once when a job goes on from an older round: what came later is of a future
+        that will not be.
+        """
+        return self._files.abandon(after=after)
+
+
+def versions() -> dict[str, str]:
+    """Return what a manifest says about the programs that wrote its checkpoint."""
+    return {"atoll": __version__, "torch": str(torch.__version__), "python": python_version()}
+
+
+def stamped(
+    parts: Sequence[Part], *, round_: int, step: int, score: float | None = None, base: str = ""
+) -> tuple[str, list[Part]]:
+    """Return a checkpoint's stamp, and one member's parts with it in their metadata.
+
+    Args:
+        parts: Their tensors are not copied.
+        round_: Rounds committed.
+        step: Where the schedule stood.
+        score: Held-out loss; goes into the shared part.
+        base: Agreed digest of the model; empty: what the parts say themselves.
+    """
+    if base:
+        parts = [_with(part, {STATE: base}) for part in parts]
+    states = [part.metadata.get(STATE, "") for part in parts]
+    stamp = stamp_of(round_=round_, step=step, states=states)
+    told = {} if score is None else {SCORE: repr(float(score))}
+    return stamp, [
+        _with(part, {STAMP: stamp, **(told if part.name == SHARED_PART else {})}) for part in parts
+    ]
+
+
+def _with(part: Part, texts: Mapping[str, str]) -> Part:
+    return Part(part.name, part.tensors, {**part.metadata, **texts})

@@ -1,0 +1,110 @@
+"""Sends parts of a checkpoint from memory to the hub; needs no torch and no file in between."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import httpx
+
+from atoll.checkpoint.stores.files import BLOCK_BYTES, Moment, Written, unobserved
+from atoll.errors import CheckpointError, CheckpointMissing, HubUnreachable
+from atoll.net.endpoint import PLAIN, Way
+from atoll.net.http.client import SLOW_ANSWER_S
+from atoll.net.http.http import Rest
+from atoll.net.retry import backoff
+from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
+
+TIMEOUT_S = 30.0
+
+
+class Upload:
+    """A way to one job's files at the hub.
+
+    Args:
+        url: Of the hub.
+        token: Of the job.
+        job: Which job.
+        pause: Waits before the hub is tried again; raises to give up.
+        moment: Told every point of an upload; for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str,
+        job: str,
+        way: Way = PLAIN,
+        pause: Callable[[float], None],
+        moment: Moment = unobserved,
+    ) -> None:
+        self._rest = Rest(url, token, way=way, timeout_s=TIMEOUT_S)
+        self._job = job
+        self._pause = pause
+        self._moment = moment
+
+    def put(self, round_: int, name: str, data: memoryview) -> Written:
+        """Make sure that a part lies at the hub, and return its hash and size.
+
+        What is there already with this hash is not sent again. A part of a published checkpoint is
+        never overwritten.
+
+        Raises:
+            CheckpointError: the round is published with other content.
+            StorageFull: the hub's disk is full.
+            AtollError: whatever `pause` raises while the hub does not answer, or the hub says.
+        """
+        digest = hashlib.sha256()
+        for block in _blocks(data):
+            digest.update(block)
+        written = Written(digest.hexdigest(), data.nbytes)
+        self._moment(f"{name} hashed")
+        for pause_s in backoff():
+            try:
+                self._put(f"{checkpoint_folder(round_)}/{name}", data, written)
+                break
+            except HubUnreachable:
+                self._pause(pause_s)
+        self._moment(f"{name} uploaded")
+        return written
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._rest.close()
+
+    def _put(self, path: str, data: memoryview, written: Written) -> None:
+        if self._stat(path) == written:
+            return
+        folder, _, name = path.rpartition("/")
+        if self._stat(f"{folder}/{MANIFEST_NAME}") is not None:
+            raise CheckpointError(
+                f"{folder} is published at the hub with another {name}",
+                given=f"SHA-256 {written.sha256[:16]}...",
+                expected="the same part, or a round that is not published yet",
+            )
+        self._rest.call(
+            "PUT",
+            self._url(path),
+            content=_blocks(data),
+            headers={"X-Sha256": written.sha256, "Content-Length": str(written.nbytes)},
+            timeout=max(TIMEOUT_S, SLOW_ANSWER_S),
+        )
+
+    def _stat(self, path: str) -> Written | None:
+        absent = CheckpointMissing("the hub has no such file", given=path)
+        try:
+            answer: httpx.Response = self._rest.call("HEAD", self._url(path), absent=absent)
+        except CheckpointMissing:
+            return None
+        headers = answer.headers
+        return Written(str(headers.get("X-Sha256", "")), int(headers.get("Content-Length", "0")))
+
+    def _url(self, path: str) -> str:
+        return f"/api/jobs/{quote(self._job, safe='')}/files/{quote(path)}"
+
+
+def _blocks(data: memoryview) -> Iterator[bytes]:
+    for start in range(0, data.nbytes, BLOCK_BYTES):
+        yield bytes(data[start : start + BLOCK_BYTES])

@@ -1,0 +1,54 @@
+"""`atoll drain`: have a machine give its work back, e.g. before it is shut down.
+
+`atoll node`: what an operator does with a machine of the hub.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="A node, as `atoll status` names it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.")] = False,
+    reason: Annotated[str, typer.Option(help="Shown to everybody.")] = "",
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+) -> None:
+    """Have a machine finish or abandon its round within 5 s, and take no more work."""
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+
+    with hub_access.find(hub).client() as client:
+        client.drain(node, draining=not undo, reason=reason)
+    told = "takes work again" if undo else "gives its work back and takes no more"
+    screen.output().print(f"{node} {told}")
+
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def node() -> None:
+    """Shut a machine out."""
+
+
+@app.command()
+def revoke(
+    node: Annotated[str, typer.Argument(help="A node, as `atoll status` names it.")],
+    hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
+) -> None:
+    """Shut a machine out at once: token and certificate end, and what runs there is lost."""
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+
+    with hub_access.find(hub).client() as client:
+        tickets = client.revoke_node(node)["open_tickets"]
+    console = screen.output()
+    console.print(f"{node} is shut out", markup=False)
+    for id in tickets:
+        console.print(
+            f"  the ticket it came with would still let it in again: atoll ticket revoke {id}",
+            markup=False,
+        )

@@ -1,0 +1,52 @@
+"""`atoll generate`: text from a trained model.
+
+`atoll report`: build the report of a run again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    where: Annotated[Path, typer.Argument(help="runs/JOB, or a .safetensors file.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from.")] = "\n",
+    tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="Tokens to write.")] = 400,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0: always the likeliest; higher: more surprising.")
+    ] = 0.8,
+    seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
+) -> None:
+    """Let a trained model write."""
+    import secrets
+
+    from atoll.cli.model_file import find_model
+
+    path = find_model(where)
+    chosen = seed if seed is not None else secrets.randbelow(2**31)
+    from atoll.train.results.sample import load_model, write_text  # seconds: torch
+
+    model, tokenizer = load_model(path)
+    text = write_text(model, tokenizer, prompt, tokens=tokens, temperature=temperature, seed=chosen)
+    typer.echo(text)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, runs/JOB.")],
+) -> None:
+    """Write report.html again from the files of a run."""
+    from atoll.cli.views import screen
+    from atoll.errors import ConfigError
+    from atoll.train.report.report import write_report
+
+    if not (folder / "summary.json").exists():
+        raise ConfigError(
+            "this is not the folder of a finished run",
+            given=str(folder),
+            expected="a folder with summary.json, e.g. runs/JOB",
+        )
+    path = write_report(folder)
+    screen.output().print(f"wrote {screen.shown(path)}", soft_wrap=True, markup=False)

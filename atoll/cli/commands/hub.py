@@ -1,0 +1,184 @@
+"""`atoll hub`: the meeting point of the machines; `atoll hub backup`: a copy of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def hub(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 7700,
+    advertise: Annotated[
+        str, typer.Option(help="HOST, HOST:PORT or URL in the ticket (default: found out).")
+    ] = "",
+    prefix: Annotated[
+        str, typer.Option(help="Path below which a reverse proxy shows the hub, e.g. /atoll.")
+    ] = "",
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Tell machines nearby that the hub is here (default: unless on 127.0.0.1).",
+        ),
+    ] = None,
+    ticket_uses: Annotated[
+        int | None, typer.Option(min=1, help="How many machines may use the ticket.")
+    ] = None,
+    ticket_file: Annotated[
+        Path | None,
+        typer.Option(help="Write the ticket there too, for nodes that start by themselves."),
+    ] = None,
+    tls: Annotated[
+        str,
+        typer.Option(help="auto (TLS unless on 127.0.0.1), on, off, or CERTIFICATE:KEY files."),
+    ] = "auto",
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a reverse proxy whose X-Forwarded-For counts (repeatable)."),
+    ] = None,
+    queue: Annotated[
+        str,
+        typer.Option(help="Keep users' queues at this server: nats://HOST:PORT/NAMESPACE."),
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder where jobs leave their files.")] = Path("runs"),
+    keep_ended: Annotated[
+        str, typer.Option(help="Delete jobs so long after their end, e.g. 30d (default: never).")
+    ] = "",
+    keep_resumable: Annotated[
+        str,
+        typer.Option(help="The same for jobs that could still be resumed (default: never)."),
+    ] = "",
+    hooks: Annotated[
+        Path | None,
+        typer.Option(help="Whom to tell of alarms (default: hooks.toml in the data folder)."),
+    ] = None,
+    otlp: Annotated[
+        str,
+        typer.Option(help="OpenTelemetry collector that gets figures, e.g. http://HOST:4318."),
+    ] = "",
+    backup: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin from this backup if the data folder is empty."),
+    ] = None,
+) -> None:
+    """Start the hub in the foreground; prints the join ticket for the other machines."""
+    if context.invoked_subcommand is not None:
+        return
+    import signal
+
+    from atoll import config
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+    from atoll.hub.app import HubOptions
+    from atoll.hub.jobs.retention import Keeping
+    from atoll.hub.options import tune
+    from atoll.hub.server import HubServer, run
+    from atoll.node.identity.identity import write_private
+
+    tune()
+    console = screen.output()
+    server = HubServer(
+        HubOptions(
+            data=(data or config.home() / "hub").resolve(),
+            jobs=runs.resolve(),
+            host=host,
+            port=port,
+            advertise=advertise,
+            prefix=prefix,
+            announce=announce,
+            ticket_uses=ticket_uses,
+            queue=queue,
+            tls=tls,
+            trust_proxy=tuple(trust_proxy or ()),
+            keeping=Keeping(ended=_days(keep_ended), resumable=_days(keep_resumable)),
+            hooks=hooks.resolve() if hooks else None,
+            otlp=otlp,
+            restore_from=backup.resolve() if backup else None,
+        )
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+
+    def ready() -> None:
+        hub_access.remember(
+            hub_access.KnownHub(server.url, server.operator_token, operator=True, ca=server.ca)
+        )
+        if ticket_file is not None:
+            write_private(ticket_file, server.ticket + "\n")
+        console.print("[bold green]the hub is ready[/]")
+        if server.is_exposed:
+            console.print(
+                "  [bold red]without TLS[/]: everybody on the network between can read tokens, "
+                "code and data; use --tls off only behind a proxy that speaks TLS",
+                soft_wrap=True,
+            )
+        console.print(f"  dashboard   {server.url}/?token={server.operator_token}", soft_wrap=True)
+        if server.ca and not server.ticket.endswith("~tls"):
+            console.print("  a browser warns about this hub's certificate; its authority is in")
+            console.print(f"              {server.ca}", soft_wrap=True, markup=False)
+        console.print("  on every other machine, type:", style="dim")
+        console.print(f"    [bold]atoll join {server.ticket}[/]", soft_wrap=True)
+        console.print("  then, here:", style="dim")
+        console.print("    [bold]atoll run examples/gpt.toml[/]")
+        console.print(
+            "  Ctrl+C stops the hub; it takes up its jobs when it comes back", style="dim"
+        )
+
+    run(server, on_ready=ready)
+    console.print("the hub has stopped")
+
+
+def _days(text: str) -> float | None:
+    """Return the days that a text means; a bare number is a number of days, nothing is for ever."""
+    from atoll.cli.commands.ticket import duration_s
+
+    return duration_s(f"{text}d" if text.isdigit() else text) / 86_400 if text else None
+
+
+@app.command("backup")
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Folder of backups; each gets its own inside.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the hub's database (default: Atoll's own).")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of the jobs (default: the hub's own).")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Delete all but this many afterwards.")
+    ] = None,
+) -> None:
+    """Copy the hub, while it works: its database, its secrets and the folders of its jobs.
+
+    `atoll hub --from FOLDER` starts a hub from the newest copy. Keep it private: it holds secrets.
+    """
+    from rich.markup import escape
+
+    from atoll import config
+    from atoll.cli.views import screen
+    from atoll.clock import RealClock
+    from atoll.hub.storage.backup import take
+
+    console = screen.output()
+    place = (data or config.home() / "hub").resolve()
+    taken = take(
+        folder.resolve(),
+        data=place,
+        clock=RealClock(),
+        jobs=runs.resolve() if runs else None,
+        keep=keep,
+    )
+    for line in taken.left_out:
+        console.print(f"[yellow]left out[/] {escape(line)}", soft_wrap=True)
+    count = len(taken.listing.files)
+    console.print(f"{taken.path} ({count} files, {screen.size(taken.nbytes)})", soft_wrap=True)

@@ -1,0 +1,239 @@
+"""`atoll join`: this machine offers itself to a hub.
+
+The one line that `atoll join` keeps up to date.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status as Spinner
+
+from atoll.cli.views import screen
+from atoll.node.agent.options import Status
+from atoll.node.availability.policy import Policy, in_words
+
+_POLICY = "What the cluster may have of this machine (also in node.toml)"
+
+
+def join(
+    ticket: Annotated[
+        str, typer.Argument(help="The ticket that `atoll hub` printed; none: look for hubs nearby.")
+    ] = "",
+    slots: Annotated[int, typer.Option(min=1, help="How many workers it takes at once.")] = 1,
+    name: Annotated[str, typer.Option(help="Name of this machine (default: its own).")] = "",
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of this node (default: Atoll's own).")
+    ] = None,
+    preempt_file: Annotated[
+        Path | None,
+        typer.Option(help="Give work back and take none while this file exists."),
+    ] = None,
+    preempt_url: Annotated[
+        str,
+        typer.Option(help="The same while this address answers 200 (a cloud's spot notice)."),
+    ] = "",
+    via_proxy: Annotated[
+        str,
+        typer.Option(
+            help="Proxy to the hub, e.g. http://USER:PASSWORD@HOST:PORT, socks5://...; or direct."
+        ),
+    ] = "",
+    policy: Annotated[
+        Path | None, typer.Option(help="The owner's policy (default: node.toml in the home).")
+    ] = None,
+    cores: Annotated[
+        float | None, typer.Option(help="Cores at most.", rich_help_panel=_POLICY)
+    ] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option(help="GB of memory at most.", rich_help_panel=_POLICY)
+    ] = None,
+    disk_gb: Annotated[
+        float | None, typer.Option(help="GB of disk at most.", rich_help_panel=_POLICY)
+    ] = None,
+    upload_mbps: Annotated[
+        float | None, typer.Option(help="Mbit/s up at most.", rich_help_panel=_POLICY)
+    ] = None,
+    download_mbps: Annotated[
+        float | None, typer.Option(help="Mbit/s down at most.", rich_help_panel=_POLICY)
+    ] = None,
+    nice: Annotated[
+        int | None, typer.Option(help="Niceness of work, 0 to 19.", rich_help_panel=_POLICY)
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Kind of job it runs (again for more): trainer, script, command, container, "
+            "signed.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Label that jobs can ask for (again for more).", rich_help_panel=_POLICY),
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder that containers may mount.", rich_help_panel=_POLICY),
+    ] = None,
+    trusted_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key whose signed images it runs.", rich_help_panel=_POLICY),
+    ] = None,
+    quiet_hours: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='No work then, e.g. "22:00-07:00" or "mon-fri 09:00-17:00".',
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    pause_on_battery: Annotated[
+        bool | None,
+        typer.Option(
+            "--pause-on-battery/--work-on-battery",
+            help="No work on battery.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    battery_percent: Annotated[
+        float | None,
+        typer.Option(
+            help="With --pause-on-battery: only at or below this charge.", rich_help_panel=_POLICY
+        ),
+    ] = None,
+    pause_on_metered: Annotated[
+        bool | None,
+        typer.Option(
+            "--pause-on-metered/--work-on-metered",
+            help="No work on a network paid by volume.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    pause_when_active: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            help="No work until nobody has touched it for so long.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+) -> None:
+    """Join a hub and serve it in the foreground until Ctrl+C.
+
+    SIGTERM and a preemption notice let workers finish or abandon their round within 5 seconds.
+    """
+    from atoll import config
+    from atoll.cli.choose_hub import choose_hub
+    from atoll.cli.jobs.precheck import check_can_train
+    from atoll.cli.ticket_argument import read_ticket
+    from atoll.cli.views import screen
+    from atoll.net.proxies import check_proxy
+    from atoll.node.agent.options import NodeOptions
+    from atoll.node.agent.serve import run_node
+    from atoll.node.availability.preemption import Notices, check_url
+
+    console = screen.output()
+    place = read_ticket(ticket) or choose_hub(console)
+    check_can_train()
+    chosen: dict[str, Any] = {
+        "cores": cores,
+        "memory_gb": memory_gb,
+        "disk_gb": disk_gb,
+        "upload_mbps": upload_mbps,
+        "download_mbps": download_mbps,
+        "nice": nice,
+        "kinds": kind,
+        "labels": label,
+        "mounts": mount,
+        "trusted_keys": trusted_key,
+        "quiet_hours": quiet_hours,
+        "pause_on_battery": pause_on_battery,
+        "battery_percent": battery_percent,
+        "pause_on_metered": pause_on_metered,
+        "pause_when_active": pause_when_active,
+    }
+    options = NodeOptions(
+        ticket=place,
+        home=(home or config.home()).resolve(),
+        name=name,
+        slots=slots,
+        notices=Notices(preempt_file, check_url(preempt_url)),
+        policy=policy,
+        policy_options={key: value for key, value in chosen.items() if value not in (None, [])},
+        proxy=check_proxy(via_proxy),
+    )
+    line = NodeLine(console, hub=place.url, policy=options.policy_file().read())
+
+    with line:
+        run_node(options, on_ready=lambda me: line.ready(me.node), on_status=line.show)
+    console.print("left the hub; nothing is running here any more")
+
+
+class NodeLine:
+    """Shows what the agent does; without a terminal, a line whenever that changes."""
+
+    def __init__(self, console: Console, *, hub: str, policy: Policy | None = None) -> None:
+        """`hub` is the URL that is being joined; `policy` what its owner gives it."""
+        self._console = console
+        self._policy: tuple[str, ...] = ()
+        self._first = tuple(in_words(policy or Policy()))
+        self._hub = hub
+        self._spinner: Spinner | None = None
+        self._said = ""
+
+    def __enter__(self) -> NodeLine:
+        text = f"measuring this machine, then joining {self._hub} ..."
+        if self._console.is_terminal:
+            self._spinner = self._console.status(escape(text))
+            self._spinner.start()
+        else:
+            self._console.print(escape(text), soft_wrap=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def ready(self, node: str) -> None:
+        """Say once that this machine is in."""
+        self._console.print(
+            f"[green]joined[/] {escape(self._hub)} as [bold]{escape(node)}[/]; Ctrl+C leaves",
+            soft_wrap=True,
+        )
+        self._show_policy(self._first)
+
+    def _show_policy(self, lines: tuple[str, ...]) -> None:
+        """Say what the owner gives, whenever that changes."""
+        if lines != self._policy:
+            self._policy = lines
+            text = "; ".join(lines) or "no limits any more"
+            self._console.print(escape(f"policy: {text}"), soft_wrap=True)
+
+    def show(self, status: Status) -> None:
+        """Show the state of the agent."""
+        self._show_policy(status.policy)
+        doing = ", ".join(status.running) if status.running else "idle, waiting for a job"
+        if status.paused:
+            doing = f"paused: {status.paused}; {', '.join(status.running) or 'idle'}"
+        elif status.draining:
+            doing = f"takes no work: {status.draining}; {', '.join(status.running) or 'idle'}"
+        state = doing if status.connected else f"hub unreachable, trying again; {doing}"
+        if self._spinner is not None:
+            traffic = (
+                f"sent {screen.size(status.sent_bytes)}, "
+                f"received {screen.size(status.received_bytes)}"
+            )
+            self._spinner.update(escape(f"{status.node}: {state} ({traffic})"))
+        elif state != self._said:
+            self._said = state
+            self._console.print(escape(f"{status.node}: {state}"), soft_wrap=True)

@@ -1,0 +1,49 @@
+"""`atoll login`, `atoll logout`: commands on this machine speak to a hub, as operator or viewer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def login(
+    ticket: Annotated[
+        str, typer.Argument(help="What `atoll ticket new --role ...` printed, or @FILE with it.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option(help="How the audit log calls you (default: user-host).")
+    ] = "",
+    via_proxy: Annotated[str, typer.Option(help="URL of the proxy to the hub.")] = "",
+) -> None:
+    """Let commands on this machine look at a hub (viewer) or act on it (operator)."""
+    from atoll.cli import hub_access
+    from atoll.cli.ticket_argument import read_ticket
+    from atoll.cli.views import screen
+    from atoll.errors import ConfigError
+
+    given = read_ticket(ticket)
+    if given is None:
+        raise ConfigError("a ticket is missing", remedy=hub_access.HOW_TO_LOG_IN)
+    hub = hub_access.log_in(given, name=name, proxy=via_proxy)
+    role = "operator" if hub.operator else "viewer"
+    screen.output().print(f"logged in at {hub.url} as {role}; `atoll logout` ends it")
+
+
+def logout(
+    hub: Annotated[str, typer.Option(help="URL of the hub (default: the last).")] = "",
+) -> None:
+    """End the login of this machine at a hub, there and here."""
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+    from atoll.errors import AtollError
+
+    known = hub_access.find(hub)
+    console = screen.output()
+    try:
+        with known.client() as client:
+            client.log_out()
+    except AtollError as error:  # what is kept here is forgotten all the same
+        console.print(f"the hub was not told ({error.what})", markup=False)
+    hub_access.forget(known)
+    console.print(f"{known.url} is forgotten on this machine")

@@ -1,0 +1,232 @@
+"""`atoll queue`: look at queues, put into them, and deal with what nobody could finish.
+
+Tables of queues, drawn from the hub's rows.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from atoll.cli.views import screen
+from atoll.errors import DataError
+from atoll.queues import serialization
+
+app = typer.Typer(
+    name="queue", help="Look at queues and topics, and deal with dead letters.",
+    no_args_is_help=True,
+)  # fmt: skip
+
+Name = Annotated[str, typer.Argument(help="A queue, as `atoll queue list` names it.")]
+Seq = Annotated[int | None, typer.Argument(help="Number of a dead letter (see `dead`).")]
+All = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
+Hub = Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@app.command("list")
+def list_(hub: Hub = "", json_: Json = False) -> None:
+    """Show every queue and topic: how full, how old, how fast."""
+    import json
+
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+
+    with hub_access.find(hub).client() as client:
+        rows = client.queues()
+    if json_:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    screen.output().print(queues_table(rows))
+
+
+@app.command()
+def show(queue: Name, hub: Hub = "", json_: Json = False) -> None:
+    """Show one queue or topic with its limits."""
+    import json
+
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+    from atoll.errors import unknown
+
+    with hub_access.find(hub).client() as client:
+        rows = {row["queue"]: row for row in client.queues()}
+    if queue not in rows:
+        raise unknown("queue", queue, rows)
+    if json_:
+        typer.echo(json.dumps(rows[queue], indent=1))
+        return
+    screen.output().print(queue_table(rows[queue]))
+
+
+@app.command()
+def put(
+    queue: Name,
+    value: Annotated[str, typer.Argument(help="What to put; `-` reads standard input.")],
+    key: Annotated[str, typer.Option(help="The same key again is stored once.")] = "",
+    text: Annotated[bool, typer.Option("--text", help="Put bytes, not JSON.")] = False,
+    hub: Hub = "",
+) -> None:
+    """Put a value: JSON, if it is some, else text."""
+    import sys
+
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+    from atoll.ids import new_token
+
+    given = sys.stdin.read() if value == "-" else value
+    with hub_access.find(hub).client() as client:
+        done = client.queue_put(queue, key=key or new_token(), payload=_payload(given, text=text))
+    told = "was there already as" if done.duplicate else "is"
+    screen.output().print(f"it {told} number {done.seq} of {queue}")
+
+
+def _payload(given: str, *, text: bool) -> bytes:
+    import json
+
+    from atoll.queues import serialization
+
+    if not text:
+        try:
+            return b"".join(serialization.encode(json.loads(given)))
+        except json.JSONDecodeError:
+            pass
+    return b"".join(serialization.encode(given.encode()))
+
+
+@app.command()
+def dead(queue: Name, hub: Hub = "", json_: Json = False) -> None:
+    """Show items that were given back too often, oldest first."""
+    import json
+
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+
+    with hub_access.find(hub).client() as client:
+        letters = client.dead_letters(queue)
+    if json_:
+        typer.echo(json.dumps(letters, indent=1))
+        return
+    screen.output().print(letters_table(letters))
+
+
+@app.command()
+def requeue(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> None:
+    """Make a dead letter ready again, as if nobody had ever taken it."""
+    _settle("requeue", "are ready again", queue, _which(seq, all_=all_), hub)
+
+
+@app.command()
+def discard(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> None:
+    """Give a dead letter up for good."""
+    _settle("discard", "are gone", queue, _which(seq, all_=all_), hub)
+
+
+def _which(seq: int | None, *, all_: bool) -> int | None:
+    from atoll.errors import ConfigError
+
+    if (seq is None) != all_:
+        raise ConfigError(
+            "which dead letters are meant?",
+            expected="the number of one, or --all",
+            remedy="`atoll queue dead QUEUE` shows them",
+        )
+    return seq
+
+
+def _settle(verb: str, told: str, queue: str, seq: int | None, hub: str) -> None:
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+
+    with hub_access.find(hub).client() as client:
+        call: Any = getattr(client, verb)
+        count = call(queue, seq=seq)
+    screen.output().print(f"{count} of {queue} {told}" if count else "there is no such dead letter")
+
+
+_SHOWN = 60
+"""Characters of a value that a table shows."""
+
+
+def queues_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """Return every queue and topic, one a line."""
+    shown = [row for row in rows if not row["queue"].startswith("node/")]
+    if not shown:
+        return "no queue yet: a program makes one with run.queue, or `atoll queue put NAME VALUE`"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("queue", "kind", "ready", "leased", "dead", "size", "oldest", "in/s", "out/s"):
+        table.add_column(heading)
+    for row in shown:
+        dead = f"[red]{row['dead']}[/]" if row["dead"] else "0"
+        table.add_row(
+            escape(row["queue"]),
+            row["kind"],
+            str(row["ready"]),
+            str(row["leased"]),
+            dead,
+            screen.size(row["bytes"]),
+            f"{row['oldest_s']:.0f} s" if row["ready"] else "-",
+            f"{row['in_per_s']:.1f}",
+            f"{row['out_per_s']:.1f}",
+        )
+    return table
+
+
+def queue_table(row: dict[str, Any]) -> RenderableType:
+    """Return one queue with its limits."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    limit = f"{row['max_items']} items" if row["max_items"] else "any number of items"
+    size = screen.size(row["max_bytes"]) if row["max_bytes"] else "any size"
+    for name, text in (
+        (row["kind"], row["queue"]),
+        ("ready", f"{row['ready']}, the oldest for {row['oldest_s']:.0f} s"),
+        ("leased", str(row["leased"])),
+        ("dead letters", str(row["dead"])),
+        ("size", screen.size(row["bytes"])),
+        ("rates", f"{row['in_per_s']:.1f} in, {row['out_per_s']:.1f} out per second"),
+        ("holds", f"{limit}, {size}; then: {row['overflow']}"),
+        ("waiting", f"{row['waiting_producers']} producers"),
+        ("subscribers" if row["kind"] == "topic" else "consumers", str(row["subscribers"])),
+    ):
+        table.add_row(f"[dim]{name}[/]", escape(text))
+    return table
+
+
+def letters_table(letters: Sequence[dict[str, Any]]) -> RenderableType:
+    """Return dead letters."""
+    if not letters:
+        return "no dead letter"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("number", "key", "attempts", "reason", "value"):
+        table.add_column(heading)
+    for letter in letters:
+        table.add_row(
+            str(letter["seq"]),
+            escape(letter["key"]),
+            str(letter["attempts"]),
+            escape(letter["reason"]),
+            escape(_value(letter)),
+        )
+    return table
+
+
+def _value(letter: dict[str, Any]) -> str:
+    """Return the beginning of a value, or what kind it is."""
+    payload = base64.b64decode(letter["payload"])
+    if letter.get("blob"):
+        return f"large, blob {letter['blob'][:12]}"
+    if payload[: len(serialization.MAGIC) + 1] in (
+        serialization.MAGIC + b"t",
+        serialization.MAGIC + b"n",
+    ):
+        return f"tensors, {screen.size(len(payload))}"
+    try:
+        return repr(serialization.decode(payload))[:_SHOWN]
+    except DataError:
+        return f"damaged, {screen.size(len(payload))}"

@@ -1,0 +1,151 @@
+"""`atoll rm`: delete jobs that have ended, with everything that is left of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.errors import ConfigError, JobError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.net.http.client import HubClient
+
+ENDED = ("done", "failed", "stopped")
+
+
+def remove(
+    jobs: Annotated[list[str] | None, typer.Argument(help="Jobs that have ended.")] = None,
+    batch: Annotated[str, typer.Option(help="All jobs of this batch.")] = "",
+    ended_before: Annotated[
+        str, typer.Option(help="Only jobs that ended so long ago or longer, e.g. 30d.")
+    ] = "",
+    keep_files: Annotated[
+        bool, typer.Option("--keep-files", help="Leave their folders at the hub.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+) -> None:
+    """Delete jobs that have ended: record, output, checkpoints, artifacts, queues, files."""
+    from atoll.cli import hub_access
+    from atoll.cli.commands.ticket import duration_s
+    from atoll.cli.views import screen
+
+    before = time.time() - duration_s(ended_before) if ended_before else None
+    if not jobs and not batch and before is None:
+        raise ConfigError(
+            "nothing says which jobs to delete",
+            expected="atoll rm JOB..., --batch NAME or --ended-before 30d",
+        )
+    console = screen.output()
+    with hub_access.find(hub).client() as client:
+        views = chosen(client.jobs(), names=jobs or [], batch=batch, before=before)
+        if not views:
+            console.print("no such job has ended")
+            return
+        sizes = [client.job_size(str(view["job"])) for view in views]
+        _show(console, views, sizes, keep_files=keep_files)
+        _make_sure(console, len(views), yes=yes)
+        _delete(console, client, views, keep_files=keep_files)
+
+
+def chosen(
+    views: Iterable[dict[str, Any]], *, names: Sequence[str], batch: str, before: float | None
+) -> list[dict[str, Any]]:
+    """Return the jobs that are meant, oldest first.
+
+    Args:
+        views: All jobs of the hub.
+        names: Jobs that were named.
+        batch: Label of further jobs; empty: none.
+        before: Latest wall time of their end; without names and batch all such jobs are meant.
+
+    Raises:
+        JobError: one of them does not exist, or has not ended.
+    """
+    by_name = {str(view["job"]): view for view in views}
+    for name in names:
+        if name not in by_name:
+            raise JobError(
+                "there is no such job", given=name, remedy="`atoll status` lists all jobs"
+            )
+    everything = not names and not batch
+    found = [
+        view for name, view in by_name.items()
+        if everything or name in names or (batch and view.get("batch") == batch)
+    ]  # fmt: skip
+    if before is not None:
+        found = [v for v in found if v["state"] in ENDED and (v.get("ended") or 0) <= before]
+    at_work = [str(view["job"]) for view in found if view["state"] not in ENDED]
+    if at_work:
+        raise JobError(
+            "only jobs that have ended can be deleted; none was",
+            given=", ".join(at_work),
+            expected="jobs that are done, failed or stopped",
+            remedy=f"end it first: atoll stop {at_work[0]}",
+        )
+    return found[::-1]
+
+
+def bytes_of(size: dict[str, Any], *, keep_files: bool) -> int:
+    """Return the bytes that go with a job, as the hub tells its size."""
+    return int(size["code_bytes"] + size["queue_bytes"] + (0 if keep_files else size["file_bytes"]))
+
+
+def _show(
+    console: Console,
+    views: Sequence[dict[str, Any]],
+    sizes: Sequence[dict[str, Any]],
+    *,
+    keep_files: bool,
+) -> None:
+    """Say what goes, job by job, and how much in all."""
+    from rich.table import Table
+
+    from atoll.cli.views import screen
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("job", "state", "ended", "files", "of these checkpoints", "in queues", "bytes"):
+        table.add_column(name, justify="left" if name in ("job", "state", "ended") else "right")
+    for view, size in zip(views, sizes, strict=True):
+        table.add_row(
+            str(view["job"]), str(view["state"]), screen.moment(view.get("ended")),
+            "stay" if keep_files else str(size["files"]),
+            "stay" if keep_files else screen.size(size["checkpoint_bytes"]),
+            str(size["queue_items"]), screen.size(bytes_of(size, keep_files=keep_files)),
+        )  # fmt: skip
+    console.print(table)
+    total = sum(bytes_of(size, keep_files=keep_files) for size in sizes)
+    what = "1 job" if len(views) == 1 else f"{len(views)} jobs"
+    console.print(f"{what}, {screen.size(total)}: gone for good once deleted")
+
+
+def _make_sure(console: Console, count: int, *, yes: bool) -> None:
+    """Have a person confirm it."""
+    import sys
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and console.is_terminal):
+        raise ConfigError(
+            "nobody is here to confirm that", given="no terminal", expected="--yes to delete"
+        )
+    question = "Delete it?" if count == 1 else f"Delete all {count}?"
+    typer.confirm(question, default=False, abort=True)
+
+
+def _delete(
+    console: Console, client: HubClient, views: Sequence[dict[str, Any]], *, keep_files: bool
+) -> None:
+    from atoll.cli.views import screen
+
+    for view in views:
+        job = str(view["job"])
+        gone = client.delete_job(job, keep_files=keep_files)
+        told = screen.size(bytes_of(gone, keep_files=keep_files))
+        rest = "" if gone["finished"] else "; the hub is still removing what is left of it"
+        console.print(f"deleted {job} ({told}){rest}", soft_wrap=True, markup=False)

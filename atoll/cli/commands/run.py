@@ -1,0 +1,112 @@
+"""`atoll run`: job files or a Python script, on the nodes of a hub or on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    target: Annotated[Path, typer.Argument(help="A job file (.toml) or a script (.py).")],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Further job files of the same batch; else arguments of the script, after --."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-n", min=1, help="How many members train together.")
+    ] = None,
+    on: Annotated[
+        list[str] | None, typer.Option("--on", help="Node that may run it (repeatable).")
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="One copy on every node that is online and fits.")
+    ] = False,
+    priority: Annotated[
+        int | None, typer.Option(help="Among waiting jobs the higher one comes first.")
+    ] = None,
+    outer: Annotated[str | None, typer.Option(help="Outer strategy, e.g. diloco.")] = None,
+    codec: Annotated[str | None, typer.Option(help="Codec of the wire, e.g. int8.")] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Inner steps between two agreements.")
+    ] = None,
+    inner: Annotated[
+        str | None,
+        typer.Option(help="How a member computes: local, ddp, fsdp, tensor, pipeline, hybrid."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes of each member, e.g. one per accelerator.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(help="Ranks per axis of a member, e.g. replicate=2,tensor=2.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="What the model computes in: fp32, bf16 or fp16.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, e.g. train.lr=1e-3.")
+    ] = None,
+    local: Annotated[
+        int | None, typer.Option(min=1, help="Run on this machine alone, with so many nodes.")
+    ] = None,
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach/--follow", help="Submit and return at once.")
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="Folder where results are collected.")] = Path("runs"),
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="With --local: also draw what the terminal showed as an SVG file."),
+    ] = None,
+) -> None:
+    """Run jobs: submit them, watch them, and collect their results in runs/JOB/."""
+    import dataclasses
+
+    from atoll.cli.jobs.jobfile import Overrides, anywhere, read_targets, sort_words
+    from atoll.cli.jobs.precheck import check_names
+    from atoll.cli.views import screen
+
+    files, arguments = sort_words(target, more or ())
+    overrides = Overrides(
+        nodes=nodes,
+        outer=outer,
+        codec=codec,
+        every=every,
+        inner=inner,
+        ranks=ranks,
+        mesh=mesh,
+        precision=precision,
+        on=on or (),
+        priority=priority,
+        settings=set_ or (),
+        arguments=arguments,
+    )
+    submissions = read_targets(files, overrides)
+    if local is not None and nodes is None and len(submissions) == 1:
+        submissions = read_targets(files, dataclasses.replace(overrides, nodes=local))
+    here = local is not None
+    parameters = [check_names(submission.spec, here=here) for submission in submissions]
+    console = screen.output()
+    if local is not None:
+        from atoll.cli.jobs.local import LocalRun, new_folder, run_local
+        from atoll.cli.views.live import Picture
+
+        plan = LocalRun(
+            folder=new_folder(runs),
+            jobs=runs,
+            nodes=local * max(submission.spec.island.machines for submission in submissions),
+            submissions=anywhere(submissions, each=each),
+            parameters=parameters[0],
+            picture=Picture(picture) if picture else None,
+        )
+        raise typer.Exit(run_local(plan, console=console))
+    from atoll.cli import hub_access
+    from atoll.cli.jobs.remote import RemoteRun, run_remote
+
+    wish = RemoteRun(
+        submissions=submissions, each=each, runs=runs, detach=detach, parameters=parameters[0]
+    )
+    raise typer.Exit(run_remote(hub_access.find(hub), wish, target=target, console=console))

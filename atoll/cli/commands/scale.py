@@ -1,0 +1,85 @@
+"""`atoll scale`: other bounds for the members of a job, while it runs.
+
+`atoll stop`: end a job at its next agreement, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def scale(
+    job: Annotated[str, typer.Argument(help="A job that waits or runs.")],
+    bounds: Annotated[
+        str, typer.Argument(help="MIN:MAX members, e.g. 2:8; or one number, as with --nodes.")
+    ],
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+) -> None:
+    """Let a job have fewer or more members from now on."""
+    from rich.markup import escape
+
+    from atoll.cli import hub_access
+    from atoll.cli.views import screen
+
+    least, most = read_bounds(bounds)
+    with hub_access.find(hub).client() as client:
+        client.scale(job, least=least, most=most)
+    text = f"{job} has {least} to {most} members from now on" if least else f"{job}: {most} members"
+    screen.output().print(escape(text), soft_wrap=True)
+
+
+def read_bounds(text: str) -> tuple[int, int]:
+    """Return the two numbers of ``MIN:MAX``; of one number alone, 0 and that.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    from atoll.errors import ConfigError
+
+    least, colon, most = text.partition(":")
+    try:
+        return (int(least), int(most)) if colon else (0, int(text))
+    except ValueError:
+        raise ConfigError(
+            "these bounds cannot be read", given=repr(text), expected="MIN:MAX, e.g. 2:8"
+        ) from None
+
+
+def stop(
+    job: Annotated[str, typer.Argument(help="A job (default: the newest).")] = "",
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that its members get to finish their round.")
+    ] = 60.0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end.")] = True,
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+) -> None:
+    """Stop a job; `atoll resume JOB` takes it up again."""
+    import time
+
+    from atoll.cli import hub_access
+    from atoll.cli.jobs.follow import say_ended
+    from atoll.cli.views import screen
+    from atoll.cli.views.job import ENDED
+    from atoll.errors import DeadlineExceeded
+
+    console = screen.output()
+    with hub_access.find(hub).client() as client:
+        chosen = job or hub_access.newest_job(client)
+        client.stop(chosen, grace_s=grace)
+        if not wait:
+            console.print(f"{chosen} stops at its next round, in {grace:.0f} s at the latest")
+            return
+        deadline = time.monotonic() + grace + 30.0
+        with console.status(f"{chosen}: members finish their round, save and leave"):
+            while (view := client.job(chosen))["state"] not in ENDED:
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        "the job did not end in time",
+                        given=chosen,
+                        expected=f"an end within {grace + 30:.0f} s",
+                        remedy=f"look at it: atoll status {chosen}; its nodes may be gone",
+                    )
+                time.sleep(0.3)
+        say_ended(console, view)

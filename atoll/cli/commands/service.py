@@ -1,0 +1,247 @@
+"""`atoll service`: the hub or the agent as a service of this machine, started with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from atoll.cli.service_files import Service
+
+app = typer.Typer(
+    no_args_is_help=True, help="Run the hub or the agent as a service: install, uninstall, status."
+)
+
+ROLES = ("hub", "node")
+PLATFORMS = {"linux": "linux", "darwin": "macos"}
+
+RoleArgument = Annotated[str, typer.Argument(help="hub or node.", metavar="hub|node")]
+SystemOption = Annotated[
+    bool, typer.Option("--system", help="A service of the whole machine (needs root).")
+]
+UserOption = Annotated[str, typer.Option(help="With --system: whom it runs as.")]
+
+
+@app.command()
+def install(
+    role: RoleArgument,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="What comes after `atoll hub` or `atoll join`; put -- before it."),
+    ] = None,
+    system: SystemOption = False,
+    user: UserOption = "atoll",
+    show: Annotated[
+        bool, typer.Option("--print", help="Print what would be done, do nothing.")
+    ] = False,
+    platform: Annotated[
+        str, typer.Option("--for", help="With --print: linux or macos (default: this one).")
+    ] = "",
+) -> None:
+    """Start the hub or the agent now and whenever this machine starts.
+
+    For example `atoll service install node -- atoll://HOST:PORT/SECRET --slots 2`. The ticket goes
+    to a file that only its owner can read.
+    """
+    from atoll.cli.views import screen
+
+    words = list(arguments or [])
+    _check(role, words)
+    service = _service(role, system=system, user=user, platform=platform)
+    ticket, words = _without_ticket(role, words, service.home)
+    service = _with_arguments(service, words)
+    place = service.place(person=Path.home())
+    if show:
+        _show(service, place)
+        return
+    _check_here(service, user=user)
+    if ticket:
+        _write(Path(service.home) / "ticket", ticket + "\n", user=service.user, private=True)
+    Path(service.home).mkdir(parents=True, exist_ok=True)
+    _write(place, service.text())
+    for command in service.installing(place):
+        _run(command)
+    console = screen.output()
+    console.print(f"{service.label} runs, now and whenever this machine starts ({place})")
+    if service.platform == "linux" and not service.user:
+        console.print(
+            "  it starts when you log in; `loginctl enable-linger` lets it start before",
+            style="dim",
+        )
+
+
+@app.command()
+def uninstall(role: RoleArgument, system: SystemOption = False, user: UserOption = "atoll") -> None:
+    """End the service and remove it; its data stays."""
+    from atoll.cli.views import screen
+
+    _check_role(role)
+    service = _service(role, system=system, user=user, platform="")
+    place = service.place(person=Path.home())
+    if not place.exists():
+        raise ConfigError(
+            "this service is not installed",
+            given=str(place),
+            remedy="add --system if it is one of the whole machine",
+        )
+    for command in service.removing():
+        _run(command)
+    place.unlink()
+    for command in service.removed():
+        _run(command)
+    screen.output().print(f"{service.label} is removed; its data in {service.home} stays")
+
+
+@app.command()
+def status(role: RoleArgument, system: SystemOption = False, user: UserOption = "atoll") -> None:
+    """Show how the service is, in the words of the system."""
+    import subprocess
+
+    _check_role(role)
+    service = _service(role, system=system, user=user, platform="")
+    command = service.asking()
+    try:
+        done = subprocess.run(command, check=False)
+    except FileNotFoundError as error:
+        raise _absent(command) from error
+    raise typer.Exit(done.returncode)
+
+
+def _service(role: str, *, system: bool, user: str, platform: str) -> Service:
+    """Return the service without what comes after its verb."""
+    from atoll import config
+    from atoll.cli.service_files import SYSTEM_HOME, Service
+
+    here = PLATFORMS.get(sys.platform, "")
+    chosen = platform or here
+    if chosen not in PLATFORMS.values():
+        if platform:
+            raise unknown("system", platform, PLATFORMS.values())
+        raise ConfigError(
+            "services can be installed on Linux and macOS only",
+            given=sys.platform,
+            remedy="let the system's own scheduler start `atoll hub` or `atoll join`",
+        )
+    home = SYSTEM_HOME[chosen] if system else PurePosixPath(config.home().resolve().as_posix())
+    return Service(
+        role=role,
+        platform=chosen,
+        python=sys.executable,
+        home=home,
+        user=user if system else "",
+    )
+
+
+def _with_arguments(service: Service, arguments: Sequence[str]) -> Service:
+    import dataclasses
+
+    return dataclasses.replace(service, arguments=tuple(arguments))
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise unknown("service", role, ROLES)
+
+
+def _check(role: str, arguments: list[str]) -> None:
+    """Refuse what `atoll hub` or `atoll join` would refuse: a service that cannot start."""
+    from atoll.cli.main import app as everything
+
+    _check_role(role)
+    verbs: Any = typer.main.get_command(everything)
+    verb = "join" if role == "node" else "hub"
+    verbs.commands[verb].make_context(f"atoll {verb}", list(arguments))
+    if role == "node" and not any(word.startswith(("atoll://", "@")) for word in arguments):
+        raise ConfigError(
+            "a node needs a ticket to join with",
+            given=" ".join(arguments) or "nothing",
+            expected="atoll service install node -- TICKET [options of `atoll join`]",
+        )
+
+
+def _without_ticket(role: str, arguments: list[str], home: PurePosixPath) -> tuple[str, list[str]]:
+    """Take a ticket out of a command line, which everybody on a machine can see."""
+    ticket = next((word for word in arguments if word.startswith("atoll://")), "")
+    if role != "node" or not ticket:
+        return "", arguments
+    return ticket, [f"@{home}/ticket" if word == ticket else word for word in arguments]
+
+
+def _check_here(service: Service, *, user: str) -> None:
+    """Refuse what cannot be installed on this machine, or by this person."""
+    if service.platform != PLATFORMS.get(sys.platform):
+        raise ConfigError("that is another system than this one", remedy="add --print")
+    if not service.user:
+        return
+    import pwd
+
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        raise ConfigError(
+            "the service has nobody to run as",
+            given=f"no user {user!r} on this machine",
+            remedy=f"`useradd --system --home-dir {service.home} {user}`, or name another: --user",
+        ) from None
+    if os.geteuid() != 0:
+        raise ConfigError("a service of the whole machine is installed by root", remedy="use sudo")
+
+
+def _write(path: Path, text: str, *, user: str = "", private: bool = False) -> None:
+    """Write a file whole or not at all."""
+    import secrets
+    import shutil
+
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
+        mode = 0o600 if private else 0o644
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        if user:
+            shutil.chown(path.parent, user)
+            shutil.chown(scratch, user)
+        scratch.replace(path)
+    except OSError as error:
+        raise ConfigError("a file of the service cannot be written", given=str(error)) from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    """Run a command of the system; what it says about a failure is shown."""
+    import subprocess
+
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise _absent(command) from error
+    if done.returncode:
+        raise ConfigError(
+            "the system refused the service",
+            given=f"`{' '.join(command)}`: {(done.stderr or done.stdout).strip()[-500:]}",
+            remedy="`atoll service install ... --print` shows what is done, to do it by hand",
+        )
+
+
+def _absent(command: list[str]) -> ConfigError:
+    return ConfigError(
+        "this machine has no service manager that is known",
+        given=f"no `{command[0]}`",
+        remedy="start `atoll hub` or `atoll join` by its own means; --print shows the words",
+    )
+
+
+def _show(service: Service, place: Path) -> None:
+    """Print the file and the commands."""
+    typer.echo(f"# {place}")
+    typer.echo(service.text(), nl=False)
+    for command in service.installing(place):
+        typer.echo("# " + " ".join(command))

@@ -1,0 +1,42 @@
+"""`atoll status`: the nodes of the hub and its jobs, or one job in detail."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def status(
+    job: Annotated[str, typer.Argument(help="A job (default: all of them).")] = "",
+    hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Show who is there and what runs."""
+    import json
+
+    from atoll.cli import hub_access
+    from atoll.cli.commands.alarms import worth_lines
+    from atoll.cli.views import screen
+    from atoll.cli.views.tables import job_table, jobs_table, nodes_table, remarks
+
+    where = hub_access.find(hub)
+    console = screen.output()
+    with where.client() as client:
+        if job:
+            view, worth = client.job(job), client.worth(job)
+            if json_:
+                typer.echo(json.dumps({**view, "worth": worth}, indent=1))
+                return
+            console.print(job_table(view), soft_wrap=True)
+            if view["committed_round"]:
+                console.print("\n".join(worth_lines(worth)), soft_wrap=True, markup=False)
+            return
+        nodes, jobs = client.nodes(), client.jobs()
+    if json_:
+        typer.echo(json.dumps({"hub": where.url, "nodes": nodes, "jobs": jobs}, indent=1))
+        return
+    console.print(f"hub {where.url}", style="dim")
+    console.print(nodes_table(nodes))
+    console.print(jobs_table(jobs))
+    console.print(remarks(jobs), soft_wrap=True)

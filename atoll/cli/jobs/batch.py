@@ -1,0 +1,126 @@
+"""Several jobs at once: followed in one table; each ends for itself and touches no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+
+from atoll.cli.jobs import results
+from atoll.cli.jobs.follow import REFRESH_S, failure, say_ended, show_failure
+from atoll.cli.jobs.interrupts import Interrupts
+from atoll.cli.views import screen
+from atoll.cli.views.job import Watched, shown_job_state
+from atoll.cli.views.live import PLAIN_EVERY_S, plain_line
+from atoll.cli.views.tables import jobs_table, remarks
+from atoll.errors import DeadlineExceeded, HubUnreachable
+from atoll.ids import new_suffix, safe_name
+from atoll.net.http.client import HubClient
+
+
+def label(target: Path) -> str:
+    """Return a label for the jobs of a file that are submitted now."""
+    return f"{safe_name(target.stem)}-{new_suffix()}"
+
+
+def follow_batch(
+    client: HubClient,
+    jobs: Sequence[str],
+    *,
+    console: Console,
+    interrupts: Interrupts,
+    check: Callable[[], None] = lambda: None,
+    away_s: float = 3600.0,
+) -> list[Watched]:
+    """Show jobs until all have ended or a signal came; return what was seen last of each.
+
+    Args:
+        client: The hub.
+        jobs: Their ids.
+        console: Where they are shown.
+        interrupts: Ends the wait.
+        check: Called every time; raises when going on makes no sense.
+        away_s: How long the hub may be unreachable.
+
+    Raises:
+        HubUnreachable: the hub was away for longer than that.
+    """
+    watched = [Watched(job) for job in jobs]
+    reached = time.monotonic()
+    with _BatchView(console) as view:
+        while True:
+            check()
+            try:
+                for one in watched:
+                    if not one.ended:
+                        one.refresh(client)
+                reached = time.monotonic()
+            except (HubUnreachable, DeadlineExceeded):
+                if time.monotonic() - reached > away_s:
+                    raise
+            view.show([one for one in watched if one.view])
+            if all(one.ended for one in watched) or interrupts.sleep(REFRESH_S):
+                return watched
+
+
+def say_how_they_ended(client: HubClient, watched: Sequence[Watched], *, console: Console) -> None:
+    """Print a line per job; of each that failed its exit status, its last lines and the remedy."""
+    for one in watched:
+        say_ended(console, one.view)
+        if one.state == "failed":
+            show_failure(screen.errors(), client, one.view)
+            screen.show_error(failure(one.view))
+
+
+def finish_batch(watched: Sequence[Watched], *, folder: Path, console: Console) -> int:
+    """Say where the results of each job are; return the exit status of the command.
+
+    Args:
+        watched: The jobs as they ended.
+        folder: `runs/`, where each has a folder of its own.
+        console: Where it is said.
+    """
+    for one in watched:
+        if one.state == "done":
+            console.print(f"[bold]{escape(one.job)}[/]", soft_wrap=True)
+            results.finish(folder / one.job, view=one.view, console=console)
+    return 1 if any(one.state == "failed" for one in watched) else 0
+
+
+class _BatchView:
+    """A table that is redrawn; where there is no terminal, a line per job when it has changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._states: dict[str, str] = {}
+        self._last_plain = time.monotonic()
+
+    def __enter__(self) -> _BatchView:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, watched: Sequence[Watched]) -> None:
+        """Draw the jobs as they are now."""
+        if self._live is not None:
+            views = [one.view for one in watched]
+            self._live.update(Group(jobs_table(views), remarks(views)), refresh=True)
+            return
+        due = time.monotonic() - self._last_plain >= PLAIN_EVERY_S
+        if due:
+            self._last_plain = time.monotonic()
+        for one in watched:
+            state = shown_job_state(one.view)
+            if self._states.get(one.job) != state or (due and not one.ended):
+                self._states[one.job] = state
+                self._console.print(plain_line(one), soft_wrap=True)

@@ -1,0 +1,240 @@
+"""A hub and several nodes on this machine, as child processes of one command.
+
+Everything lies in one folder, so that the same hub and the same nodes can be started again to
+resume. Nothing outlives the command: it ends its children in order, kills what does not end in
+time, and on Linux the kernel kills them should the command itself be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from atoll.cli.hub_access import KnownHub
+from atoll.cli.jobs.interrupts import Interrupts
+from atoll.config import TICKET_VARIABLE, extended_environment
+from atoll.errors import AtollError, HubError, from_dict
+from atoll.node.agent import process_tree
+
+START_TIMEOUT_S = 60.0
+"""Time for the hub to answer, and then for the nodes to be there: cold disks are slow."""
+
+SPEC_FILE = "embedded.json"
+"""In a job's folder: which embedded hub it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What an embedded hub tells when it is ready."""
+
+    hub: KnownHub
+    ticket: str
+    dashboard: str
+
+
+class Interrupted(Exception):
+    """A signal came while something was being waited for."""
+
+
+class Embedded:
+    """A hub and `nodes` agents. Call `start`, and `close` whatever happened."""
+
+    def __init__(self, *, folder: Path, jobs: Path, nodes: int) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            folder: Keeps the hub's database, the nodes' identities and all output.
+            jobs: The hub's folder of jobs, `runs/`.
+            nodes: How many agents, each with one slot.
+        """
+        self._folder, self._jobs = folder, jobs
+        self._nodes = nodes
+        self._hub: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        """Reads what the hub prints."""
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self._logs: list[BinaryIO] = []
+
+    # -------------------------------------------------------------------------- starting
+
+    def start(self, interrupts: Interrupts) -> Ready:
+        """Start the hub, then the nodes; returns when the hub answers.
+
+        Raises:
+            Interrupted: a signal came.
+            HubError: the hub did not start; its own words are in the message.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._jobs.mkdir(parents=True, exist_ok=True)
+        arguments = ["--host", "127.0.0.1", "--port", "0"]
+        arguments += ["--data", str(self._folder / "hub"), "--jobs", str(self._jobs)]
+        self._hub = self._popen("atoll.hub", arguments, log="hub.log", stdout=subprocess.PIPE)
+        ready = self._read_ready(self._hub, interrupts)
+        for number in range(self._nodes):
+            self._agents.append(self._start_node(number, ready["ticket"]))
+        url = str(ready["url"])
+        token = str(ready["operator_token"])
+        known = KnownHub(url, token, operator=True, ca=str(ready["ca"]))
+        return Ready(known, ready["ticket"], f"{url}/?token={token}")
+
+    def _start_node(self, number: int, ticket: str) -> subprocess.Popen[bytes]:
+        arguments = ["--home", str(self._folder / f"node{number}")]
+        arguments += ["--name", f"node{number}", "--no-measure"]
+        return self._popen("atoll.node", arguments, log=f"node{number}.log", ticket=ticket)
+
+    def _popen(
+        self,
+        module: str,
+        arguments: list[str],
+        *,
+        log: str,
+        stdout: int | None = None,
+        ticket: str = "",
+    ) -> subprocess.Popen[bytes]:
+        """Start one Python module in a session of its own (so that Ctrl+C reaches us alone).
+
+        The ticket goes into its environment: command lines are visible to every user.
+        """
+        file = (self._folder / log).open("ab")
+        self._logs.append(file)
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=extended_environment({TICKET_VARIABLE: ticket}) if ticket else None,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout if stdout is not None else file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=process_tree.die_with_parent(),
+        )
+
+    def _read_ready(self, hub: subprocess.Popen[bytes], interrupts: Interrupts) -> dict[str, Any]:
+        """Return the line that the hub prints when it is ready."""
+        lines: deque[bytes] = deque()
+        stdout = hub.stdout
+        assert stdout is not None
+
+        def read() -> None:
+            for line in stdout:  # to the end: a full pipe would stop the hub
+                lines.append(line)
+
+        self._reader = threading.Thread(target=read, name="hub-output", daemon=True)
+        self._reader.start()
+        interrupts.until(
+            lambda: bool(lines) or hub.poll() is not None, timeout_s=START_TIMEOUT_S, every_s=0.02
+        )
+        if interrupts:
+            raise Interrupted
+        if not lines:
+            raise self._hub_failed()
+        ready: dict[str, Any] = json.loads(lines[0])
+        if "error" in ready:
+            raise from_dict(ready["error"])
+        return ready
+
+    def _hub_failed(self) -> AtollError:
+        log = self._folder / "hub.log"
+        return HubError(
+            "the embedded hub did not start",
+            given=last_line(log),
+            remedy=f"its output is in {log}",
+        )
+
+    # ---------------------------------------------------------------------------- health
+
+    def check(self) -> None:
+        """Raise when the hub or a node has died.
+
+        Raises:
+            HubError: says which one, and its last words.
+        """
+        if self._hub is not None and self._hub.poll() is not None:
+            raise HubError(
+                "the embedded hub ended in the middle of the run",
+                given=f"exit status {self._hub.returncode}; {last_line(self._folder / 'hub.log')}",
+                remedy=f"its output is in {self._folder / 'hub.log'}; then: atoll resume",
+            )
+        for number, agent in enumerate(self._agents):
+            status = agent.poll()
+            if status is not None and all(a.poll() is not None for a in self._agents):
+                log = self._folder / f"node{number}.log"
+                raise HubError(
+                    "every embedded node ended in the middle of the run",
+                    given=f"exit status {status}; {last_line(log)}",
+                    remedy=f"its output is in {log}; then: atoll resume",
+                )
+
+    # ---------------------------------------------------------------------------- ending
+
+    def close(self, *, patience_s: float = 2.0) -> None:
+        """End the nodes, then the hub; kill what has not ended after `patience_s` each."""
+        _end(self._agents, patience_s=patience_s)
+        if self._hub is not None:
+            _end([self._hub], patience_s=patience_s)
+            if self._reader is not None and self._hub.stdout is not None:
+                self._reader.join(patience_s)
+                self._hub.stdout.close()
+        for file in self._logs:
+            file.close()
+        self._logs.clear()
+
+    def kill(self) -> None:
+        """Kill every child at once; with them the kernel kills what they started."""
+        everything = [*self._agents, *([self._hub] if self._hub is not None else [])]
+        for process in everything:
+            family = process_tree.tree(process.pid) if process.poll() is None else []
+            process_tree.signal_tree(family, number=process_tree.KILL)
+
+
+def _end(processes: list[subprocess.Popen[bytes]], *, patience_s: float) -> None:
+    """Ask processes to end, wait together, kill those that did not with all they started."""
+    families = {p.pid: process_tree.tree(p.pid) for p in processes if p.poll() is None}
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.01, deadline - time.monotonic()))
+    for process in processes:
+        family = [*families.get(process.pid, []), *process_tree.tree(process.pid)]
+        if process.poll() is None:
+            process_tree.signal_tree(family, number=process_tree.KILL)
+            process.wait()
+        else:  # what it started must not outlive it
+            process_tree.signal_tree(family[1:], number=process_tree.KILL)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that says something in a log file."""
+    with contextlib.suppress(OSError):
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4096))
+            lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line]
+        return lines[-1] if lines else "it printed nothing"
+    return "it printed nothing"
+
+
+def remember_embedded(job_folder: Path, *, folder: Path, nodes: int) -> None:
+    """Note in a job's folder which embedded hub can resume it."""
+    text = json.dumps({"folder": str(folder.resolve()), "nodes": nodes}, indent=1)
+    (job_folder / SPEC_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def recall_embedded(job_folder: Path) -> tuple[Path, int] | None:
+    """Return the folder and the number of nodes of a job's embedded hub, if it had one."""
+    try:
+        known = json.loads((job_folder / SPEC_FILE).read_text(encoding="utf-8"))
+        return Path(known["folder"]), int(known["nodes"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,151 @@
+"""Follows a job to its end, or to Ctrl+C, and tells why it failed if it did."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from atoll.cli.jobs.interrupts import Interrupts
+from atoll.cli.views import screen
+from atoll.cli.views.job import Watched
+from atoll.cli.views.live import View
+from atoll.errors import AtollError, DeadlineExceeded, HubUnreachable, JobError, from_dict
+from atoll.net.http.client import HubClient
+
+REFRESH_S = 0.5
+
+NEWS_S = 0.4
+"""How much of that ends at once when the hub has news; Ctrl+C is seen that much later."""
+
+LAST_LINES_S = 3.0
+"""How long what members print at their very end may take to the hub."""
+
+TAIL_LINES = 40
+"""Last lines of a failed member that are shown."""
+
+
+def follow(
+    client: HubClient,
+    job: str,
+    *,
+    view: View,
+    interrupts: Interrupts,
+    check: Callable[[], None] = lambda: None,
+    away_s: float = 3600.0,
+    echo: bool = False,
+    parameters: int = 0,
+) -> Watched:
+    """Show a job until it has ended or a signal came; return what was seen last.
+
+    Args:
+        client: The hub.
+        job: Its id.
+        view: Where it is shown.
+        interrupts: Ends the wait.
+        check: Called every time; raises when going on makes no sense.
+        away_s: How long the hub may be unreachable.
+        parameters: Of the model, if known.
+        echo: Print what the members print (a user's script speaks for itself).
+
+    Raises:
+        HubUnreachable: the hub was away for longer than that.
+    """
+    watched, echo_after = Watched(job, parameters=parameters), 0
+    reached = time.monotonic()
+    while True:
+        check()
+        try:
+            watched.refresh(client)
+            reached = time.monotonic()
+        except (HubUnreachable, DeadlineExceeded):
+            if time.monotonic() - reached > away_s:
+                raise
+        if watched.view:
+            view.show(watched, last=watched.ended)
+            if echo and watched.ended:
+                _await_last_lines(client, watched, interrupts)
+            if echo:
+                echo_after = _echo(client, job, view, after=echo_after)
+        if watched.ended or _pause(client, watched, interrupts):
+            return watched
+
+
+def _await_last_lines(client: HubClient, watched: Watched, interrupts: Interrupts) -> None:
+    """Wait until the processes of members that are done have ended: their lines are here then.
+
+    A member is done as soon as it says so itself, which is before its process ends.
+    """
+    deadline = time.monotonic() + LAST_LINES_S
+    with contextlib.suppress(HubUnreachable, DeadlineExceeded):
+        while any(m["state"] == "done" and m.get("exit_code") is None for m in watched.members):
+            if time.monotonic() >= deadline or interrupts.sleep(0.05):
+                return
+            watched.view = client.job(watched.job)
+
+
+def _pause(client: HubClient, watched: Watched, interrupts: Interrupts) -> bool:
+    """Wait until it is time to look again, or there is news; return whether a signal came."""
+    if interrupts.sleep(REFRESH_S - NEWS_S):
+        return True
+    try:
+        watched.await_news(client, timeout_s=NEWS_S)
+    except (HubUnreachable, DeadlineExceeded):
+        return interrupts.sleep(NEWS_S)
+    return bool(interrupts)
+
+
+def _echo(client: HubClient, job: str, view: View, *, after: int) -> int:
+    """Print new lines of the members above the view; return the number of the last one."""
+    try:
+        answer = client.logs(job, after=after)
+    except (HubUnreachable, DeadlineExceeded):
+        return after
+    for line in answer["lines"]:
+        view.line(line)
+    return int(answer["last"])
+
+
+def failure(view: dict[str, Any]) -> AtollError:
+    """Return the error that a failed job ended with."""
+    if view.get("error"):
+        return from_dict(view["error"])
+    return JobError(
+        f"the job {view['job']} failed", given=view.get("reason") or None, remedy="atoll logs"
+    )
+
+
+def show_failure(console: Console, client: HubClient, view: dict[str, Any]) -> None:
+    """Print which member failed, on which node, and its last lines (the traceback is there)."""
+    failed = [m for m in view.get("members", []) if m.get("error")]
+    if not failed:
+        return
+    worst = next((m for m in failed if m["member"] == view.get("failed_member")), failed[0])
+    member, node = worst["member"], worst["node"]
+    try:
+        lines = client.logs(view["job"], member=member, tail=TAIL_LINES)["lines"]
+    except AtollError:
+        lines = []
+    code = worst.get("exit_code")
+    ended = f" (exit status {code})" if code is not None else ""
+    title = f"[bold]last lines of {escape(member)} on node {escape(node)}{ended}:[/]"
+    console.print(title, soft_wrap=True)
+    for line in lines:
+        console.print(f"  {escape(line['text'])}", soft_wrap=True, style="dim")
+
+
+def say_ended(console: Console, view: dict[str, Any]) -> None:
+    """Print one line about how a job ended."""
+    spent = None
+    if view.get("started") and view.get("ended"):
+        spent = view["ended"] - view["started"]
+    reason = f" ({view['reason']})" if view.get("reason") else ""
+    console.print(
+        f"{escape(view['job'])} {escape(view['state'])}{escape(reason)} "
+        f"after {screen.duration(spent)}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,131 @@
+"""A job on the nodes of a hub: submitted, followed, its results fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from atoll.cli.hub_access import KnownHub
+from atoll.cli.jobs import batch, results
+from atoll.cli.jobs.follow import failure, follow, say_ended, show_failure
+from atoll.cli.jobs.interrupts import Interrupts
+from atoll.cli.jobs.jobfile import Submission
+from atoll.cli.jobs.submit import one_per_node, send_batch
+from atoll.cli.views import screen
+from atoll.cli.views.live import SILENT, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteRun:
+    """What is to run on the nodes of a hub."""
+
+    submissions: Sequence[Submission]
+    each: bool = False
+    """A copy of each on every node that takes it."""
+    runs: Path
+    detach: bool = False
+    parameters: int = 0
+    """Of the model of a single job, if known."""
+
+
+def run_remote(where: KnownHub, wish: RemoteRun, *, target: Path, console: Console) -> int:
+    """Submit jobs and follow them; return the exit status of the command.
+
+    Args:
+        where: The hub.
+        wish: What is to run.
+        target: The file from which a batch has its label.
+        console: Where it is shown.
+    """
+    submissions = list(wish.submissions)
+    with where.client() as client:
+        if wish.each:
+            submissions, skipped = one_per_node(submissions, client.nodes())
+            for line in skipped:
+                console.print(f"[dim]left out: {escape(line)}[/]", soft_wrap=True)
+        jobs = send_batch(client, submissions, batch=batch.label(target))
+    if len(jobs) == 1:
+        return follow_remote(
+            where,
+            jobs[0],
+            runs=wish.runs,
+            detach=wish.detach,
+            console=console,
+            echo=submissions[0].spec.kind not in SILENT,
+            parameters=wish.parameters,
+        )
+    return _follow_several(where, jobs, wish=wish, console=console)
+
+
+def _follow_several(
+    where: KnownHub, jobs: Sequence[str], *, wish: RemoteRun, console: Console
+) -> int:
+    """Follow the jobs of a batch to their ends and fetch their results."""
+    console.print(f"submitted {len(jobs)} jobs: [bold]{escape(', '.join(jobs))}[/]", soft_wrap=True)
+    if wish.detach:
+        console.print("  watch them  atoll status", soft_wrap=True)
+        return 0
+    with where.client() as client:
+        with Interrupts() as interrupts:
+            watched = batch.follow_batch(client, jobs, console=console, interrupts=interrupts)
+        if not all(one.ended for one in watched):
+            console.print("they go on without this window: atoll status", soft_wrap=True)
+            return 130
+        batch.say_how_they_ended(client, watched, console=console)
+        for one in watched:
+            if one.state != "stopped":
+                results.fetch(client, one.job, wish.runs / one.job)
+    return batch.finish_batch(watched, folder=wish.runs, console=console)
+
+
+def follow_remote(
+    where: KnownHub,
+    job: str,
+    *,
+    runs: Path,
+    detach: bool,
+    console: Console,
+    echo: bool = False,
+    parameters: int = 0,
+) -> int:
+    """Follow a job to its end and fetch its results; Ctrl+C lets it go on without us."""
+    if detach:
+        console.print(f"submitted [bold]{escape(job)}[/]", soft_wrap=True)
+        _say_commands(console, job)
+        return 0
+    note = "Ctrl+C leaves it running"
+    with where.client() as client:
+        with (
+            Interrupts() as interrupts,
+            View(console, dashboard=where.url, note=note) as view,
+        ):
+            watched = follow(
+                client, job, view=view, interrupts=interrupts, echo=echo, parameters=parameters
+            )
+        if not watched.ended:
+            console.print(f"{escape(job)} goes on without this window", soft_wrap=True)
+            _say_commands(console, job)
+            return 130
+        if watched.state == "failed":
+            results.fetch(client, job, runs / job)
+            show_failure(screen.errors(), client, watched.view)
+            if results.came_to_something(watched.view):
+                results.finish(runs / job, view=watched.view, console=console)
+            raise failure(watched.view)
+        say_ended(console, watched.view)
+        if watched.state == "stopped":
+            console.print(f"take it up again: atoll resume {escape(job)}", soft_wrap=True)
+            return 0
+        folder = runs / job
+        results.fetch(client, job, folder)
+    results.finish(folder, view=watched.view, console=console)
+    return 0
+
+
+def _say_commands(console: Console, job: str) -> None:
+    console.print(f"  watch it    atoll status {job}   |   atoll logs -f {job}", soft_wrap=True)
+    console.print(f"  stop it     atoll stop {job}", soft_wrap=True)

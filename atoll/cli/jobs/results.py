@@ -1,0 +1,190 @@
+"""Puts the results of a job together in runs/JOB/ and shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from atoll import config
+from atoll.cli.views import screen
+from atoll.errors import WireError
+from atoll.net.http.client import HubClient
+from atoll.net.http.streams import measure
+from atoll.wire.manifest import MANIFEST_NAME
+
+ARTIFACTS = "artifacts/"
+"""Below it a job keeps what its processes left behind, as `artifacts/MEMBER/PATH`."""
+
+EPISODES = "episodes/"
+"""Below it lies a recorded episode of each policy."""
+
+WANTED = ("job.toml", "metrics.jsonl", "events.jsonl", "rounds.json", "model.safetensors")
+"""Files of a job that are fetched from a hub elsewhere; checkpoints stay there."""
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint in a job's folder."""
+    complete = sorted((folder / "checkpoints").glob(f"*/{MANIFEST_NAME}"))
+    return complete[-1].parent if complete else None
+
+
+def fetch(client: HubClient, job: str, folder: Path, *, everything: bool = False) -> list[str]:
+    """Fetch what its report, its model and its processes left of a job; return the names.
+
+    A file that is here already, with the same content, is not fetched again.
+
+    Args:
+        client: The hub.
+        job: Which job.
+        folder: Where the files go; made if it is not there.
+        everything: All files of the job.
+
+    Raises:
+        StorageFull: the disk has no room.
+        CheckpointCorrupt: a file arrived damaged.
+        WireError: the hub names a file that would lie elsewhere.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for file in client.files(job):
+        if everything or file.name in WANTED or file.name.startswith((ARTIFACTS, EPISODES)):
+            target = _inside(folder, file.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not (file.sha256 and target.is_file() and measure(target)[0] == file.sha256):
+                client.get_file(job, file.name, target, sha256=file.sha256)
+            names.append(file.name)
+    return names
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, which it must not leave."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or any(p in (".", "..") or "\\" in p for p in parts):
+        raise WireError("the hub names a file that cannot be stored", given=repr(name))
+    return folder.joinpath(*parts)
+
+
+def came_to_something(view: Mapping[str, Any]) -> bool:
+    """Return whether a job that failed has results: policies go on when one of them fails."""
+    return view.get("kind") == "rl" and any(member.get("result") for member in view["members"])
+
+
+def finish(folder: Path, *, view: Mapping[str, Any], console: Console) -> None:
+    """Write summary and report of a job that has ended, and show them."""
+    results = {
+        member["member"]: member["result"] for member in view["members"] if member.get("result")
+    }
+    if not results:  # a program that never entered its job
+        console.print(f"its files are in {escape(screen.shown(folder))}", soft_wrap=True)
+        return
+    summary = write(folder, view=view, results=results)
+    from atoll.train.results.summary import best_sample
+
+    if "rl" in summary:
+        from atoll.cli.views.rl import rl_table
+
+        console.print(rl_table(summary))
+    else:
+        console.print(summary_table(summary))
+    sample = best_sample(results)
+    if sample:
+        console.print(
+            Panel(escape(sample), title="what the model writes", title_align="left"),
+            soft_wrap=True,
+        )
+    _say_files(console, folder, writes=summary.get("accuracy") is None)
+
+
+def write(
+    folder: Path, *, view: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Write summary.json and report.html; return the summary."""
+    from atoll.train.report.report import write_report
+    from atoll.train.results.summary import read_lines, summarise, write_summary
+
+    summary = summarise(
+        job=str(view["job"]),
+        spec=config.parse_spec(str(view["spec"]), name="the job"),
+        results=results,
+        points=read_lines(folder / "metrics.jsonl"),
+        rounds_committed=int(view["committed_round"]),
+        rounds_aborted=int(view["aborted_rounds"]),
+    )
+    write_summary(folder, summary)
+    write_report(folder)
+    return summary
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Return the summary as a table for people."""
+    strategy = summary["strategy"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    parts = ("inner", "outer", "codec")
+    words = [f"{name} {word}" for name, word in strategy.items() if name not in parts]
+    names = ", ".join([" x ".join(str(strategy[part]) for part in parts), *words])
+    rows = {
+        "strategy": escape(names),
+        "nodes": str(summary["nodes"]),
+        "steps, tokens": f"{summary['steps']}, {screen.count(summary['tokens'])}",
+        "rounds": f"{summary['rounds_committed']} committed, {summary['rounds_aborted']} aborted",
+        "held-out loss": _from_to(summary),
+        "time": _time(summary),
+        "tokens/s": f"{screen.count(summary['tokens_per_s'] or 0)} "
+        f"(best node alone {screen.count(summary['best_single_node_tokens_per_s'] or 0)})",
+        "sent per node": _traffic(summary),
+        "replicas identical": _identical(summary),
+    }
+    if summary.get("accuracy") is not None:
+        rows["accuracy"] = f"{summary['accuracy']:.1%} of the held-out images"
+    if not summary.get("same_data", True):
+        rows["data"] = "[red]members read different data[/]; the same Python, or the same files?"
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table
+
+
+def _identical(summary: Mapping[str, Any]) -> str:
+    if summary["replicas_identical"]:
+        return "yes"
+    return "no, on purpose" if summary["strategy"]["outer"] == "alone" else "[red]NO[/]"
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    share = summary.get("utilisation")
+    computing = f", {share:.1%} of it computing" if share is not None else ""
+    return screen.duration(summary["wall_s"]) + computing
+
+
+def _traffic(summary: Mapping[str, Any]) -> str:
+    sent = screen.size(summary["bytes_sent_per_node"] or 0)
+    times, other = summary.get("reduction"), summary.get("bytes_sent_ddp_fp32")
+    if not times or not other:
+        return sent
+    return f"{sent}, {times:,.0f} x less than data parallel ({screen.size(other)})"
+
+
+def _from_to(summary: Mapping[str, Any]) -> str:
+    losses = (summary.get("loss_first"), summary.get("loss_final"))
+    numbers = ["-" if value is None else f"{value:.3f}" for value in losses]
+    of_what = "token" if summary.get("accuracy") is None else "image"
+    return f"{numbers[0]} -> {numbers[1]} nats per {of_what}"
+
+
+def _say_files(console: Console, folder: Path, *, writes: bool) -> None:
+    """Say where things are, and how a model that writes is let to."""
+    where = escape(screen.shown(folder))
+    console.print(f"report   {where}/report.html", soft_wrap=True)
+    if (folder / EPISODES).is_dir():
+        console.print(f"episodes {where}/{EPISODES}*.gif", soft_wrap=True)
+    if (folder / "model.safetensors").exists():
+        console.print(f"model    {where}/model.safetensors", soft_wrap=True)
+        if writes:
+            console.print(f"         atoll generate {where} --prompt 'def '", soft_wrap=True)

@@ -1,0 +1,94 @@
+"""Sends a job to a hub: its folder of code as a pack, its files, its text; each once.
+
+`atoll run --each`: the same job once on every machine that is there and takes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atoll.cli.jobs.jobfile import PACKED, Submission
+from atoll.errors import PlanError
+from atoll.hub.scheduler.resources import Place, misfit, want_of
+from atoll.ids import safe_name
+from atoll.net.http.client import HubClient
+from atoll.wire.messages import NodeInfo
+
+
+def send(client: HubClient, submission: Submission, *, batch: str = "") -> str:
+    """Submit a job and return its id.
+
+    Args:
+        client: The hub.
+        submission: The job.
+        batch: Label of the jobs that are submitted with it.
+
+    Raises:
+        ConfigError: the job file is wrong, or its code cannot travel.
+    """
+    if submission.code is None:
+        return client.submit(submission.text, files=submission.files, batch=batch)
+    from atoll.code import pack
+
+    with pack(submission.code) as packed:
+        sha256 = client.put_blob(packed.path)
+    table = dataclasses.replace(submission.spec.job, code=PACKED + sha256)
+    sent = dataclasses.replace(submission, spec=dataclasses.replace(submission.spec, job=table))
+    return client.submit(sent.text, files=sent.files, batch=batch)
+
+
+def send_batch(client: HubClient, submissions: list[Submission], *, batch: str) -> list[str]:
+    """Submit jobs that belong together; return their ids in order. One alone is no batch."""
+    label = batch if len(submissions) > 1 else ""
+    return [send(client, submission, batch=label) for submission in submissions]
+
+
+def one_per_node(
+    submissions: Sequence[Submission], nodes: Sequence[dict[str, Any]]
+) -> tuple[list[Submission], list[str]]:
+    """Return a copy of each job for every node that it fits on, and why the other nodes have none.
+
+    Args:
+        submissions: The jobs.
+        nodes: The hub's views of its nodes. What runs there does not matter: a copy may wait.
+
+    Raises:
+        PlanError: no node takes any of them.
+    """
+    copies, skipped = [], []
+    for submission in submissions:
+        for view in nodes:
+            why = misfit(want_of(submission.spec), _place(view))
+            if why:
+                skipped.append(f"{submission.spec.job.name}: {why}")
+            else:
+                copies.append(_copy(submission, str(view["node"])))
+    if not copies:
+        raise PlanError(
+            "no machine takes this job",
+            given="; ".join(skipped) or "no machine has joined",
+            expected="at least one node that is online and fits [needs]",
+            remedy="atoll status shows the nodes; on each machine: atoll join TICKET",
+        )
+    return copies, skipped
+
+
+def _place(view: dict[str, Any]) -> Place:
+    return Place(
+        node=str(view["node"]),
+        info=msgspec.convert(view["info"], NodeInfo),
+        connected=view["state"] == "online",
+        draining="it is asked to" if view.get("draining") else "",
+        stats=view.get("stats") or {},
+    )
+
+
+def _copy(submission: Submission, node: str) -> Submission:
+    spec = submission.spec
+    name = f"{spec.job.name[:24]}-{safe_name(node)}"[:40].rstrip("-.")
+    table = dataclasses.replace(spec.job, name=name, on=[node], nodes=1, min_nodes=0)
+    return dataclasses.replace(submission, spec=dataclasses.replace(spec, job=table))

@@ -1,0 +1,250 @@
+"""The view of a running job in a terminal; plain lines where there is no terminal.
+
+A still of a run as a terminal showed it: one frame of the live view and the results, as SVG.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from atoll.cli.views import screen
+from atoll.cli.views.job import Watched, shown_job_state, shown_state, traffic
+from atoll.cli.views.rl import rl_line, rl_parts
+
+WIDTH = 100
+MOMENT = 0.6
+"""Which frame is kept: the last one before this share of the steps is done."""
+
+
+class Picture:
+    """Keeps a frame while the run goes on; `save` puts the results under it."""
+
+    def __init__(self, path: Path) -> None:
+        """Write to `path` in the end."""
+        self.path = path
+        self._frame: RenderableType | None = None
+
+    def offer(self, frame: RenderableType, *, share: float) -> None:
+        """Show what the live view looks like now, `share` of the steps done."""
+        if share <= MOMENT or self._frame is None:
+            self._frame = frame
+
+    def save(self, title: str, results: Callable[[Console], None]) -> None:
+        """Write the file; `results` prints what comes under the frame."""
+        console = Console(
+            record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
+        )
+        if self._frame is not None:
+            console.print(self._frame)
+        results(console)
+        # Fonts from elsewhere would be fetched by whoever looks; a token is nobody's business.
+        drawn = re.sub(
+            r"@font-face\s*\{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL
+        )
+        drawn = re.sub(r"<!--.*?-->", "", drawn, flags=re.DOTALL)
+        # As many dots as there were letters: every line says how long it is.
+        drawn = re.sub(r"(?<=token=)[\w-]+", lambda token: "." * len(token[0]), drawn)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(drawn, encoding="utf-8")
+
+
+PLAIN_EVERY_S = 5.0
+"""Between two plain lines: enough for a log of continuous integration, not too much for it."""
+
+QUIET_EVENTS = frozenset(
+    {"submitted", "waiting", "assigned", "started", "running", "checkpoint"}
+    | {"member-done", "done", "failed", "stopped"}
+)
+"""Kinds of events that the view shows anyway, or that the command says at its end."""
+
+SILENT = ("trainer", "rl")
+"""Kinds of job whose members' lines are not shown above the view: it tells the same, in order."""
+
+STATE_STYLE = {
+    "running": "green",
+    "done": "green",
+    "lost": "red",
+    "failed": "red",
+    "stopped": "yellow",
+}
+
+
+class View:
+    """Shows a job while it runs; use as a context manager and call `show` after every refresh."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        dashboard: str,
+        note: str = "",
+        picture: Picture | None = None,
+    ) -> None:
+        """`note` is a line under the view, e.g. what Ctrl+C will do; `picture` is shown frames."""
+        self._still = picture
+        self._console = console
+        self.dashboard = dashboard
+        self._note = note
+        self._live: Live | None = None
+        self._drawn = False
+        self._last_plain = -math.inf
+        self._started = time.monotonic()
+
+    def __enter__(self) -> View:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last picture where it is; what is printed now comes under it."""
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Show what is going on before there is a job to look at, or beside it."""
+        if self._live is not None and not self._drawn:
+            self._live.update(Text(text, style="dim"))
+        else:
+            self._console.print(escape(text), soft_wrap=True)
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Print one line of a member above the picture."""
+        screen.log_line(self._console, line)
+
+    def show(self, job: Watched, *, last: bool = False) -> None:
+        """Draw the job as it is now; `last` draws even when a plain line is not due."""
+        for event in job.events:
+            if event["kind"] not in QUIET_EVENTS:
+                line = f"[dim]{escape(event.get('member') or job.job)}: {escape(event['text'])}[/]"
+                self._console.print(line, soft_wrap=True)
+        if self._still is not None and job.steps:
+            self._still.offer(self._picture(job), share=job.step / job.steps)
+        if self._live is not None:
+            self._drawn = True
+            self._live.update(self._picture(job), refresh=True)
+        elif last or time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
+            self._last_plain = time.monotonic()
+            self._console.print(plain_line(job), soft_wrap=True)
+
+    def _picture(self, job: Watched) -> RenderableType:
+        parts: list[RenderableType] = [members_table(job.processes)]
+        kind = job.view.get("kind")
+        if kind == "rl":
+            parts = rl_parts(job)
+        elif kind != "command":  # which tells of no steps
+            parts = [_bar(job), _figures(job), *parts]
+        footer = Text(f"dashboard  {self.dashboard}", style="dim", overflow="fold")
+        if self._note:
+            footer.append(f"\n{self._note}")
+        state = shown_job_state(job.view)
+        if job.view.get("reason"):
+            state = f"{state}: {job.view['reason']}"
+        elapsed = screen.duration(time.monotonic() - self._started)
+        title = f"[bold]{escape(job.job)}[/]  {escape(state)}  {elapsed}"
+        return Panel(Group(*parts, footer), title=title, title_align="left", border_style="cyan")
+
+
+def plain_line(job: Watched) -> str:
+    """Return the state of a job as one line."""
+    parts = [f"{job.job} {shown_job_state(job.view)}"]
+    if job.state == "waiting" and job.view.get("reason"):
+        parts.append(str(job.view["reason"]))
+    if job.view.get("kind") == "rl":
+        return escape(" | ".join([*parts, *rl_line(job)]))
+    if job.steps:
+        parts.append(f"step {job.step}/{job.steps}")
+    if job.state == "running" and job.steps:
+        parts.append(f"left {screen.duration(job.left_s())}")
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.3f}")
+    if job.held_out is not None:
+        parts.append(f"held-out {job.held_out:.3f}")
+    if job.tokens_per_s:
+        parts.append(f"{screen.count(job.tokens_per_s)} tokens/s")
+    live = sum(1 for m in job.members if m["state"] == "running")
+    parts.append(f"{live}/{job.view.get('nodes_wanted', len(job.members))} nodes")
+    if job.steps or job.sent_bytes:
+        parts.append(f"sent {screen.size(job.sent_bytes)}/node")
+    return escape(" | ".join(parts))
+
+
+def _bar(job: Watched) -> RenderableType:
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    share = job.step / job.steps if job.steps else 0.0
+    text = f"{share:4.0%}  step {job.step}/{job.steps}  left {screen.duration(job.left_s())}"
+    row.add_row(ProgressBar(total=max(1, job.steps), completed=job.step), text)
+    return row
+
+
+def _figures(job: Watched) -> RenderableType:
+    row = Table.grid(padding=(0, 3))
+    loss = "-" if job.loss is None else f"{job.loss:.3f}"
+    held_out = "-" if job.held_out is None else f"{job.held_out:.3f}"
+    speed = screen.count(job.tokens_per_s)
+    row.add_row(
+        f"[dim]loss[/] [bold]{loss}[/]",
+        f"[dim]held-out[/] [bold]{held_out}[/]",
+        f"[dim]tokens/s[/] [bold]{speed}[/]",
+        f"[dim]rounds[/] [bold]{job.view.get('committed_round', 0)}[/]",
+    )
+    traffic = Text.from_markup(f"[dim]sent per node[/] [bold]{screen.size(job.sent_bytes)}[/]")
+    other = job.data_parallel_bytes
+    if other:
+        times = f"  ({other / job.sent_bytes:,.0f} x less)" if job.sent_bytes else ""
+        traffic.append_text(
+            Text.from_markup(f" [dim]against[/] {screen.size(other)} [dim]by data parallel[/]")
+        )
+        traffic.append(times, style="bold green")
+    return Group(row, traffic)
+
+
+def members_table(members: list[dict[str, Any]]) -> RenderableType:
+    """Return a row per member, and per further machine of one."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("node")
+    for heading in ("state", "step", "loss", "tokens/s", "sent", "received", "last seen"):
+        table.add_column(heading, justify="left" if heading == "state" else "right")
+    for member in members:
+        table.add_row(*_member_row(member))
+    return table
+
+
+def _member_row(member: dict[str, Any]) -> list[str]:
+    seen, loss, state = member.get("last_seen_s"), member.get("loss"), shown_state(member)
+    style = STATE_STYLE.get(str(member["state"]) if "," in state else state, "yellow")
+    return [
+        f"{escape(str(member['member']))} [dim]{escape(str(member['node']))}[/]",
+        f"[{style}]{escape(state)}[/]",
+        "-" if member.get("hand_of") else str(member.get("step") or 0),
+        "-" if loss is None else f"{loss:.3f}",
+        screen.count(float(member.get("tokens_per_s") or 0.0)),
+        screen.size(traffic(member, "sent_bytes")),
+        screen.size(traffic(member, "received_bytes")),
+        "-" if seen is None else f"{seen:.0f} s",
+    ]

@@ -1,0 +1,103 @@
+"""int4 and int2: a few evenly spaced levels per block, in half a byte or a quarter.
+
+int4: the levels -7..7 times a seventh of the block's largest magnitude, the nearest one; the error
+of an element is at most half a step, 7.2 % of the largest magnitude.
+
+int2: the levels -1, 0, 1 times one magnitude per block. With the largest magnitude of a block as
+that of all, nearly everything would become zero; here it is the mean of the magnitudes that lie
+above 0.7 times the mean magnitude: the best one for a Gaussian to two percent, and whatever the
+values are, no element gets farther from zero than the level nearest to it. The fourth code is never
+written: a symmetric code with a zero has no use for it, and a code without a zero would turn the
+zeros of sparse gradients into noise that no error feedback could ever take back.
+
+Linear levels: Dettmers et al. 2021 (https://arxiv.org/abs/2110.02861), with 4 bits and without
+their table; the threshold of 0.7 is that of ternary weights, Li, Zhang and Liu 2016, section 2.2
+(https://arxiv.org/abs/1605.04711). Both are coarse: use them in `feedback(...)`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.quantized.blocks import Blocks
+from atoll.codec.quantized.packing import Bytes
+
+_THRESHOLD = 0.7
+
+
+def write_rounded(scaled: Tensor, *, limit: float, codes: Bytes) -> None:
+    """Write `round(scaled) + limit`, clamped to 0..2*limit; half to even, `scaled` is used up."""
+    scaled.clamp_(-limit, limit)
+    values = scaled.view(-1).numpy()
+    # torch.round would wake the thread pool for any vector over 2048 elements: 3 times slower.
+    np.rint(values, out=values)
+    values += np.float32(limit)
+    torch.from_numpy(codes).copy_(scaled.view(-1))
+
+
+class BlockwiseInt4(Blocks):
+    """Integers -7..7, with the block's largest magnitude as 7."""
+
+    name, bits = "int4", 4
+    levels = np.clip(np.arange(16, dtype=np.float32) - 7, -7, 7).astype(np.float32)
+
+    def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
+        """Return a seventh of the largest magnitudes."""
+        return torch.amax(torch.abs(x, out=scratch), dim=1).div_(7.0)
+
+    def quantise(
+        self,
+        x: Tensor,
+        divisors: Tensor,
+        *,
+        codes: Bytes,
+        scratch: Tensor,
+        noise: np.random.Generator | None,
+    ) -> None:
+        """Write the nearest level, plus 7."""
+        write_rounded(torch.div(x, divisors, out=scratch), limit=7.0, codes=codes)
+
+
+class BlockwiseInt2(Blocks):
+    """Signs with a zero; see the module's first lines."""
+
+    name, bits = "int2", 2
+    levels = np.array([-1, 0, 1, 1], dtype=np.float32)
+
+    def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:
+        """Return the mean magnitude of what is not small."""
+        torch.abs(x, out=scratch)
+        mean = safe_mean(scratch)
+        large = scratch > _THRESHOLD * mean[:, None]
+        count = large.sum(dim=1)
+        scratch.mul_(large)
+        found = safe_mean(scratch, count=count.clamp_(min=1))
+        return torch.where(torch.isfinite(mean), found, torch.nan)
+
+    def quantise(
+        self,
+        x: Tensor,
+        divisors: Tensor,
+        *,
+        codes: Bytes,
+        scratch: Tensor,
+        noise: np.random.Generator | None,
+    ) -> None:
+        """Write the nearest level, plus 1."""
+        write_rounded(torch.div(x, divisors, out=scratch), limit=1.0, codes=codes)
+
+
+def safe_mean(magnitudes: Tensor, *, count: Tensor | None = None) -> Tensor:
+    """Return the mean of every row, shape (rows,); a sum above float32 is added up in float64.
+
+    Args:
+        magnitudes: Not negative, shape (rows, width).
+        count: Divisors, shape (rows,), where they are not the width.
+    """
+    total = magnitudes.sum(dim=1)
+    divisor = magnitudes.shape[1] if count is None else count
+    if bool(torch.isinf(total).any()):
+        return (magnitudes.sum(dim=1, dtype=torch.float64) / divisor).float()
+    return total / divisor

@@ -1,0 +1,152 @@
+"""randomk: a share of the elements at random, the same positions on every member.
+
+Only values cross the wire, so the mean of packets is a packet, unlike with `topk`. Positions are
+a matter of the round's number alone: in blocks of 4096 elements the same permutation picks k of
+them, and the next round takes the permutation's next k. So within ceil(4096/k) rounds every element
+is sent at least once, and a vector may be cut between blocks without changing any positions.
+
+Layout of a packet of n > 0 elements: the number of the round (8 bytes, int64, little endian), then
+the packet of the values by the second codec.
+
+`randomk:0.1` multiplies what it sends by 4096/k, so that the expected value is the vector itself.
+`randomk:0.1:plain` does not; inside `feedback(...)` it is always plain, because what was not sent
+comes later anyway.
+
+Random sparsification: Wangni et al. 2018, section 2 (https://arxiv.org/abs/1710.09854), without
+their probabilities; without replacement as in Wang et al. 2023, "CocktailSGD".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet
+from atoll.codec.quantized.packing import Bytes
+from atoll.codec.seeds import mixed, permutation
+from atoll.codec.wrappers.selecting import Selecting, Where, check_density
+from atoll.errors import ConfigError
+
+WIDTH = 4096
+"""Elements that share a permutation."""
+_HEAD_BYTES = 8
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class RandomK(Selecting):
+    """Random positions; see the module's docstring.
+
+    Args:
+        density: Share of the elements that is sent, 1/4096 to 1.
+        values: Encodes them.
+        scaled: Make the expected value the vector itself.
+
+    Raises:
+        ConfigError: `density` is out of range.
+    """
+
+    def __init__(self, density: float, values: Codec, *, scaled: bool = True) -> None:
+        self.density, self.scaled = check_density("randomk", density), scaled
+        if density * WIDTH < 1:
+            raise ConfigError(
+                "the density of codec randomk is too small", given=density,
+                expected=f"at least one element of {WIDTH}", remedy="randomk:0.001",
+            )  # fmt: skip
+        head = f"randomk:{density:g}" if scaled else f"randomk:{density:g}:plain"
+        super().__init__(head, values)
+        self._per_block = self._of(WIDTH)
+        inner = int(getattr(values, "block", 1))
+        self.block = WIDTH * (inner // math.gcd(self._per_block, inner))
+        """Elements after which the blocks of both codecs begin anew."""
+        self._round = 0
+        self._scales = scaled
+
+    @property
+    def gathers(self) -> bool:  # type: ignore[override]
+        """As the second codec: the positions are no obstacle."""
+        return self.values.gathers
+
+    def plain(self) -> RandomK:
+        """Return this codec without the factor."""
+        return RandomK(self.density, self.values, scaled=False)
+
+    def begin(self, round_: int) -> None:
+        """Choose by this round's number."""
+        self._round = round_
+        self.values.begin(round_)
+
+    def averaging(self, packet: Packet | None = None) -> RandomK:
+        """Return the codec of the same positions that does not multiply once more."""
+        other = RandomK(self.density, self.values, scaled=self.scaled)
+        other._scales = False
+        other._round = self._round
+        if packet is not None and len(packet.data) >= _HEAD_BYTES:
+            other._round = _round_of(np.frombuffer(packet.data, dtype=np.uint8))
+        return other
+
+    def _of(self, width: int) -> int:
+        return max(1, int(width * self.density + 0.5)) if width else 0
+
+    def count(self, elements: int) -> int:
+        """Return how many numbers are sent."""
+        full, rest = divmod(elements, WIDTH)
+        return full * self._of(WIDTH) + self._of(rest)
+
+    def where_bytes(self, elements: int) -> int:
+        """Return the bytes of the round's number."""
+        return _HEAD_BYTES if elements else 0
+
+    def choose(self, x: Tensor, *, out: Bytes) -> Tensor:
+        """Return the values at this round's positions."""
+        if not x.numel():
+            return torch.empty(0)
+        np.copyto(out, np.array([self._round], dtype="<i8").view(np.uint8))
+        chosen = torch.from_numpy(x.numpy()[self._positions(x.numel(), self._round)])
+        if self._scales:
+            full, rest = divmod(x.numel(), WIDTH)
+            edge = full * self._per_block
+            chosen[:edge].mul_(WIDTH / self._per_block)
+            if rest:
+                chosen[edge:].mul_(rest / self._of(rest))
+            chosen.clamp_(-_LARGEST, _LARGEST)
+        if not math.isfinite(float(x.sum(dtype=torch.float64))):
+            # Perhaps nothing of it lies among the positions: nobody may take the rest for good.
+            chosen.fill_(torch.nan)
+        return chosen
+
+    def where(self, data: Bytes, elements: int) -> Where:
+        """Return the positions of the packet's round."""
+        return self._positions(elements, _round_of(data))
+
+    def _positions(self, elements: int, round_: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        full, rest = divmod(elements, WIDTH)
+        parts = []
+        if full:
+            starts = np.arange(full)[:, None] * WIDTH
+            parts.append((starts + chosen_of(WIDTH, self._per_block, round_)).reshape(-1))
+        if rest:
+            parts.append(full * WIDTH + chosen_of(rest, self._of(rest), round_))
+        return np.concatenate(parts)
+
+
+def _round_of(data: Bytes) -> int:
+    return int(np.frombuffer(data[:_HEAD_BYTES].tobytes(), dtype="<i8")[0])
+
+
+def chosen_of(width: int, count: int, round_: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return `count` of `width` positions, ascending: each at least once per `width/count` rounds.
+
+    Args:
+        width: Positions to choose from.
+        count: How many, 1 to `width`.
+        round_: Number of the round; any ceil(width/count) rounds from a multiple of that on share
+            a permutation.
+    """
+    cycle, phase = divmod(round_, -(-width // count))
+    order = permutation(mixed("positions", cycle, width), width)
+    first = min(phase * count, width - count)
+    return np.sort(order[first : first + count])

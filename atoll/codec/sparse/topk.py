@@ -1,0 +1,78 @@
+"""topk: the share of the elements with the largest magnitudes, exactly that many.
+
+A mean of sparse vectors is less sparse, so members gather each other's packets and add them up.
+Of equal magnitudes the first ones are taken; a value that is not finite counts as the largest. What
+is left out is lost unless the codec is used in `feedback(...)`.
+
+Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent"; with error feedback:
+Stich et al. 2018 (https://arxiv.org/abs/1809.07599). Differs from both: over the whole vector, not
+per tensor, and without sampling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec
+from atoll.codec.quantized.packing import Bytes
+from atoll.codec.sparse.positions import positions_bytes, read_positions, write_positions
+from atoll.codec.wrappers.selecting import Selecting, Where, check_density
+
+_MAGNITUDE = np.int32(0x7FFF_FFFF)
+
+
+class TopK(Selecting):
+    """The largest magnitudes.
+
+    Args:
+        density: Share of the elements that is sent, above 0 and at most 1; at least one is.
+        values: Encodes them.
+
+    Raises:
+        ConfigError: `density` is out of range.
+    """
+
+    gathers = True
+
+    def __init__(self, density: float, values: Codec) -> None:
+        self.density = check_density("topk", density)
+        super().__init__(f"topk:{density:g}", values)
+
+    def count(self, elements: int) -> int:
+        """Return how many numbers are sent."""
+        return max(1, int(elements * self.density + 0.5)) if elements else 0
+
+    def where_bytes(self, elements: int) -> int:
+        """Return the bytes of the positions."""
+        return positions_bytes(elements, self.count(elements))
+
+    def choose(self, x: Tensor, *, out: Bytes) -> Tensor:
+        """Return the largest magnitudes' values in the order of their positions."""
+        elements, count = x.numel(), self.count(x.numel())
+        if not elements:
+            return torch.empty(0)
+        positions = largest(x, count)
+        write_positions(positions, elements=elements, out=out)
+        return torch.from_numpy(x.numpy()[positions])
+
+    def where(self, data: Bytes, elements: int) -> Where:
+        """Return the positions."""
+        return read_positions(data, elements=elements, count=self.count(elements))
+
+
+def largest(x: Tensor, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return where the `count` largest magnitudes lie, ascending; of equal ones the first.
+
+    Args:
+        x: Float32, shape (n,); NaN counts as larger than infinity.
+        count: 1 to n.
+    """
+    # The bits of floats without their sign are in the order of the magnitudes.
+    magnitudes = x.numpy().view(np.int32) & _MAGNITUDE
+    least = np.partition(magnitudes, len(magnitudes) - count)[-count:].min()
+    chosen = magnitudes > least
+    missing = count - int(np.count_nonzero(chosen))
+    chosen[np.flatnonzero(magnitudes == least)[:missing]] = True
+    return np.flatnonzero(chosen)

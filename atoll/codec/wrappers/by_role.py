@@ -1,0 +1,150 @@
+"""by_role: matrices in one codec, everything else in another.
+
+`by_role(topk:0.01,bf16)` sends the few large matrices of a model sparsely, and biases, norms and
+other tensors of one dimension, which weigh little and matter much, as bf16.
+
+A packet describes itself, so who decodes it needs no shapes; little endian:
+
+    offset     size     field
+    0          4        number of runs, uint32
+    4          4*r      elements of each, uint32: of matrices, of others, of matrices ...
+    4 + 4*r    ...      the packet of all matrices, then that of all others
+
+Before `fit` has told the shapes, and for vectors of another length, all is one run of matrices. The
+runs belong to a whole vector, so it cannot be cut into one part per member; members gather each
+other's packets instead and add them up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet, Stateless, check_vector, output
+from atoll.codec.lowrank import LowRank
+from atoll.errors import ConfigError, WireError
+
+_MOST_RUNS = 1 << 20
+
+
+class ByRole(Stateless):
+    """Delegates by the shapes of tensors.
+
+    Args:
+        matrices: Codec of tensors with two dimensions or more.
+        others: Codec of all others.
+
+    Raises:
+        ConfigError: one of them is wrapped or looks at shapes itself.
+    """
+
+    gathers = True
+
+    def __init__(self, matrices: Codec, others: Codec) -> None:
+        self.spec = f"by_role({matrices.spec},{others.spec})"
+        for codec in (matrices, others):
+            if codec.base is not codec or isinstance(codec, ByRole | LowRank):
+                raise ConfigError(
+                    "by_role chooses between two plain codecs that look at no shapes",
+                    given=repr(self.spec), expected="e.g. by_role(topk:0.01,bf16)",
+                    remedy="put the wrapper outside: feedback(by_role(topk:0.01,bf16))",
+                )  # fmt: skip
+        self.matrices, self.others = matrices, others
+        self._runs: list[int] = []
+
+    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Learn which parts of a vector are matrices."""
+        runs = [0]
+        for shape in shapes:
+            # Even places are matrices.
+            if (len(runs) % 2 == 1) != (len(shape) > 1):
+                runs.append(0)
+            runs[-1] += math.prod(shape)
+        self._runs = runs
+
+    def begin(self, round_: int) -> None:
+        """Tell both the round."""
+        self.matrices.begin(round_)
+        self.others.begin(round_)
+
+    def _of(self, elements: int) -> list[int]:
+        """Return the runs of a vector."""
+        return self._runs if self._runs and sum(self._runs) == elements else [elements]
+
+    def _length(self, runs: Sequence[int]) -> int:
+        first, second = sum(runs[::2]), sum(runs[1::2])
+        return 4 + 4 * len(runs) + self.matrices.nbytes(first) + self.others.nbytes(second)
+
+    def nbytes(self, elements: int) -> int:
+        """Return the exact length of a packet, by the shapes that are known now."""
+        return self._length(self._of(elements))
+
+    def encode(self, x: Tensor, *, key: str = "x") -> Packet:
+        """Return the packet of a vector, shape (n,)."""
+        x = check_vector(x, role="the input")
+        runs = self._of(x.numel())
+        head = np.array([len(runs), *runs], dtype="<u4").tobytes()
+        parts = torch.split(x, runs)
+        packets = [
+            codec.encode(torch.cat([x[:0], *some]), key=f"{key}/{number}")
+            for number, (codec, some) in enumerate(
+                [(self.matrices, parts[::2]), (self.others, parts[1::2])]
+            )
+        ]
+        data = bytearray(b"".join([head, *(packet.data for packet in packets)]))
+        return Packet(data, self.spec, (x.numel(),))
+
+    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
+        """Return the vector, shape (n,)."""
+        runs, found = self._open(packet)
+        result = output(out, packet.num_elements)
+        for number, part in enumerate(torch.split(result, runs)):
+            part.copy_(found[number % 2][: len(part)])
+            found[number % 2] = found[number % 2][len(part) :]
+        return result
+
+    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
+        """Add `weight` times the vector to `out`."""
+        runs, found = self._open(packet)
+        result = output(out, packet.num_elements)
+        if weight != 1.0:
+            found = [vector.mul_(weight) for vector in found]
+        for number, part in enumerate(torch.split(result, runs)):
+            part.add_(found[number % 2][: len(part)])
+            found[number % 2] = found[number % 2][len(part) :]
+
+    def _open(self, packet: Packet) -> tuple[list[int], list[Tensor]]:
+        """Return the runs, and the matrices' and the others' values.
+
+        Raises:
+            WireError: the packet is of another codec, or it contradicts itself.
+        """
+        if packet.codec != self.spec:
+            raise WireError(
+                "a packet was given to the wrong codec",
+                given=repr(packet.codec), expected=repr(self.spec),
+                remedy="decode it with make_codec(packet.codec)",
+            )  # fmt: skip
+        data = memoryview(packet.data)
+        count = int.from_bytes(data[:4], "little") if len(data) >= 4 else _MOST_RUNS
+        runs = [-1]
+        if 0 < count < _MOST_RUNS and len(data) >= 4 + 4 * count:
+            runs = np.frombuffer(data, dtype="<u4", offset=4, count=count).tolist()
+        fits = min(packet.sizes, default=0) >= 0 and sum(runs) == packet.num_elements
+        if not fits or self._length(runs) != len(data):
+            raise WireError(
+                f"a packet of codec {self.spec} has the wrong length",
+                given=f"{len(data)} bytes for sizes {packet.sizes}",
+                expected="the bytes of the runs that it begins with",
+            )
+        first, second = sum(runs[::2]), sum(runs[1::2])
+        at = 4 + 4 * len(runs)
+        edge = at + self.matrices.nbytes(first)
+        return runs, [
+            self.matrices.decode(Packet(data[at:edge], self.matrices.spec, (first,))),
+            self.others.decode(Packet(data[edge:], self.others.spec, (second,))),
+        ]

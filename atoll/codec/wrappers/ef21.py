@@ -1,0 +1,183 @@
+"""EF21: members send how their vectors changed, and everybody keeps the sum.
+
+    send c_i = C(x_i - s_i) ;  s_i' = s_i + c_i ;  s' = s + mean(c_i)
+
+s_i is a member's own, s is the same on all: the mean of all s_i. When x_i comes to rest so do s_i
+and s, at x_i and the mean of all x_i, however coarse C is, as long as its error is shorter than
+the vector. What a round means is s', not the decoded mean: `integrate` gives it back.
+
+The sum holds only while the same members contribute with the same weights. Whoever comes late
+begins with s_i = s; after any change of the contributors or of their total weight all do, because
+`mean(s_i) = s` is then true again. Differences between members are sent anew from there.
+
+Richtárik, Sokolov and Fatkhullin 2021, Algorithm 2 (https://arxiv.org/abs/2106.05203). Differs from
+the paper: s_0 = 0, not C(x_i); a round may be aborted; members come and go.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet, check_vector
+from atoll.codec.wrappers.feedback import INNER, SHARED, inner_state, load_inner_state
+from atoll.errors import ConfigError
+
+
+class EF21:
+    """Wraps a codec; not for several threads at once.
+
+    Args:
+        inner: Encodes the changes.
+    """
+
+    def __init__(self, inner: Codec) -> None:
+        self.inner = inner
+        self.spec = f"ef21({inner.spec})"
+        self._own: dict[str, Tensor] = {}
+        """s_i by key, where it is not s."""
+        self._common: dict[str, Tensor] = {}
+        """s by key."""
+        self._marks: dict[str, int] = {}
+        """Of whom and with which weight the last mean was, by key."""
+        self._provisional: dict[str, Tensor] = {}
+        self._counted: dict[str, Tensor | None] = {}
+        """c_i of a committed round whose mean has not come yet; None: it was left out."""
+
+    @property
+    def base(self) -> Codec:
+        """What decodes the packets."""
+        return self.inner.base
+
+    @property
+    def gathers(self) -> bool:
+        """Whether members add packets up themselves: as the inner codec."""
+        return self.inner.gathers
+
+    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Tell the inner codec the shapes."""
+        self.inner.fit(shapes)
+
+    def begin(self, round_: int) -> None:
+        """Tell the inner codec the round."""
+        self.inner.begin(round_)
+
+    def nbytes(self, elements: int) -> int:
+        """Return the exact length of a packet: the inner codec's."""
+        return self.inner.nbytes(elements)
+
+    def encode(self, x: Tensor, *, key: str = "x") -> Packet:
+        """Return the inner codec's packet of how `x` differs from what was sent so far.
+
+        Raises:
+            ConfigError: `x` is no float32 vector or of another size than before, or the strategy
+                does not hand back what a round meant.
+        """
+        x = check_vector(x, role="the input")
+        if key in self._counted:
+            raise ConfigError(
+                "ef21 sends differences, and this strategy takes their mean for the whole",
+                given=f"no `integrate` after the committed round of {key!r}",
+                expected="a strategy that calls Codec.integrate",
+                remedy=f"feedback({self.inner.spec})",
+            )
+        sent = self._own.get(key, self._common.get(key))
+        if sent is not None and sent.numel() != x.numel():
+            raise ConfigError(
+                f"what was sent of {key!r} belongs to a vector of another size",
+                given=f"{x.numel()} elements",
+                expected=f"{sent.numel()} elements",
+                remedy="use one key per vector, and resume with the same model",
+            )
+        packet = self.inner.encode(x if sent is None else x - sent, key=key)
+        self._provisional[key] = self.inner.decode(packet)
+        return packet
+
+    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
+        """Return the difference, shape (n,)."""
+        return self.inner.decode(packet, out=out)
+
+    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
+        """Add `weight` times the difference to `out`."""
+        self.inner.decode_add(packet, out=out, weight=weight)
+
+    def averaging(self, packet: Packet | None = None) -> Codec:
+        """Return what encodes a mean of differences."""
+        return self.inner.averaging(packet)
+
+    def settle(self, *, committed: bool) -> None:
+        """Keep what was sent if it counted, forget it if not."""
+        self.inner.settle(committed=committed)
+        for key, sent in self._provisional.items():
+            if committed:
+                self._counted[key] = sent if bool(torch.isfinite(sent).all()) else None
+        self._provisional.clear()
+
+    def integrate(
+        self,
+        mean: Tensor,
+        *,
+        key: str,
+        contributors: Sequence[str] = (),
+        weight: float = 1.0,
+        alone: bool = False,
+    ) -> Tensor:
+        """Return the sum of all means so far, a new vector; see :meth:`Codec.integrate`."""
+        counted = self._counted.pop(key, None)
+        if alone:
+            self._common[key] = mean.clone()
+            self._own.pop(key, None)
+            self._marks.pop(key, None)
+            return mean
+        mark = zlib.crc32("\0".join([*contributors, weight.hex()]).encode())
+        before = self._common.get(key)
+        whole = mean.clone() if before is None else before + mean
+        steady = before is None or self._marks.get(key) == mark
+        if steady and counted is not None:
+            own = self._own.get(key, before)
+            self._own[key] = counted if own is None else own + counted
+        else:
+            self._own.pop(key, None)
+        self._common[key], self._marks[key] = whole, mark
+        return whole.clone()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return s_i by key, and s with its mark as `shared.ef21.*`: equal on all members."""
+        own = {f"own.{key}": value.clone() for key, value in self._own.items()}
+        common = {f"{_COMMON}{key}": value.clone() for key, value in self._common.items()}
+        marks = {f"{_MARK}{key}": torch.tensor([mark]) for key, mark in self._marks.items()}
+        return own | common | marks | inner_state(self.inner)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a state; who has only what is shared begins from there."""
+        mine = {k: v for k, v in state.items() if k.startswith((_COMMON, _MARK, "own."))}
+        rest = {k: v for k, v in state.items() if k not in mine}
+        unknown = load_inner_state(self.inner, rest)
+        if unknown:
+            raise ConfigError(
+                "this state is of another codec", given=", ".join(sorted(unknown)),
+                expected="own.*, shared.ef21.* or " + INNER + "*",
+                remedy="resume with the codec the checkpoint was written with",
+            )  # fmt: skip
+        self._own = _vectors(mine, "own.")
+        self._common = _vectors(mine, _COMMON)
+        self._marks = {
+            k.removeprefix(_MARK): int(v) for k, v in mine.items() if k.startswith(_MARK)
+        }
+        self._provisional.clear()
+        self._counted.clear()
+
+
+_COMMON, _MARK = f"{SHARED}ef21.sum.", f"{SHARED}ef21.mark."
+
+
+def _vectors(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return copies of the vectors under a prefix, by key."""
+    return {
+        name.removeprefix(prefix): check_vector(value, role=f"the state {name!r}").clone()
+        for name, value in state.items()
+        if name.startswith(prefix)
+    }

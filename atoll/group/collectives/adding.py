@@ -1,0 +1,144 @@
+"""Sums over all members by name: ring, butterfly, tree, hierarchical.
+
+Each replaces a vector by the sum over all members, in place. Every piece of the sum is computed on
+one member, in an order that depends on nothing but the members' number, and copied from there: all
+end up with the same bits. Partial sums travel, so the values must not be rounded on the way: fp32.
+
+Legend: n members, S bytes of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from atoll.group.collectives.bounded_process_group import Wires
+from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_places
+
+SEGMENT = 65_536
+"""Elements that go through a tree at once, one behind the other."""
+
+
+def ring(wires: Wires, vector: Tensor) -> None:
+    """Add chunks round a ring, then hand the sums round: 2 (n - 1) / n S sent by each.
+
+    Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+    """
+    everybody = range(len(wires.members))
+    chunks = torch.split(vector, partition(len(vector), len(everybody)))
+    _reduce_scatter(wires, everybody, chunks)
+    _all_gather(wires, everybody, chunks)
+
+
+def hierarchical(wires: Wires, vector: Tensor) -> None:
+    """Add inside groups of neighbours, then between the groups, then hand round inside.
+
+    With m groups of g members each sends 2 (m - 1) / m S / g to other groups and
+    2 (g - 1) / g S inside its own. Members are neighbours by their order; g is the largest divisor
+    of n up to its square root, so that a prime number of members is one ring.
+    """
+    n, rank = len(wires.members), wires.rank
+    size = group_size(n)
+    inside = range(rank - rank % size, rank - rank % size + size)
+    across = range(rank % size, n, size)
+    chunks = torch.split(vector, partition(len(vector), size))
+    _reduce_scatter(wires, inside, chunks)
+    mine = chunks[(inside.index(rank) + 1) % size]
+    pieces = torch.split(mine, partition(len(mine), len(across)))
+    _reduce_scatter(wires, across, pieces)
+    _all_gather(wires, across, pieces)
+    _all_gather(wires, inside, chunks)
+
+
+def _reduce_scatter(wires: Wires, members: Sequence[int], chunks: Sequence[Tensor]) -> None:
+    """Add chunks round a ring of members; the one behind the own number is whole afterwards."""
+    n, here = len(members), members.index(wires.rank)
+    right, left = members[(here + 1) % n], members[(here - 1) % n]
+    scratch = torch.empty(max(map(len, chunks)))
+    for step in range(n - 1):
+        give, get = chunks[(here - step) % n], chunks[(here - step - 1) % n]
+        part = scratch[: len(get)]
+        wires.end(wires.send(give, right), wires.receive(part, left))
+        get.add_(part)
+
+
+def _all_gather(wires: Wires, members: Sequence[int], chunks: Sequence[Tensor]) -> None:
+    """Hand whole chunks round a ring, each member beginning with the one behind its number."""
+    n, here = len(members), members.index(wires.rank)
+    right, left = members[(here + 1) % n], members[(here - 1) % n]
+    for step in range(n - 1):
+        give, get = chunks[(here + 1 - step) % n], chunks[(here - step) % n]
+        wires.end(wires.send(give, right), wires.receive(get, left))
+
+
+def butterfly(wires: Wires, vector: Tensor) -> None:
+    """Halve what is added with a partner at half the distance each time, then double it again.
+
+    Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
+    MPICH", section 4.4. Of a number of members that is no power of two the last ones hand their
+    values to a partner first and get the sum from it at the end.
+    """
+    n, rank = len(wires.members), wires.rank
+    active = folded(n)
+    if rank >= active:
+        wires.end(wires.send(vector, rank - active))
+        wires.end(wires.receive(vector, rank - active))
+        return
+    scratch = torch.empty(len(vector))
+    if rank + active < n:
+        wires.end(wires.receive(scratch, rank + active))
+        vector.add_(scratch)
+    outer = (0, len(vector))
+    steps = []
+    for partner, start, stop in halves(rank, active, len(vector)):
+        give = vector[stop : outer[1]] if start == outer[0] else vector[outer[0] : start]
+        part = scratch[: stop - start]
+        wires.end(wires.send(give, partner), wires.receive(part, partner))
+        vector[start:stop].add_(part)
+        steps.append((partner, vector[start:stop], give))
+        outer = (start, stop)
+    for partner, mine, theirs in reversed(steps):
+        wires.end(wires.send(mine, partner), wires.receive(theirs, partner))
+    if rank + active < n:
+        wires.end(wires.send(vector, rank + active))
+
+
+def tree(wires: Wires, vector: Tensor) -> None:
+    """Add up a binary tree and hand the sum down it, a segment behind the other.
+
+    Two trees carry half of the vector each; see :func:`tree_places`.
+    """
+    places = tree_places(wires.rank, len(wires.members))
+    parts = [torch.split(half, SEGMENT) for half in torch.split(vector, partition(len(vector), 2))]
+    # Both trees segment by segment: whoever waits, waits for a segment that comes earlier.
+    jobs = [
+        (places[which], parts[which][index])
+        for index in range(max(map(len, parts)))
+        for which in (0, 1)
+        if index < len(parts[which])
+    ]
+    scratch = torch.empty(min(SEGMENT, len(vector)))
+    under_way = []
+    for place, segment in jobs:
+        for child in place.children:
+            part = scratch[: len(segment)]
+            wires.end(wires.receive(part, child))
+            segment.add_(part)
+        if place.parent >= 0:
+            under_way.append(wires.send(segment, place.parent))
+    wires.end(*under_way)
+    under_way.clear()
+    for place, segment in jobs:
+        if place.parent >= 0:
+            wires.end(wires.receive(segment, place.parent))
+        under_way.extend(wires.send(segment, child) for child in place.children)
+    wires.end(*under_way)
+
+
+SUMS: Mapping[str, Callable[[Wires, Tensor], None]] = MappingProxyType(
+    {"ring": ring, "butterfly": butterfly, "tree": tree, "hierarchical": hierarchical}
+)
+"""Name of a collective -> how it adds."""

@@ -1,0 +1,281 @@
+"""What members of one process group do together: weighted means, and one member's bytes for all.
+
+By itself (`auto`) fp32 is one all-reduce of the weighted values. Any other codec, and every rule
+that has to see the members' values apart, goes in two steps: every member sends each other member
+its encoded chunk (all-to-all), combines its own chunk in member order and encodes the result; then
+all gather the encoded results. Other collectives go by name, see
+:mod:`atoll.group.collectives.adding` and :mod:`atoll.group.collectives.star`. In any case every
+member ends up with the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet
+from atoll.errors import GroupError, PeerRefused
+from atoll.group.collectives.adding import SUMS
+from atoll.group.collectives.bounded_process_group import Exchanged as Exchanged
+from atoll.group.collectives.bounded_process_group import Moved
+from atoll.group.collectives.bounded_process_group import Wires as Wires
+from atoll.group.collectives.star import star
+from atoll.group.collectives.topology import partition
+from atoll.group.policy import GroupPolicy
+from atoll.reducer.block_view import Cuttable
+from atoll.reducer.combine import combine
+from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
+from atoll.wire.frames import Buffer
+
+_HEAD = struct.Struct("!d")
+"""What travels before every chunk: the sender's weight; NaN when its values are not usable."""
+
+PLAIN = GroupPolicy()
+
+ALIGNMENT = 1024
+"""Elements that chunks are multiples of when a codec does not say its block."""
+
+
+def weighted_mean(
+    wires: Wires,
+    vector: Tensor,
+    *,
+    codec: Codec,
+    weight: float,
+    key: str,
+    policy: GroupPolicy = PLAIN,
+) -> Exchanged:
+    """Return what all members' values come to, by default their mean; see the first lines.
+
+    Values that are not finite are left out. If no weight is left the result has weight 0.
+
+    Args:
+        wires: The members.
+        vector: Own values, float32, shape (n,).
+        codec: How values are encoded on the wire.
+        weight: Weight of the own values.
+        key: Names the codec's residual state.
+        policy: What to do with the values, and which way they go.
+
+    Raises:
+        PeerRefused: what somebody sent is of no use to the others.
+        PeerLost: the aggregate needs more members.
+        ConfigError: the collective cannot carry the codec, or the policy needs the reducer.
+    """
+    policy.check_direct()
+    policy.check_codec(codec.spec)
+    usable = is_weight(weight) and _survives(vector, codec.base)
+    share = Share(wires.members[wires.rank], Packet(b"", "", ()), weight, policy=policy.spec(key))
+    if policy.collective == "star":
+        packet = codec.encode(vector, key=key) if usable else codec.base.encode(vector, key=key)
+        return star(wires, replace(share, packet=packet), codec=codec.base, usable=usable)
+    if codec.base.spec == "fp32" and codec.base is codec and not policy.robust:
+        return _all_reduce(wires, vector, weight=weight, usable=usable, policy=policy)
+    return _all_to_all(wires, vector, share, codec=codec, usable=usable, key=key)
+
+
+def hand_out(wires: Wires, data: Buffer | None, *, nbytes: int) -> memoryview:
+    """Return the bytes of the first member, on every member.
+
+    Args:
+        wires: The members.
+        data: What the first one has; None on all others.
+        nbytes: How many they are; all know it.
+    """
+    tensor = torch.empty(nbytes, dtype=torch.uint8)
+    if data is not None and nbytes:
+        tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    if nbytes:
+        wires.run(lambda: wires.group.broadcast(tensor, 0))
+    return bytes_of(tensor)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return a contiguous tensor's memory as bytes, without a copy."""
+    flat: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def check_weight(exchanged: Exchanged, members: Sequence[str]) -> Exchanged:
+    """Return what was exchanged if there was something to average.
+
+    Raises:
+        GroupError: no finite contribution had a weight above 0.
+    """
+    if exchanged.weight > 0:
+        return exchanged
+    raise GroupError(
+        "there is nothing to average",
+        given=f"{len(exchanged.contributors)} of {len(members)} members with weight 0",
+        expected="at least one finite contribution with a weight above 0",
+    )
+
+
+def _survives(vector: Tensor, codec: Codec) -> bool:
+    """Return whether the values are finite and still so after encoding (fp16 overflows)."""
+    if not is_finite(vector):
+        return False
+    if vector.numel() == 0:
+        return True
+    extremes = torch.stack(torch.aminmax(vector))
+    return is_finite(codec.decode(codec.encode(extremes, key="extremes")))
+
+
+def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...], float]:
+    """Return who contributed and their total weight; unusable members have weight NaN."""
+    for member, weight in zip(members, weights, strict=True):
+        if not math.isnan(weight) and not is_weight(weight):
+            raise PeerRefused("a weight is not usable", given=f"{weight} from {member}")
+    contributors = tuple(
+        m for m, weight in zip(members, weights, strict=True) if not math.isnan(weight)
+    )
+    return contributors, math.fsum(weight for weight in weights if not math.isnan(weight))
+
+
+def _nothing(size: int, contributors: tuple[str, ...], moved: Moved) -> Exchanged:
+    return Exchanged(torch.zeros(size), contributors, 0.0, "", moved.sent, moved.received)
+
+
+def _refused(contributors: Sequence[str]) -> PeerRefused:
+    return PeerRefused(
+        "the mean of the members' values is not finite",
+        given=f"values of {', '.join(contributors)}, each finite by its own account",
+        expected="another route, on which each is looked at",
+    )
+
+
+def _all_reduce(
+    wires: Wires, vector: Tensor, *, weight: float, usable: bool, policy: GroupPolicy
+) -> Exchanged:
+    """One fp32 all-reduce; each member's weight and usability travel in elements of their own.
+
+    By itself Gloo adds the members of each segment in ring order on one of them and hands the sum
+    round, so all hold the same bits, though not always those of a sum in member order.
+    """
+    n, size = len(wires.members), vector.numel()
+    wire = torch.zeros(size + 2 * n)
+    if usable:
+        torch.mul(vector, weight, out=wire[:size])
+        wire[size + 2 * wires.rank] = weight
+        wire[size + 2 * wires.rank + 1] = 1.0
+    moved = _summed(wires, wire, policy.collective)
+    table = wire[size:].view(n, 2).tolist()
+    weights = [weight if present else math.nan for weight, present in table]
+    contributors, total = _split(weights, wires.members)
+    if not total > 0:
+        return _nothing(size, contributors, moved)
+    mean = wire[:size].div_(total)
+    if policy.rule.name == "sum":
+        mean.mul_(sum(weight > 0 for weight in weights))
+    if not is_finite(mean):
+        raise _refused(contributors)
+    digest = result_digest(bytes_of(mean), contributors)
+    return Exchanged(mean, contributors, total, digest, moved.sent, moved.received)
+
+
+def _summed(wires: Wires, wire: Tensor, collective: str) -> Moved:
+    """Replace a vector by the sum over all members; return what that moved."""
+    if collective != "auto":
+        before = Moved(wires.moved.sent, wires.moved.received)
+        SUMS[collective](wires, wire)
+        return Moved(wires.moved.sent - before.sent, wires.moved.received - before.received)
+    wires.run(lambda: wires.group.allreduce([wire]))
+    n = len(wires.members)
+    moved = round(2 * (n - 1) / n * wire.numel() * wire.element_size())
+    return Moved(moved, moved)
+
+
+def _all_to_all(
+    wires: Wires, vector: Tensor, own: Share, *, codec: Codec, usable: bool, key: str
+) -> Exchanged:
+    """Encoded chunks to their owners, combined there, encoded results to all.
+
+    `own` has the weight and the policy of this member.
+    """
+    base, n = codec.base, len(wires.members)
+    block = math.lcm(int(getattr(base, "block", 1)), ALIGNMENT)
+    sizes = partition(vector.numel(), n, block=block)
+    head = _HEAD.pack(own.weight if usable else math.nan)
+    packets = _chunks(vector, sizes, codec=codec if usable else base, key=key)
+    shares, moved_out, moved_in = _scatter(wires, packets, head)
+    contributors, total = _split([share.weight for share in shares], wires.members)
+    if not total > 0:
+        return _nothing(vector.numel(), contributors, Moved(moved_out, moved_in))
+    usable_shares = [
+        replace(share, policy=own.policy) for share in shares if not math.isnan(share.weight)
+    ]
+    mean = combine(usable_shares, codec=base, policy=own.policy)
+    if mean.left_out:
+        # The owners of other chunks cannot know; the reducer finds whom to leave out everywhere.
+        error = next(iter(mean.left_out.values()))
+        raise PeerRefused("a member's values are of no use", given=str(error)) from error
+    gathered = _gather(wires, mean.packet, [base.nbytes(size) for size in sizes])
+    out = torch.empty(vector.numel())
+    for part, size, piece in zip(gathered, sizes, torch.split(out, sizes), strict=True):
+        base.decode(Packet(part, mean.packet.codec, (size,)), out=piece)
+    if not is_finite(out):
+        raise _refused(contributors)
+    others = sum(len(part) for part in gathered) - len(gathered[wires.rank])
+    shared = len(gathered[wires.rank]) * (n - 1)
+    return Exchanged(
+        out, contributors, total, result_digest(gathered, contributors),
+        moved_out + shared, moved_in + others,
+    )  # fmt: skip
+
+
+def _chunks(vector: Tensor, sizes: Sequence[int], *, codec: Codec, key: str) -> list[Packet]:
+    """Return one packet per chunk; residuals belong to the whole vector, whoever takes part."""
+    base = codec.base
+    if base is not codec:
+        whole = codec.encode(vector, key=key)
+        if isinstance(base, Cuttable) and all(size % base.grain == 0 for size in sizes[:-1]):
+            stops = accumulate(sizes)
+            return [
+                base.cut(whole, stop - size, stop) if size else base.encode(vector[:0], key=key)
+                for size, stop in zip(sizes, stops, strict=True)
+            ]
+        # Encoding the decoded values once more, block by block, changes nothing.
+        vector = base.decode(whole)
+    return [base.encode(part.contiguous(), key=key) for part in torch.split(vector, list(sizes))]
+
+
+def _scatter(wires: Wires, packets: list[Packet], head: bytes) -> tuple[list[Share], int, int]:
+    """Send every member its chunk; return all members' versions of the own chunk, in order."""
+    rank, members = wires.rank, wires.members
+    messages = [b"".join((head, p.data)) if i != rank else b"" for i, p in enumerate(packets)]
+    sent_sizes = [len(message) for message in messages]
+    own = len(packets[rank].data) + _HEAD.size
+    received_sizes = [own if index != rank else 0 for index in range(len(members))]
+    outgoing = torch.frombuffer(bytearray(b"".join(messages)), dtype=torch.uint8)
+    incoming = torch.empty(sum(received_sizes), dtype=torch.uint8)
+    wires.run(lambda: wires.group.alltoall_base(incoming, outgoing, received_sizes, sent_sizes))
+    shares: list[Share] = []
+    for member, part in zip(members, torch.split(incoming, received_sizes), strict=True):
+        packet, own_head = packets[rank], head
+        if member != members[rank]:
+            data = bytes_of(part)
+            own_head = bytes(data[: _HEAD.size])
+            packet = Packet(data[_HEAD.size :], packet.codec, packet.sizes)
+        shares.append(Share(member, packet, _HEAD.unpack(own_head)[0]))
+    return shares, sum(sent_sizes), sum(received_sizes)
+
+
+def _gather(wires: Wires, packet: Packet, sizes: list[int]) -> list[memoryview]:
+    """Return every member's encoded mean, in order; they travel padded to one length."""
+    longest = max(sizes)
+    if longest == 0:
+        return [memoryview(b"") for _ in sizes]
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    if len(packet.data):
+        padded[: len(packet.data)] = torch.frombuffer(bytearray(packet.data), dtype=torch.uint8)
+    gathered = torch.empty(longest * len(sizes), dtype=torch.uint8)
+    wires.run(lambda: wires.group._allgather_base(gathered, padded))
+    whole = bytes_of(gathered)
+    return [whole[i * longest : i * longest + size] for i, size in enumerate(sizes)]

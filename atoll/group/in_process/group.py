@@ -1,0 +1,235 @@
+"""One member of a group in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from torch import Tensor
+
+from atoll.clock import RealClock
+from atoll.codec.base import Codec, Packet
+from atoll.codec.registry import make_codec
+from atoll.errors import GroupError, GroupLeft, LeftBehind
+from atoll.group.base import Decidable, Parcel, Reduced, Resting, Swapped, Work, flatten, unflatten
+from atoll.group.in_process.attempt import Attempt, Vote
+from atoll.group.in_process.servers import Asked
+from atoll.group.in_process.table import MemoryTable
+from atoll.group.policy import GroupPolicy
+from atoll.group.routes.all_to_all import swapped
+from atoll.group.routes.allgather_mean import Gathering
+from atoll.reducer.all_to_all import Delivered, Gift
+from atoll.reducer.mean import Share, result_digest
+from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Sources, Verdict
+from atoll.wire.parameter_server_messages import Ask
+
+FINISH_SHARE = 0.6
+"""Share of the time to leave in which a round that is under way may still end."""
+
+
+class MemoryGroup:
+    """One member's view of a :class:`MemoryGroups`; see :class:`atoll.group.base.Group`."""
+
+    def __init__(self, table: MemoryTable, me: str, committed_round: int = 0) -> None:
+        """Belong to `table` as `me`."""
+        self.me = me
+        self.members: tuple[str, ...] = ()
+        self.epoch = 0
+        self.committed_round = committed_round
+        self.stopping = False
+        self.leaving = False
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.upload_s: float | None = None
+        self.policy = GroupPolicy()
+        self._table = table
+        self._attempt: Attempt | None = None
+        self._exchanges = 0
+        """Exchanges begun since the join."""
+        self._codecs: list[Codec] = []
+
+    def register(self, *, state: Sequence[str] = ()) -> Registered:
+        """Tell where the own state is served, and learn where the group stands."""
+        registered = self._table.register(self.me, state)
+        self.committed_round, self.stopping = registered.committed_round, registered.stopping
+        return registered
+
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
+        """Return who has the committed state; see :meth:`Group.recover`."""
+        sources = self._table.recover(self.me, failed, ready=ready)
+        self.committed_round = sources.round
+        return sources
+
+    def standing(
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
+    ) -> None:
+        """Tell that this member holds the committed state; see :meth:`Group.standing`."""
+        self._table.stand(self.me, round_)
+
+    def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
+        """Leave for good; see :meth:`Group.leave`."""
+        self.leaving = True
+        self._table.open_attempt(self.me, FINISH_SHARE * timeout_s)
+        self._table.leave(self.me, reason)
+
+    def join(
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        lease: Lease | None = None,
+        account: Account | None = None,
+        deadline: float | None = None,
+    ) -> RoundPlan:
+        """Wait for all living members; see :meth:`Group.join`."""
+        if self.leaving:
+            raise GroupLeft("this member has left the group", given=self.me)
+        timeout_s = None
+        if deadline is not None:
+            timeout_s = max(0.0, deadline - RealClock().monotonic())
+        self._attempt = attempt = self._table.join(self.me, round_, base, timeout_s, lease, account)
+        plan, self._exchanges = attempt.plan, 0
+        self.members, self.epoch, self.stopping = tuple(plan.members), plan.epoch, plan.stopping
+        return plan
+
+    def reduce(
+        self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
+    ) -> Work[Reduced]:
+        """Begin the mean; see :meth:`Group.reduce`."""
+        attempt, number = self._begin()
+        shapes = [x.detach() for x in xs]
+        if attempt.plan.route == "alone":
+            self.policy.check_members(1)
+            from_me = flatten(xs)
+            return Work.start(
+                lambda: self._alone(attempt, number, from_me, shapes, weight),
+                name=f"reduce-{self.me}",
+            )
+        if not any(codec is known for known in self._codecs):
+            self._codecs.append(codec)
+        codec.begin(attempt.plan.round)
+        if codec.gathers:
+            plan = attempt.plan
+            by = Gathering(self.me, codec, self.policy.spec(key), plan.round, shapes)
+            given = by.parcels(flatten(xs), key=key, members=plan.members)
+            return Work.start(
+                lambda: by.reduced(self._swapped(attempt, number, given, weight)),
+                name=f"reduce-{self.me}",
+            )
+        packet = codec.encode(flatten(xs), key=key)
+        share = Share(self.me, packet, weight, policy=self.policy.spec(key))
+        return Work.start(
+            lambda: self._exchange(attempt, number, share, shapes), name=f"reduce-{self.me}"
+        )
+
+    def _alone(
+        self, attempt: Attempt, number: int, vector: Tensor, like: Sequence[Tensor], weight: float
+    ) -> Reduced:
+        share = Share(self.me, make_codec("fp32").encode(vector, key="alone"), weight or 1.0)
+        self._table.contribute(attempt, number, share)
+        return Reduced(
+            tensors=unflatten(vector, like), contributors=(self.me,), weight=weight,
+            sent_bytes=0, received_bytes=0, digest="alone",
+        )  # fmt: skip
+
+    def _exchange(
+        self, attempt: Attempt, number: int, share: Share, like: Sequence[Tensor]
+    ) -> Reduced:
+        mean = self._table.contribute(attempt, number, share)
+        vector = make_codec(mean.packet.codec).decode(mean.packet)
+        sent, received = len(share.packet.data), len(mean.packet.data)
+        self.sent_bytes += sent
+        self.received_bytes += received
+        return Reduced(
+            tensors=unflatten(vector, like), contributors=mean.contributors, weight=mean.weight,
+            sent_bytes=sent, received_bytes=received,
+            digest=result_digest(mean.packet.data, mean.contributors),
+        )  # fmt: skip
+
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Begin to give packets to members; see :meth:`Group.swap`."""
+        attempt, number = self._begin()
+        given = list(parcels)
+        return Work.start(
+            lambda: self._swapped(attempt, number, given, weight), name=f"swap-{self.me}"
+        )
+
+    def _swapped(
+        self, attempt: Attempt, number: int, parcels: Sequence[Parcel], weight: float
+    ) -> Swapped:
+        gift = Gift.of(self.me, parcels, weight=weight, members=attempt.plan.members)
+        dealt = self._table.give(attempt, number, gift)
+        found = Delivered(dealt.packets_for(self.me), dealt.weights, dealt.digest)
+        received = sum(len(p.data) for packets in found.packets.values() for p in packets)
+        self.sent_bytes += gift.nbytes
+        self.received_bytes += received
+        return swapped(parcels, found, me=self.me, sent_bytes=gift.nbytes, received_bytes=received)
+
+    def commit(
+        self,
+        reduced: Decidable | None,
+        *,
+        ok: bool = True,
+        reason: str = "",
+        lease: Lease | None = None,
+        resting: Resting = nullcontext,
+    ) -> Verdict:
+        """Vote and return the verdict; see :meth:`Group.commit`."""
+        attempt = self._joined()
+        ok = ok and reduced is not None
+        digest = reduced.digest if reduced is not None else ""
+        committed = counted = False
+        try:
+            with resting():
+                contributors = reduced.contributors if reduced is not None else ()
+                vote = Vote(ok, digest, reason or "no result", contributors)
+                verdict = self._table.vote(attempt, self.me, vote)
+            committed = verdict.committed and ok and verdict.digest == digest
+            counted = committed and self.me in verdict.contributors
+        finally:
+            codecs, self._codecs = self._codecs, []
+            for codec in codecs:
+                codec.settle(committed=counted)
+        if verdict.committed and not committed:
+            raise LeftBehind(
+                "the group committed a result that this member does not have",
+                given=digest or "no result", expected=verdict.digest,
+            )  # fmt: skip
+        if committed:
+            self.committed_round = verdict.round + 1
+        return verdict
+
+    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+        """Ask a parameter server; see :meth:`Group.ask_server`."""
+
+        def asked() -> Asked:
+            found = self._table.servers.ask(self.me, server, ask, packet)
+            self.sent_bytes += found.sent_bytes
+            self.received_bytes += found.received_bytes
+            return found
+
+        return Work.start(asked, name=f"ask-{self.me}")
+
+    def close(self) -> None:
+        """Go away: the others wait for this member no more."""
+        self._table.leave(self.me, "it has closed its group")
+
+    def _begin(self) -> tuple[Attempt, int]:
+        """Return the attempt and the number of a new exchange in it."""
+        attempt, number = self._joined(), self._exchanges
+        self._exchanges += 1
+        return attempt, number
+
+    def _joined(self) -> Attempt:
+        if self._attempt is None:
+            raise GroupError("reduce and commit come after join", given="no plan")
+        return self._attempt

@@ -1,0 +1,140 @@
+"""Groups inside one process: n members on n threads, for tests and for trying things out.
+
+The semantics are those of the real thing: contributions are encoded by real codecs, the mean is
+over the weights received and summed in member order, every member decodes the same bytes, and
+there is one verdict per attempt. Members can come, leave, lag, recover and be killed in any phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from atoll.clock import RealClock
+from atoll.errors import ConfigError
+from atoll.group.base import Group, Work
+from atoll.group.in_process.group import MemoryGroup
+from atoll.group.in_process.table import MemoryTable
+from atoll.ids import member_id
+
+__all__ = ["MemoryGroup", "MemoryGroups"]
+
+T = TypeVar("T")
+
+PHASES = ("now", "join", "send", "sent", "commit", "recover", "standing")
+
+
+class MemoryGroups(MemoryTable):
+    """The table that the members of one process meet at."""
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        timeout_s: float = 30.0,
+        ids: Sequence[str] | None = None,
+        start_round: int = 0,
+        min_members: int = 1,
+        grace_s: float | None = None,
+        hold_s: float = 10.0,
+    ) -> None:
+        """Make `n` members.
+
+        Args:
+            n: How many, >= 1.
+            timeout_s: Longest wait in a join, a reduce or a commit.
+            ids: Their names in member order; w0, w1, ... when left out.
+            start_round: Rounds that were committed before.
+            min_members: With fewer live members no round is planned; a join then has no time-out.
+            grace_s: How long live members are awaited after the first one joined; who is not there
+                by then is left out. None: as long as it takes.
+            hold_s: How long recovering members are awaited after the first join.
+        """
+        names: list[str] = list(ids if ids is not None else map(member_id, range(n)))
+        if n < 1 or len(names) != n or len(set(names)) != n:
+            raise ConfigError(
+                "a group needs one name per member", given=f"{n} members, {names}",
+                expected="at least one member, all names different",
+            )  # fmt: skip
+        super().__init__(
+            names, timeout_s=timeout_s, start_round=start_round, min_members=min_members,
+            grace_s=grace_s, hold_s=hold_s,
+        )  # fmt: skip
+        self._groups = [MemoryGroup(self, name, start_round) for name in names]
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[MemoryGroup]:
+        return iter(self._groups)
+
+    def __getitem__(self, index: int) -> MemoryGroup:
+        return self._groups[index]
+
+    def run(
+        self, function: Callable[[Group], T], *, timeout_s: float = 60.0
+    ) -> list[T | BaseException]:
+        """Call `function(group)` on a thread per member; errors take the place of results."""
+        work = [
+            Work.start(lambda group=group: function(group), name=f"member-{group.me}")  # type: ignore[misc]
+            for group in self._groups
+        ]
+        deadline = RealClock().monotonic() + timeout_s
+        results: list[T | BaseException] = []
+        for each in work:
+            try:
+                results.append(each.wait(max(0.0, deadline - RealClock().monotonic())))
+            except BaseException as error:  # handed to the caller in place of the result
+                results.append(error)
+        return results
+
+    def together(self, function: Callable[[Group], T], *, timeout_s: float = 60.0) -> list[T]:
+        """Do what :meth:`run` does, and raise the first error."""
+        results: list[T] = []
+        for result in self.run(function, timeout_s=timeout_s):
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return results
+
+    def kill(self, member: str, *, at: str = "now") -> None:
+        """Take a member away; from then on its own calls raise PeerLost.
+
+        Args:
+            member: Its name.
+            at: `now`, or when it comes to `join`, `send` (before its contribution is there),
+                `sent` (after), `commit`, `recover` or `standing`.
+        """
+        if at not in PHASES or member not in self._order:
+            raise ConfigError(
+                "this member cannot be killed like that", given=f"{member} at {at}",
+                expected=f"one of {self._order} at one of {PHASES}",
+            )  # fmt: skip
+        with self._changed:
+            if at == "now":
+                self._kill(member)
+            else:
+                self._doomed[member] = at
+
+    def stop(self) -> None:
+        """Let the next plan say that the job ends."""
+        with self._changed:
+            self._stopping = True
+
+    def add(self, member: str | None = None) -> MemoryGroup:
+        """Return a newcomer, or a new process of a member that ended; the next plan waits for it.
+
+        One that calls `recover` first is awaited as recovering members are.
+        """
+        with self._changed:
+            name = member if member is not None else member_id(len(self._order))
+            if name in self._order and name not in self._ended:
+                raise ConfigError("a living member has this name", given=name)
+            if name not in self._order:
+                self._order.append(name)
+                self._leases.num_slots = max(self._leases.num_slots, len(self._order))
+            self._ended.pop(name, None)
+            self._standing[name] = "live"
+            group = MemoryGroup(self, name, self._committed)
+            self._groups = [each for each in self._groups if each.me != name] + [group]
+            return group

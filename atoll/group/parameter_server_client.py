@@ -1,0 +1,235 @@
+"""Asks to parameter servers over the relay, member's side.
+
+Frames that were in a broken socket are lost. After every reconnect, and whenever nothing came for a
+while, the member says which pieces of the answer it has; the server sends the others, or says which
+pieces of the ask it has. A server that was started anew knows no ask: it has none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from atoll.clock import RealClock
+from atoll.codec.base import Packet
+from atoll.errors import AtollError, DeadlineExceeded, PeerLost, WireError
+from atoll.group.base import Work
+from atoll.group.in_process.servers import Asked
+from atoll.group.routes.relay import MAX_STALL_S, STALL_S, frame_overhead
+from atoll.ids import reducer_id, session_id
+from atoll.net.dispatcher import Inbox, Reconnected, Relayed
+from atoll.net.sync_link import SyncLink
+from atoll.wire.chunks import count_pieces
+from atoll.wire.frames import Buffer
+from atoll.wire.messages import Undeliverable
+from atoll.wire.parameter_server_frames import (
+    MARK,
+    Pieces,
+    ServingHead,
+    frames,
+    is_serving,
+    pack_frame,
+    unpack_frame,
+)
+from atoll.wire.parameter_server_messages import Ask, pack_serving, unpack_answer
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+SILENT_S = 45.0
+"""How long nothing may be heard of a server, the hub being there, before it is given up."""
+WHOLE_S = 3600.0
+"""Longest time of one ask: as long as the slowest member of a clock may take."""
+
+_MOST_BODY = 65_536
+
+
+class ServerCalls:
+    """All asks of one member; several may be under way, one for each server."""
+
+    def __init__(self, link: SyncLink, *, job: str) -> None:
+        """Ask over `link`."""
+        self._link, self._job = link, job
+        self._lock = threading.Lock()
+        self._next = time.time_ns()
+        """Calls of a new process come after those of the one before."""
+        self._open: dict[int, tuple[Work[Asked], threading.Event]] = {}
+        self._ended: AtollError | None = None
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def ask(self, ask: Ask, packet: Packet | None, *, server: int) -> Work[Asked]:
+        """Begin an ask; see :meth:`Group.ask_server`."""
+        work: Work[Asked] = Work()
+        gone = threading.Event()
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._next += 1
+            number = self._next
+            self._open[number] = (work, gone)
+        address = session_id(self._job, reducer_id(server))
+        call = _Call(self._link, address, number, pack_serving(ask), packet, gone)
+
+        def body() -> None:
+            try:
+                found = call.run()
+            except BaseException as error:  # whatever it is belongs to the one who waits
+                self._book(number, call)
+                work.fail(error)
+            else:
+                self._book(number, call)
+                work.finish(found)
+
+        threading.Thread(target=body, name=f"ask-server-{server}", daemon=True).start()
+        return work
+
+    def _book(self, number: int, call: _Call) -> None:
+        with self._lock:
+            self._open.pop(number, None)
+            self.sent_bytes += call.sent_bytes
+            self.received_bytes += call.received_bytes
+
+    def fail(self, error: AtollError) -> None:
+        """End all asks, and every later one, with an error."""
+        with self._lock:
+            self._ended = error
+            under_way = list(self._open.values())
+        for work, gone in under_way:
+            work.fail(error)
+            gone.set()
+
+
+class _Call:
+    """One ask and its answer."""
+
+    def __init__(
+        self,
+        link: SyncLink,
+        address: str,
+        number: int,
+        body: bytes,
+        packet: Packet | None,
+        gone: threading.Event,
+    ) -> None:
+        if len(body) >= _MOST_BODY - 1_024:
+            raise WireError("an ask has too many words", given=f"{len(body)} bytes")
+        self._link, self._to, self._number, self._gone = link, address, number, gone
+        self._body, self._data = body, packet.data if packet is not None else b""
+        self._count = count_pieces(len(self._data))
+        self._clock = RealClock()
+        self._answer: Pieces | None = None
+        self._stream: Future[int] | None = None
+        self._overhead = frame_overhead(address, link.session)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def run(self) -> Asked:
+        """Send, wait for the answer and return it.
+
+        Raises:
+            PeerLost: the hub has no session of the server.
+            DeadlineExceeded: nothing was heard of it for too long.
+        """
+        with self._link.subscribe(
+            sources={self._to}, notices=(Undeliverable,), reconnects=True, prefix=MARK
+        ) as inbox:
+            try:
+                self._send(frozenset())
+                answer = self._receive(inbox)
+            finally:
+                if self._stream is not None:
+                    self._stream.cancel()
+        found = unpack_answer(answer.body)
+        packet = Packet(answer.data, found.codec, tuple(found.sizes)) if found.codec else None
+        return Asked(found, packet, self.sent_bytes, self.received_bytes)
+
+    # --------------------------------------------------------------------- sending
+
+    def _send(self, skip: frozenset[int]) -> None:
+        """Send the pieces of the ask that are not in `skip`."""
+        parts = frames("ask", self._number, self._body, self._data, skip=skip)
+        self._stream = self._link.relay_later(
+            self._to, map(self._counted, parts), deadline=self._clock.monotonic() + WHOLE_S
+        )
+
+    def _look(self) -> None:
+        """Say what is here of the answer."""
+        have = sorted(self._answer.have) if self._answer is not None else []
+        head = ServingHead("look", self._number, count=self._count, have=have)
+        self._link.relay_later(
+            self._to, iter([self._counted(pack_frame(head))]),
+            deadline=self._clock.monotonic() + SILENT_S,
+        )  # fmt: skip
+
+    def _counted(self, parts: tuple[bytes, Buffer]) -> tuple[bytes, Buffer]:
+        self.sent_bytes += self._overhead + len(parts[0]) + len(parts[1])
+        return parts
+
+    @property
+    def _sending(self) -> bool:
+        return self._stream is not None and not self._stream.done()
+
+    # ------------------------------------------------------------------- receiving
+
+    def _receive(self, inbox: Inbox) -> Pieces:
+        """Handle what comes until the answer is complete."""
+        began = heard = looked = self._clock.monotonic()
+        stall_s = STALL_S
+        while self._answer is None or not self._answer.complete:
+            now = self._clock.monotonic()
+            self._check(now, began=began, heard=heard)
+            if not self._link.connected:
+                heard = now  # the hub is away, which says nothing of the server
+            if not self._sending and now - max(heard, looked) >= stall_s:
+                self._look()
+                looked, stall_s = now, min(MAX_STALL_S, 2 * stall_s)
+            try:
+                item = inbox.receive(deadline=now + POLL_S)
+            except DeadlineExceeded:
+                continue
+            if isinstance(item, Reconnected):
+                self._look()
+                looked = now
+            elif self._handle(item):
+                heard, stall_s = self._clock.monotonic(), STALL_S
+        return self._answer
+
+    def _check(self, now: float, *, began: float, heard: float) -> None:
+        """Give up when there is reason to."""
+        if self._gone.is_set():
+            raise PeerLost("this ask was withdrawn", given=self._to)
+        if now - began > WHOLE_S or (now - heard > SILENT_S and not self._sending):
+            raise DeadlineExceeded(
+                "a parameter server was not heard of for too long",
+                given=f"{self._to}, {now - heard:.0f} s",
+            )
+
+    def _handle(self, item: Any) -> bool:
+        """Take one thing in; return whether it is a sign of life."""
+        if isinstance(item, Undeliverable):
+            if item.to == self._to:
+                raise PeerLost("the hub has no session of a parameter server", given=self._to)
+            return False
+        if not isinstance(item, Relayed) or not is_serving(item.payload):
+            return False
+        self.received_bytes += frame_overhead(self._link.session, item.source) + len(item.payload)
+        try:
+            head, piece = unpack_frame(item.payload)
+        except WireError as error:
+            log.warning("a frame of %s is not usable: %s", self._to, error)
+            return False
+        if head.call != self._number:
+            return head.kind == "ping"
+        if head.kind == "have":
+            missing = set(range(self._count)) - set(head.have)
+            if missing and not self._sending:
+                self._send(frozenset(head.have))
+        elif head.kind == "answer":
+            if self._answer is None:
+                self._answer = Pieces(head.call, head.total_bytes)
+            self._answer.put(head, piece)
+        return True

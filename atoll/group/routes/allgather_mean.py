@@ -1,0 +1,75 @@
+"""Means of vectors whose codec has no packet for a mean: all get all packets, everybody sums.
+
+Sparse packets of several members do not add up to one of the same size. So each member's packet
+goes to all others as it is, and every member decodes them and sums in member order: the same
+arithmetic on the same bytes gives the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet
+from atoll.errors import PeerRefused
+from atoll.group.base import Parcel, Reduced, Swapped, unflatten
+from atoll.reducer.combine import averaged
+from atoll.reducer.mean import Share, odd_ones, result_digest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """One reduce that is done by gathering."""
+
+    me: str
+    codec: Codec
+    policy: str
+    """What to do with the values beyond averaging them."""
+    round: int
+    like: Sequence[Tensor]
+    """In whose shapes the mean is wanted."""
+
+    def parcels(self, vector: Tensor, *, key: str, members: Sequence[str]) -> list[Parcel]:
+        """Return what this member gives: its values, encoded, for everybody."""
+        return [Parcel(tuple(members), self.codec.encode(vector, key=key))]
+
+    def reduced(self, got: Swapped) -> Reduced:
+        """Return the mean over what everybody gave.
+
+        Raises:
+            GroupError: nothing is usable, or this member does not fit the others.
+            PeerRefused: a member gave something else than one vector.
+        """
+        shares = [
+            Share(member, _only(member, got.packets.get(member, ())), weight, policy=self.policy)
+            for member, weight in got.weights.items()
+        ]
+        odd = odd_ones(shares)
+        if self.me in odd:
+            raise odd[self.me]
+        mean = averaged(
+            [share for share in shares if share.member not in odd], codec=self.codec,
+            policy=self.policy, round_=self.round,
+        )  # fmt: skip
+        for member, error in (odd | mean.left_out).items():
+            log.warning("left %s out of round %s: %s", member, self.round, error)
+        return Reduced(
+            tensors=unflatten(mean.vector, self.like), contributors=mean.contributors,
+            weight=mean.weight, sent_bytes=got.sent_bytes, received_bytes=got.received_bytes,
+            digest=result_digest(got.digest.encode(), mean.contributors),
+        )  # fmt: skip
+
+
+def _only(member: str, packets: Sequence[Packet]) -> Packet:
+    """Return the one packet of a member."""
+    if len(packets) != 1:
+        raise PeerRefused(
+            "a member gave something else than one vector",
+            given=f"{len(packets)} packets from {member}", expected="one",
+        )  # fmt: skip
+    return packets[0]

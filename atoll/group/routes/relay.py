@@ -1,0 +1,343 @@
+"""The relay route, member's side: pieces to the reducer through the hub, the result back.
+
+The result is a mean, or, in a swap, what the others had for this member.
+
+Frames that were in a broken socket are lost. After every reconnect, and whenever nothing came for
+a while, the member tells the reducer which pieces of the result it has and asks which pieces of
+its contribution arrived; both sides then send only what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgspec
+
+from atoll.clock import RealClock
+from atoll.codec.base import Packet
+from atoll.errors import AtollError, DeadlineExceeded, PeerLost, PeerRefused, WireError, from_dict
+from atoll.net.dispatcher import Inbox, Reconnected, Relayed
+from atoll.net.sync_link import SyncLink
+from atoll.reducer.mean import is_weight
+from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
+from atoll.wire.frames import HEADER_BYTES, Buffer
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.messages import MemberLost, RoundPlan, Undeliverable
+
+log = logging.getLogger(__name__)
+
+STALL_S = 2.0
+"""Silence after which the member asks; doubles up to `MAX_STALL_S`."""
+MAX_STALL_S = 10.0
+SENDING_POLL_S = 0.25
+"""How often a member that still sends looks whether it is done."""
+REDUCER = "reducer"
+"""What `MemberLost` calls the reducer."""
+MAX_PARCELS_BYTES = 64 * 2**30
+"""Most bytes of parcels that a member takes in one swap."""
+
+
+@dataclass(slots=True)
+class _Result:
+    """The encoded mean, as far as it has arrived."""
+
+    head: ChunkHead
+    data: bytearray
+    have: set[int] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.have) == self.head.count
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedMean:
+    """What came back from the reducer."""
+
+    packet: Packet
+    """The encoded mean; in a swap parcels behind their table."""
+    contributors: tuple[str, ...]
+    weight: float
+    sent_bytes: int
+    received_bytes: int
+
+
+def frame_overhead(to: str, source: str) -> int:
+    """Return the bytes of a relay frame around its payload."""
+    return HEADER_BYTES + 2 + len(to.encode()) + len(source.encode())
+
+
+class RelayExchange:
+    """One contribution out and one result back, for one epoch."""
+
+    def __init__(
+        self,
+        link: SyncLink,
+        plan: RoundPlan,
+        packet: Packet,
+        *,
+        weight: float,
+        deadline: float,
+        contributors: Sequence[str] = (),
+        phase: int = 0,
+        policy: str = "",
+        reducer_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Prepare to send `packet` to `plan.reducer`.
+
+        Args:
+            link: The member's session with the hub.
+            plan: Names the epoch and the reducer.
+            packet: The encoded contribution.
+            weight: Its weight.
+            deadline: Monotonic time at which to give up.
+            contributors: Whose values are in it, for a member that speaks for its site.
+            phase: Number of the exchange within the epoch.
+            policy: What the reducer is to do beyond averaging.
+            reducer_lost: Whether the hub said so before this object listened.
+        """
+        self._link, self._plan, self._packet = link, plan, packet
+        self._deadline, self._reducer_lost = deadline, reducer_lost
+        self._data = memoryview(packet.data)
+        self._count = count_pieces(len(self._data))
+        self._head = ChunkHead(
+            kind="contribute", epoch=plan.epoch, round=plan.round, index=0, count=self._count,
+            total_bytes=len(self._data), codec=packet.codec, sizes=list(packet.sizes),
+            weight=weight, contributors=list(contributors), phase=phase, policy=policy,
+        )  # fmt: skip
+        self._result: _Result | None = None
+        self._under_way: list[Future[int]] = []
+        self._ask_when_sent = False
+        self._overhead = frame_overhead(plan.reducer, link.session)
+        self._sent_bytes = 0
+        self._received_bytes = 0
+        self._began = RealClock().monotonic()
+        self.upload_s: float | None = None
+        """How long it took until the contribution had left this machine."""
+
+    def run(self) -> RelayedMean:
+        """Send, wait for the result, and return it.
+
+        Raises:
+            PeerLost: the hub lost the reducer.
+            EpochChanged: the reducer does not know this epoch.
+            DeadlineExceeded: the result was not complete in time.
+            PeerRefused: the result does not fit the plan, or what was sent.
+            GroupError: the reducer refused the contribution.
+        """
+        wanted = self._link.subscribe(
+            sources={self._plan.reducer}, notices=(MemberLost, Undeliverable), reconnects=True
+        )
+        with wanted as inbox:
+            try:
+                self._send_pieces(range(self._count))
+                self._receive_all(inbox)
+            finally:
+                for future in self._under_way:
+                    future.cancel()
+        result = self._result
+        if result is None:
+            raise WireError("the result of a round is empty")
+        packet = Packet(result.data, result.head.codec, tuple(result.head.sizes))
+        return RelayedMean(
+            packet, tuple(result.head.contributors), result.head.weight,
+            self._sent_bytes, self._received_bytes,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------- sending
+
+    def _send_pieces(self, indices: Iterable[int]) -> None:
+        def parts() -> Iterator[tuple[Buffer, Buffer]]:
+            for index in indices:
+                piece = self._data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+                yield self._counted(msgspec.structs.replace(self._head, index=index), piece)
+
+        self._start(parts())
+
+    def _send_resume(self, *, ask: bool) -> None:
+        """Say which pieces of the result are here; `ask` for the reducer's side of it."""
+        have = sorted(self._result.have) if self._result is not None else []
+        head = msgspec.structs.replace(
+            self._head, kind="resume", index=len(have), count=int(ask), have=have
+        )
+        self._start(iter([self._counted(head, b"")]))
+
+    def _counted(self, head: ChunkHead, piece: Buffer) -> tuple[bytes, Buffer]:
+        packed = pack_chunk(head, piece)
+        self._sent_bytes += self._overhead + len(packed[0]) + len(piece)
+        return packed
+
+    def _start(self, parts: Iterator[tuple[Buffer, Buffer]]) -> None:
+        self._under_way.append(
+            self._link.relay_later(self._plan.reducer, parts, deadline=self._deadline)
+        )
+
+    def _sending(self) -> bool:
+        """Return whether something is still being sent; failures are left to asking again."""
+        still: list[Future[int]] = []
+        for future in self._under_way:
+            if not future.done():
+                still.append(future)
+            elif not future.cancelled() and (error := future.exception()) is not None:
+                if not isinstance(error, PeerLost | DeadlineExceeded):
+                    raise error
+                self._ask_when_sent = True
+        self._under_way = still
+        return bool(still)
+
+    # ----------------------------------------------------------------- receiving
+
+    def _receive_all(self, inbox: Inbox) -> None:
+        """Handle what comes until the result is complete."""
+        clock = RealClock()
+        stall_s, last = STALL_S, clock.monotonic()
+        while self._result is None or not self._result.complete:
+            if self._reducer_lost():
+                raise PeerLost("the hub lost the reducer", given=self._plan.reducer)
+            now = clock.monotonic()
+            if now >= self._deadline:
+                raise DeadlineExceeded(
+                    "the reduce took too long",
+                    given=f"{self._plan.timeout_s:.1f} s, {self._progress()}",
+                )
+            sending = self._sending()
+            if not sending and self.upload_s is None:
+                self.upload_s = now - self._began
+            if not sending and (self._ask_when_sent or now - last >= stall_s):
+                self._ask_when_sent = False
+                self._send_resume(ask=True)
+                stall_s, last = min(MAX_STALL_S, stall_s * 2), now
+            pause_s = SENDING_POLL_S if sending else last + stall_s - now
+            try:
+                item = inbox.receive(deadline=min(self._deadline, now + max(0.01, pause_s)))
+            except DeadlineExceeded:
+                continue
+            if self._handle(item):
+                stall_s, last = STALL_S, clock.monotonic()
+
+    def _progress(self) -> str:
+        if self._result is None:
+            return "no piece of the result came"
+        return f"{len(self._result.have)} of {self._result.head.count} pieces of the result came"
+
+    def _handle(self, item: object) -> bool:
+        """Take one thing in; return whether it was progress."""
+        if isinstance(item, Reconnected):
+            self._ask_when_sent = True
+        elif isinstance(item, MemberLost):
+            if item.member == REDUCER and item.epoch == self._plan.epoch:
+                raise PeerLost("the hub lost the reducer", given=self._plan.reducer)
+        elif isinstance(item, Relayed):
+            overhead = frame_overhead(self._link.session, item.source)
+            self._received_bytes += overhead + len(item.payload)
+            try:
+                head, piece = unpack_chunk(item.payload)
+            except WireError as error:
+                # A piece cut short counts as lost: asking again brings it.
+                log.warning("a piece from the reducer is not usable: %s", error)
+                return False
+            return self._take(head, piece)
+        return False
+
+    def _take(self, head: ChunkHead, piece: memoryview) -> bool:
+        """Take one chunk of the reducer."""
+        if (head.epoch, head.phase) != (self._plan.epoch, self._head.phase):
+            return False
+        if head.kind == "refused":
+            raise _refusal(piece)
+        if head.kind == "resume":
+            self._answer(head)
+        elif head.kind == "result":
+            return self._store(head, piece)
+        return False
+
+    def _answer(self, head: ChunkHead) -> None:
+        """Send again what the reducer lacks, and tell it what is here if it asks."""
+        if self._sending():
+            self._ask_when_sent = True
+        else:
+            have = set(head.have)
+            missing = [index for index in range(self._count) if index not in have]
+            if missing:
+                self._send_pieces(missing)
+        if head.count:
+            self._send_resume(ask=False)
+
+    def _store(self, head: ChunkHead, piece: memoryview) -> bool:
+        """Store a piece of the result; the first one is checked against plan and contribution."""
+        if self._result is None:
+            self._check(head)
+            self._result = _Result(head, bytearray(head.total_bytes))
+        result = self._result
+        facts = ("codec", "sizes", "total_bytes", "count", "contributors", "weight")
+        if any(getattr(head, name) != getattr(result.head, name) for name in facts):
+            raise PeerRefused("pieces of one result contradict each other", given=str(head))
+        if head.index in result.have:
+            return False
+        start = head.index * CHUNK_BYTES
+        result.data[start : start + len(piece)] = piece
+        result.have.add(head.index)
+        return True
+
+    def _check(self, head: ChunkHead) -> None:
+        """Refuse a result that cannot be the mean of this plan's contributions."""
+        sent, plan = self._head, self._plan
+        swaps = sent.codec == PARCELS
+        total_bytes = min(head.total_bytes, MAX_PARCELS_BYTES) if swaps else sent.total_bytes
+        if (head.codec, head.sizes, head.total_bytes) != (sent.codec, sent.sizes, total_bytes):
+            what, given = "does not fit what was sent", f"{head.codec}, {head.total_bytes} bytes"
+            expected = f"{sent.codec}, {total_bytes} bytes for {len(sent.sizes)} tensors"
+        elif head.round != plan.round:
+            what, given, expected = "is of another round", str(head.round), str(plan.round)
+        else:
+            check_contributors(plan, head.contributors)
+            if not swaps:  # in which weights may all be 0
+                check_weight(head.weight, len(head.contributors))
+            return
+        raise PeerRefused(f"the result of a round {what}", given=given, expected=expected)
+
+
+def check_result(plan: RoundPlan, contributors: Sequence[str], weight: float) -> None:
+    """Refuse a result that no contributions of a plan can have.
+
+    Raises:
+        PeerRefused: it names others than the plan's members, nobody, or no usable weight.
+    """
+    check_contributors(plan, contributors)
+    check_weight(weight, len(contributors))
+
+
+def check_contributors(plan: RoundPlan, contributors: Sequence[str]) -> None:
+    """Refuse a result that names others than the plan's members, in their order.
+
+    Raises:
+        PeerRefused: it does, or names nobody.
+    """
+    named = [member for member in plan.members if member in set(contributors)]
+    if not named or named != list(contributors):
+        raise PeerRefused(
+            "the result of a round does not fit the plan",
+            given=f"contributors {', '.join(contributors)}",
+            expected=f"some of {', '.join(plan.members)}, in this order",
+        )
+
+
+def check_weight(weight: float, contributors: int) -> None:
+    """Refuse a weight that no mean of so many can have.
+
+    Raises:
+        PeerRefused: it is not finite, not positive or too large.
+    """
+    if not (weight > 0 and is_weight(weight / contributors)):
+        raise PeerRefused("the result of a round has no usable weight", given=weight)
+
+
+def _refusal(piece: memoryview) -> AtollError:
+    """Return the error that a reducer sent."""
+    try:
+        return from_dict(msgspec.msgpack.decode(piece, type=dict[str, str]))
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return WireError("a refusal of the reducer is malformed", given=str(error))

@@ -1,0 +1,284 @@
+"""Where members that are about to meet leave each other their addresses.
+
+Gloo wants a store: every member of a process group puts a few hundred bytes there and waits for
+everybody else's. Any member's board can serve. torch's own TCPStore looks up the name of every
+address it connects to, which stalls for many seconds where nobody answers such questions, and
+whoever waits in it cannot be called off; here a wait ends when its socket is closed.
+
+Which members can be dialled: own address, and a quick look at everybody else's.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import msgspec
+import torch.distributed
+
+from atoll.clock import RealClock
+from atoll.errors import ConfigError, DeadlineExceeded, HubUnreachable, PeerLost, WireError
+
+PROBE_TIMEOUT_S = 2.0
+
+
+def own_address(url: str) -> str:
+    """Return this machine's address as it is used towards the hub; nothing is sent.
+
+    Other members that reach the hub over the same network can most likely dial it, whatever
+    this machine's hostname resolves to.
+
+    Args:
+        url: The hub's, http://HOST:PORT.
+
+    Raises:
+        ConfigError: the URL names no host.
+        HubUnreachable: there is no way to the host.
+    """
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise ConfigError("the hub's URL names no host", given=url, expected="http://HOST:PORT")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise HubUnreachable("there is no route to the hub", given=f"{url} ({error})") from error
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_port(dial: str) -> tuple[str, int]:
+    """Return the two parts of ``host:port``.
+
+    Raises:
+        ConfigError: there is no port in it.
+    """
+    host, _, port = dial.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError("this is not an address", given=dial, expected="HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def answers(dial: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Return whether a TCP connection to ``host:port`` can be made."""
+    try:
+        with socket.create_connection(split_host_port(dial), timeout=timeout_s):
+            return True
+    except (OSError, ConfigError):
+        return False
+
+
+def probe(dials: Mapping[str, Sequence[str]], *, timeout_s: float = PROBE_TIMEOUT_S) -> list[str]:
+    """Return the members of whose addresses at least one answers, asking all at once.
+
+    Args:
+        dials: Member -> its addresses; none means it cannot be dialled.
+        timeout_s: Longest wait for each.
+    """
+    asked = [(member, dial) for member, entries in dials.items() for dial in entries]
+    if not asked:
+        return []
+    with ThreadPoolExecutor(max_workers=min(32, len(asked)), thread_name_prefix="probe") as pool:
+        found = pool.map(lambda pair: answers(pair[1], timeout_s=timeout_s), asked)
+        reached = {member for (member, _), answer in zip(asked, found, strict=True) if answer}
+    return [member for member in dials if member in reached]
+
+
+MAX_NOTE_BYTES = 64 * 1024
+"""Largest note; Gloo's grow by about 60 bytes with every member."""
+MAX_NOTES = 1024
+"""Notes that a board keeps: the oldest fall off."""
+MAX_READERS = 256
+"""Connections that a board serves at a time."""
+IDLE_S = 30.0
+"""A connection that asks nothing for so long is closed."""
+
+_LENGTH = struct.Struct("!I")
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """What a member wants of a board."""
+
+    key: str
+    value: bytes | None
+    """Put this there; None: wait for what others put."""
+    wait_s: float = 0.0
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What the board says."""
+
+    value: bytes | None
+    """What is there; None: nothing came in time."""
+
+
+_asks = msgspec.msgpack.Decoder(Ask)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def _send(line: socket.socket, body: Ask | Answer) -> None:
+    encoded = msgspec.msgpack.encode(body)
+    line.sendall(_LENGTH.pack(len(encoded)) + encoded)
+
+
+def _receive(line: socket.socket) -> bytes:
+    """Return one message.
+
+    Raises:
+        OSError: the connection ended, or nothing came in time.
+        WireError: it is too long.
+    """
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    if length > 2 * MAX_NOTE_BYTES:
+        raise WireError(
+            "a note is too long", given=f"{length} bytes", expected=f"<= {2 * MAX_NOTE_BYTES}"
+        )
+    return _exactly(line, length)
+
+
+def _exactly(line: socket.socket, nbytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < nbytes:
+        part = line.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionResetError("the other side closed the connection")
+        data += part
+    return bytes(data)
+
+
+class Board:
+    """Keeps notes and hands them out, on threads of its own."""
+
+    def __init__(self, address: str) -> None:
+        """Listen on a free port of one numeric address, and on no other."""
+        self._notes: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._readers = threading.BoundedSemaphore(MAX_READERS)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=128)
+        self._address = self._listener.getsockname()[:2]
+        self.dial = join_host_port(address, self._address[1])
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="board", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._closed = True
+        with suppress(OSError):  # wakes the thread that accepts
+            socket.create_connection(self._address, timeout=1.0).close()
+        self._thread.join(1.0)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while not self._closed:
+                line, _ = self._listener.accept()
+                if self._closed or not self._readers.acquire(blocking=False):
+                    line.close()
+                    continue
+                threading.Thread(
+                    target=self._serve, args=(line,), name="board-reader", daemon=True
+                ).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        try:
+            with line, suppress(OSError, WireError, msgspec.MsgspecError):
+                line.settimeout(IDLE_S)
+                while True:
+                    ask = _asks.decode(_receive(line))
+                    _send(line, Answer(self._put_or_wait(ask)))
+        finally:
+            self._readers.release()
+
+    def _put_or_wait(self, ask: Ask) -> bytes | None:
+        with self._changed:
+            if ask.value is not None:
+                self._notes[ask.key] = ask.value[:MAX_NOTE_BYTES]
+                while len(self._notes) > MAX_NOTES:
+                    del self._notes[next(iter(self._notes))]
+                self._changed.notify_all()
+            else:
+                self._changed.wait_for(
+                    lambda: ask.key in self._notes, min(IDLE_S, max(0.0, ask.wait_s))
+                )
+            return self._notes.get(ask.key)
+
+
+class BoardStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
+    """One member's connection to a board, as Gloo wants to see it."""
+
+    def __init__(self, dial: str, prefix: str, *, deadline: float) -> None:
+        """Connect to the board at `dial`.
+
+        Args:
+            dial: host:port.
+            prefix: Put before every key: names the meeting.
+            deadline: Monotonic time at which every wait ends.
+
+        Raises:
+            PeerLost: nobody answers there.
+        """
+        super().__init__()
+        self._prefix, self._deadline = prefix, deadline
+        try:
+            self._line = socket.create_connection(split_host_port(dial), timeout=self._left_s())
+        except OSError as error:
+            raise PeerLost(
+                "the first member's board does not answer", given=f"{dial} ({error})"
+            ) from error
+
+    def _left_s(self) -> float:
+        return max(0.001, self._deadline - RealClock().monotonic())
+
+    def close(self) -> None:
+        """End the connection; whoever waits on another thread gets PeerLost at once."""
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+
+    # ------------------------------------------------------------- what Gloo calls
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Put a note up."""
+        self._ask(key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a note; waits for it."""
+        found = None
+        while found is None:
+            found = self._ask(key, None)
+        return found
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return when all notes are there; the deadline of this store holds, no other."""
+        for key in keys:
+            self.get(key)
+
+    def _ask(self, key: str, value: bytes | None) -> bytes | None:
+        left_s = self._left_s()
+        if RealClock().monotonic() >= self._deadline:
+            raise DeadlineExceeded(
+                "a member did not come to the meeting", given=f"waited for {key}"
+            )
+        try:
+            self._line.settimeout(left_s + 0.1)
+            _send(self._line, Ask(f"{self._prefix}/{key}", value, left_s))
+            return _answers.decode(_receive(self._line)).value
+        except TimeoutError as error:
+            raise DeadlineExceeded("the first member's board takes too long") from error
+        except (OSError, WireError, msgspec.MsgspecError) as error:
+            raise PeerLost("the first member's board is gone", given=str(error)) from error

@@ -1,0 +1,138 @@
+"""A group of one, without a hub: what a script on a single machine uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet
+from atoll.errors import GroupLeft, LeftBehind
+from atoll.group.base import Decidable, Parcel, Reduced, Resting, Swapped, Work
+from atoll.group.in_process.servers import Asked, LocalServers
+from atoll.group.policy import GroupPolicy
+from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
+from atoll.wire.parameter_server_messages import Ask
+
+ALONE_DIGEST = "alone"
+"""Digest of a result that never left its member."""
+
+
+class Alone:
+    """One member; `reduce` returns its own values exactly, `commit` always commits."""
+
+    def __init__(self, *, me: str = "w0", committed_round: int = 0) -> None:
+        """Start at round `committed_round` as member `me`."""
+        self.me = me
+        self.members: tuple[str, ...] = (me,)
+        self.epoch = 0
+        self.committed_round = committed_round
+        self.stopping = False
+        self.leaving = False
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.upload_s: float | None = None
+        self.policy = GroupPolicy()
+        self._servers = LocalServers()
+
+    def recover(self, failed: Sequence[str] = (), *, ready: bool = True) -> Sources:
+        """Return that nobody else has the state; see :meth:`Group.recover`."""
+        return Sources(round=self.committed_round)
+
+    def standing(
+        self,
+        round_: int,
+        *,
+        base: str,
+        sources: Sequence[str] = (),
+        seconds: float = 0.0,
+        nbytes: int = 0,
+    ) -> None:
+        """Do nothing: nobody wants to know."""
+
+    def leave(self, reason: str = "", *, timeout_s: float = 5.0) -> None:
+        """Let every later join raise GroupLeft."""
+        self.leaving = True
+
+    def join(
+        self,
+        round_: int,
+        *,
+        base: str,
+        tokens: int = 0,
+        steps: int = 0,
+        busy_s: float = 0.0,
+        lease: Lease | None = None,
+        account: Account | None = None,
+        deadline: float | None = None,
+    ) -> RoundPlan:
+        """Return the plan of a round of one; see :meth:`Group.join`."""
+        if self.leaving:
+            raise GroupLeft("this member has left", given=self.me)
+        if round_ != self.committed_round:
+            raise LeftBehind(
+                "this is not the next round",
+                given=f"round {round_}",
+                expected=f"committed round {self.committed_round}",
+            )
+        self.epoch += 1
+        return RoundPlan(
+            job="", round=round_, epoch=self.epoch, members=[self.me], route="alone",
+            stopping=self.stopping,
+        )  # fmt: skip
+
+    def reduce(
+        self, xs: Sequence[Tensor], *, codec: Codec, weight: float, key: str = "x"
+    ) -> Work[Reduced]:
+        """Return copies of the values as they are: no wire, hence no codec."""
+        self.policy.check_members(1)
+        return Work.of(own_values(xs, me=self.me, weight=weight))
+
+    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+        """Return the own packets, as far as they are for this member."""
+        return Work.of(own_packets(parcels, me=self.me, weight=weight))
+
+    def commit(
+        self,
+        reduced: Decidable | None,
+        *,
+        ok: bool = True,
+        reason: str = "",
+        lease: Lease | None = None,
+        resting: Resting = nullcontext,
+    ) -> Verdict:
+        """Commit if there is something to commit; the member keeps its own lease."""
+        committed = ok and reduced is not None
+        verdict = Verdict(
+            round=self.committed_round, epoch=self.epoch, committed=committed, reason=reason,
+            digest=ALONE_DIGEST, contributors=[self.me] if committed else [],
+            leases={self.me: lease} if committed and lease is not None else {},
+        )  # fmt: skip
+        self.committed_round += committed
+        return verdict
+
+    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+        """Ask a parameter server; see :meth:`Group.ask_server`."""
+        return Work.of(self._servers.ask(self.me, server, ask, packet))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def own_values(xs: Sequence[Tensor], *, me: str, weight: float) -> Reduced:
+    """Return the mean over one member: its values, copied, as float32."""
+    tensors = [x.detach().float().clone() for x in xs]
+    return Reduced(
+        tensors=tensors, contributors=(me,), weight=weight, sent_bytes=0, received_bytes=0,
+        digest=ALONE_DIGEST,
+    )  # fmt: skip
+
+
+def own_packets(parcels: Sequence[Parcel], *, me: str, weight: float) -> Swapped:
+    """Return what one member alone gives itself."""
+    packets = [parcel.packet for parcel in parcels if me in parcel.to]
+    return Swapped(
+        packets={me: packets} if packets else {}, weights={me: weight}, sent_bytes=0,
+        received_bytes=0, digest=ALONE_DIGEST,
+    )  # fmt: skip

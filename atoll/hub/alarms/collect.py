@@ -1,0 +1,270 @@
+"""Puts the facts together that rules look at, from what the hub keeps anyway.
+
+Which connections broke and came back, and when; bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.config import parse_spec
+from atoll.errors import AtollError
+from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, JobFacts, NodeFacts, QueueFacts
+from atoll.hub.alarms.series import JobMemory, Trend
+from atoll.hub.db.stores import Stores
+from atoll.hub.jobs.jobs import LIVE_STATES, Job
+from atoll.hub.nodes.membership import Membership
+from atoll.hub.nodes.store import Node
+from atoll.hub.rounds.service import Rounds
+from atoll.hub.rounds.timeline import passed
+from atoll.hub.sessions.session import Session, Sessions
+
+WINDOW_S = 600.0
+_KEPT = 32
+
+
+class Links:
+    """Counts the returns of processes to the hub by machine."""
+
+    def __init__(self) -> None:
+        """Know nobody."""
+        self._known: dict[str, str] = {}
+        self._returns: dict[str, deque[float]] = {}
+
+    def opened(self, address: str, incarnation: str, now: float) -> None:
+        """Note a connection; the same process again had lost its last one."""
+        if self._known.get(address) == incarnation:
+            self._returns.setdefault(address, deque(maxlen=_KEPT)).append(now)
+        else:
+            self._known[address] = incarnation
+
+    def count(self, address: str, now: float) -> int:
+        """Return how often an address came back in the window."""
+        times = self._returns.get(address)
+        if times is None:
+            return 0
+        while times and times[0] < now - WINDOW_S:
+            times.popleft()
+        if not times:
+            del self._returns[address]
+        return len(times)
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Drop the addresses that nobody will use again."""
+        for address in [a for a in self._known if is_gone(a)]:
+            del self._known[address]
+            self._returns.pop(address, None)
+
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT_S = 86_400.0
+"""Jobs that ended longer ago are not looked at any more."""
+QUEUES_S = 5.0
+"""Queues may be kept by another server, which may be away."""
+_EVENTS_AT_ONCE = 1_000
+
+
+class _NodeMemory:
+    """What is remembered of a machine between two looks."""
+
+    __slots__ = ("disk", "memory", "ran")
+
+    def __init__(self) -> None:
+        self.disk, self.memory = Trend(), Trend()
+        self.ran = 0
+
+
+class Gatherer:
+    """Reads what is new since the last look."""
+
+    def __init__(
+        self, *, stores: Stores, sessions: Sessions, membership: Membership, rounds: Rounds,
+        clock: Clock, version: str, data: Path,
+    ) -> None:  # fmt: skip
+        """Look at these parts of a hub whose database lies at `data`."""
+        self._stores, self._sessions = stores, sessions
+        self._membership, self._rounds = membership, rounds
+        self._clock, self._version, self._data = clock, version, data
+        self._jobs: dict[str, JobMemory] = {}
+        self._alone: dict[str, bool] = {}
+        self._nodes: dict[str, _NodeMemory] = {}
+        self._disk = Trend()
+        self.links = Links()
+
+    async def jobs(self) -> list[JobFacts]:
+        """Return the facts of jobs that run or ended lately."""
+        now = self._clock.wall()
+        found, looked_at = [], set()
+        for record in self._stores.jobs.list():
+            if record.state == "waiting" or now - (record.ended or now) > LOOKED_AT_S:
+                continue
+            looked_at.add(record.job)
+            try:
+                found.append(await self._job(record, now))
+            except AtollError as error:
+                log.warning("%s cannot be looked at: %s", record.job, error)
+        for gone in self._jobs.keys() - looked_at:
+            del self._jobs[gone]
+        return found
+
+    async def _job(self, record: Job, now: float) -> JobFacts:
+        job = record.job
+        memory = self._jobs.get(job)
+        if memory is None:
+            memory = self._jobs[job] = JobMemory(job)
+        memory.take_rounds(await passed(self._stores.database, job, after=memory.after))
+        while True:
+            events = await self._stores.events.read(
+                job, after=memory.last_event, limit=_EVENTS_AT_ONCE
+            )
+            memory.take_events(events, record)
+            if len(events) < _EVENTS_AT_ONCE:
+                break
+        running = record.state == "running"
+        standings = {
+            name: self._rounds.describe(job, name)["standing"] if running else ""
+            for name in record.members
+        }
+        waits = self._rounds.waiting(job) if running else ([], 0.0)
+        return memory.facts(
+            record, now=now, alone=self._trains_alone(record), standings=standings, waits=waits
+        )
+
+    def _trains_alone(self, record: Job) -> bool:
+        """Return whether every member trains a model of its own."""
+        known = self._alone.get(record.job)
+        if known is None:
+            known = parse_spec(record.spec).alone
+            self._alone[record.job] = known
+        return known
+
+    async def hub(self) -> HubFacts:
+        """Return the facts of the hub itself."""
+        usage = await asyncio.to_thread(_disk_usage, self._data)
+        disk = None
+        if usage is not None:
+            self._disk.add(self._clock.monotonic(), float(usage[0]))
+            disk = Forecast(
+                free_bytes=usage[0], total_bytes=usage[1], full_in_s=self._disk.full_in_s()
+            )
+        return HubFacts(version=self._version, disk=disk, queues=await self._queues())
+
+    async def _queues(self) -> list[QueueFacts]:
+        """Return the facts of queues; a server of queues that is away blinds no other rule."""
+        try:
+            async with asyncio.timeout(QUEUES_S):
+                rows = await self._stores.queue.rows()
+        except (AtollError, OSError) as error:
+            log.warning("the queues cannot be looked at: %s", error)
+            return []
+        return [_queue(row) for row in rows]
+
+    def nodes(self) -> list[NodeFacts]:
+        """Return the facts of all machines."""
+        running: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        for job in self._stores.jobs.list():
+            if job.state == "running":
+                for member in job.processes:
+                    if member.state in LIVE_STATES:
+                        running[member.node].append((job.job, f"{job.job}/{member.member}"))
+        now = self._clock.monotonic()
+        self.links.forget(
+            lambda a: a not in self._membership.nodes and self._sessions.get(a) is None
+        )
+        return [
+            self._node(node, running.get(node.node, []), now)
+            for node in self._membership.nodes.values()
+        ]
+
+    def _node(self, node: Node, running: list[tuple[str, str]], now: float) -> NodeFacts:
+        session = self._sessions.get(node.node)
+        memory = self._nodes.get(node.node)
+        if memory is None:
+            memory = self._nodes[node.node] = _NodeMemory()
+        online = session is not None and node.connected
+        if online:
+            memory.ran = len(running)
+        reconnects = sum(self.links.count(a, now) for _, a in running)
+        return NodeFacts(
+            node=node.node,
+            online=online,
+            draining=node.draining,
+            gone_s=0.0 if online else max(0.0, now - node.last_heard),
+            ran=memory.ran,
+            version=node.info.atoll,
+            torch=node.info.torch,
+            jobs=sorted({job for job, _ in running}),
+            skew_s=self._skew_s(session, now),
+            reconnects=reconnects + self.links.count(node.node, now),
+            disk=_disk(node, session, memory, now),
+            memory=_memory(node, session, memory, now),
+        )
+
+    def _skew_s(self, session: Session | None, now: float) -> float | None:
+        if session is None:
+            return None
+        latency_s = session.stats.get("latency_ms", 0.0) / 2_000
+        return session.clock.skew_s(wall=self._clock.wall(), monotonic=now, latency_s=latency_s)
+
+    async def facts(self, *, nodes: bool) -> Facts:
+        """Return what is known now; machines only if they are wanted."""
+        return Facts(
+            now=self._clock.wall(),
+            jobs=await self.jobs(),
+            nodes=self.nodes() if nodes else (),
+            hub=await self.hub(),
+        )
+
+
+def _disk(
+    node: Node, session: Session | None, memory: _NodeMemory, now: float
+) -> Forecast | None:  # fmt: skip
+    free = session.stats.get("disk_free_bytes") if session is not None else None
+    if free is None:
+        return None
+    memory.disk.add(now, free)
+    # How large the disk is nobody tells; what was free when it joined stands in.
+    total = float(node.info.disk_free_bytes)
+    return Forecast(free_bytes=free, total_bytes=total, full_in_s=memory.disk.full_in_s())
+
+
+def _memory(
+    node: Node, session: Session | None, memory: _NodeMemory, now: float
+) -> Forecast | None:  # fmt: skip
+    free = session.stats.get("memory_free_bytes") if session is not None else None
+    if free is None:
+        return None
+    memory.memory.add(now, free)
+    total = float(node.info.memory_bytes)
+    return Forecast(free_bytes=free, total_bytes=total, full_in_s=memory.memory.full_in_s())
+
+
+def _disk_usage(folder: Path) -> tuple[int, int] | None:
+    """Return free and total bytes of the disk that a folder is on."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        log.warning("the hub's disk cannot be looked at: %s", error)
+        return None
+    return usage.free, usage.total
+
+
+def _queue(row: Mapping[str, Any]) -> QueueFacts:
+    """Return what matters of a row of GET /api/queues."""
+    pairs = ((row["ready"] + row["leased"], row.get("max_items")),
+             (row.get("bytes") or 0, row.get("max_bytes")))  # fmt: skip
+    # A queue that drops the oldest, or makes nobody wait, is full on purpose.
+    bounded = row.get("overflow") != "drop-oldest"
+    fill = max((used / most for used, most in pairs if most and bounded), default=0.0)
+    return QueueFacts(
+        queue=row["queue"], ready=row["ready"], dead=row["dead"], fill=fill,
+        waiting=row.get("waiting_producers") or 0,
+    )  # fmt: skip

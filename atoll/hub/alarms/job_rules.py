@@ -1,0 +1,60 @@
+"""Rules about jobs as a whole, and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.hub.alarms.engine import Finding
+from atoll.hub.alarms.facts import Facts
+
+FAILED_FOR_S = 86_400.0
+"""A failed job is news for a day."""
+FULL = 0.95
+
+
+def job_failed(facts: Facts) -> Iterator[Finding]:
+    """Find jobs that failed; the member that failed is named if one did."""
+    for job in facts.jobs:
+        if job.state != "failed" or facts.now - (job.ended or facts.now) > FAILED_FOR_S:
+            continue
+        failed = [m for m in job.members.values() if m.state == "failed" and m.error]
+        member = failed[0].member if failed else ""
+        error = job.error or (failed[0].error if failed else None) or {}
+        what = error.get("what") or job.reason or "it failed"
+        given = f" ({error['given']})" if error.get("given") else ""
+        whose = f", first on {job.who(member)}" if member else ""
+        yield Finding(
+            kind="job-failed",
+            severity="critical",
+            job=job.job,
+            member=member,
+            node=job.node_of(member),
+            cause=f"{job.job} failed: {what}{given}{whose}",
+            remedy=(error.get("remedy") or f"read its last lines: atoll logs {job.job}")
+            + f"; then go on from its last checkpoint: atoll resume {job.job}",
+        )
+
+
+def queue_full(facts: Facts) -> Iterator[Finding]:
+    """Find queues that are full, and queues with items that nobody could handle."""
+    for queue in facts.hub.queues:
+        if queue.fill >= FULL or queue.waiting:
+            waiting = f", {queue.waiting} producers wait" if queue.waiting else ""
+            yield Finding(
+                kind="queue-full",
+                key=queue.queue,
+                value=queue.fill,
+                cause=f"queue {queue.queue} is full: {queue.ready} items, "
+                f"{queue.fill:.0%} of its bound{waiting}",
+                remedy="start more consumers, or raise its bound; who takes from it: "
+                "atoll queue list",
+            )
+        if queue.dead:
+            yield Finding(
+                kind="queue-full",
+                key=f"{queue.queue} dead",
+                value=float(queue.dead),
+                cause=f"queue {queue.queue} has {queue.dead} dead letters: items that were given "
+                "back too often",
+                remedy=f"look at them and try again or drop them: atoll queue dead {queue.queue}",
+            )

@@ -1,0 +1,136 @@
+"""Tells people of alarms: by webhook, by a command, by mail. It never holds anything up.
+
+Every hook has a line of its own and a task that empties it. A message holds all alarms that came
+since the last one, and between two messages is a pause, so a storm of alarms sends few messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.errors import AtollError
+from atoll.hub.alarms.engine import Alarm
+from atoll.hub.alarms.notify_config import SEVERITIES, Hook
+from atoll.hub.alarms.notify_senders import Hopeless, send
+from atoll.hub.observability.events import Events
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 1.0
+"""What happens at once is told at once: a message waits so long for company."""
+MOST_WAITING = 1_000
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+Send = Callable[[Hook, Mapping[str, Any]], Awaitable[None]]
+
+
+def wanted(hook: Hook, alarm: Alarm) -> bool:
+    """Return whether a hook is told of an alarm."""
+    found = alarm.finding
+    if alarm.silenced or (alarm.ended is not None and not hook.ends):
+        return False
+    if SEVERITIES.index(found.severity) < SEVERITIES.index(hook.min_severity):
+        return False
+    if hook.kinds and found.kind not in hook.kinds:
+        return False
+    return not hook.jobs or any(_fits(pattern, found.job) for pattern in hook.jobs)
+
+
+def _fits(pattern: str, job: str) -> bool:
+    if pattern.endswith("*"):
+        return job.startswith(pattern[:-1])
+    return job == pattern
+
+
+class _Line:
+    """One hook with what waits for it."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+        self.waiting: deque[Alarm] = deque()
+        self.left_out = 0
+        self.came = asyncio.Event()
+
+    def add(self, alarm: Alarm) -> None:
+        if len(self.waiting) == MOST_WAITING:
+            self.waiting.popleft()
+            self.left_out += 1
+        self.waiting.append(alarm)
+        self.came.set()
+
+    def take(self) -> tuple[list[Alarm], int]:
+        """Return all that waits, of one that opened and ended meanwhile only the end."""
+        newest = {alarm.id: alarm for alarm in self.waiting}
+        left_out, self.left_out = self.left_out, 0
+        self.waiting.clear()
+        self.came.clear()
+        return list(newest.values()), left_out
+
+
+class Hooks:
+    """All hooks of a hub."""
+
+    def __init__(
+        self, hooks: Sequence[Hook], *, events: Events, clock: Clock, hub: str, send: Send = send,
+        gather_s: float = GATHER_S, first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:  # fmt: skip
+        """Tell these hooks once :meth:`run` was started; `hub` is what messages call the hub."""
+        self._lines = [_Line(hook) for hook in hooks]
+        self._events, self._clock, self._hub, self._send = events, clock, hub, send
+        self._gather_s, self._first_pause_s = gather_s, first_pause_s
+
+    async def tell(self, alarm: Alarm) -> None:
+        """Have an alarm told that has opened or ended; returns at once."""
+        for line in self._lines:
+            if wanted(line.hook, alarm):
+                line.add(alarm)
+
+    async def run(self) -> None:
+        """Empty all lines for ever."""
+        async with asyncio.TaskGroup() as group:
+            for line in self._lines:
+                group.create_task(self._empty(line), name=line.hook.name)
+
+    async def _empty(self, line: _Line) -> None:
+        while True:
+            await line.came.wait()
+            await asyncio.sleep(self._gather_s)
+            alarms, left_out = line.take()
+            try:
+                await self._deliver(line.hook, self.message(alarms, left_out=left_out))
+            except Exception:
+                log.exception("%s: a message was not sent", line.hook.name)
+            await asyncio.sleep(line.hook.pause_s)
+
+    def message(self, alarms: Sequence[Alarm], *, left_out: int = 0) -> dict[str, Any]:
+        """Return what is sent: the alarms as the API shows them."""
+        return {
+            "hub": self._hub,
+            "time": self._clock.wall(),
+            "alarms": [alarm.view() for alarm in alarms],
+            "left_out": left_out,
+        }
+
+    async def _deliver(self, hook: Hook, message: Mapping[str, Any]) -> None:
+        """Try until it has arrived or there is no hope; that becomes an event."""
+        pause_s = self._first_pause_s
+        for attempt in range(1, hook.attempts + 1):
+            try:
+                await self._send(hook, message)
+            except AtollError as error:
+                log.info("%s, attempt %d: %s", hook.name, attempt, error)
+                if attempt < hook.attempts and not isinstance(error, Hopeless):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                    continue
+                count = len(message["alarms"])
+                text = (
+                    f"{hook.name}: {count} alarms were not told after {attempt} attempts: {error}"
+                )
+                await self._events.add("", "hook-failed", text, fields=error.to_dict())
+            return

@@ -1,0 +1,133 @@
+"""The dashboard's files: one page, its modules and style sheets, and plotly.js from its package.
+
+Nothing comes from another host, so the dashboard works without the internet, and every address is
+relative, so a hub may live under a path of a larger site. plotly is found but never imported: that
+would cost the hub 40 MB. Without it the page says so and works on.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import re
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+
+from atoll.errors import AuthError, HubError
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Refused, audit_as
+from atoll.hub.http.middleware import cookie_name, source_of, token_of
+from atoll.hub.security.auth import PEOPLE
+
+FOLDER = Path(__file__).parent / "dashboard"
+
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_NAME = re.compile(r"[a-z_]+\.(?:js|css)")
+
+_SECURITY = {
+    "content-security-policy": (
+        "default-src 'self'; script-src 'self'; object-src 'none'; img-src 'self' data: blob:; "
+        "style-src 'self' 'unsafe-inline'; "  # plotly makes style elements of its own
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+
+_KEPT_S = 30 * 86_400
+
+
+async def page(request: Request, context: Context) -> Response:
+    """GET /: the dashboard; `?token=` logs in; without a login, the form for it."""
+    token, from_cookie = token_of(request.scope, request.headers)
+    if not token:
+        return _login_form()
+    if not from_cookie:
+        return _log_in(request, context, token)
+    try:
+        context.stores.auth.authenticate(token, source=source_of(request.scope))
+    except AuthError:  # of an earlier life of this hub
+        return _login_form()
+    text = _text("index.html").replace("<!--modules-->", _preloads())
+    return HTMLResponse(text, headers=_SECURITY)
+
+
+async def login(request: Request, context: Context) -> Response:
+    """POST /login: the form's token becomes a cookie."""
+    form = parse_qs((await request.body())[:4096].decode("utf-8", "replace"))
+    return _log_in(request, context, form.get("token", [""])[0].strip())
+
+
+async def logout(request: Request, _context: Context) -> Response:
+    """POST /logout: forget the cookie."""
+    response = RedirectResponse("./", status_code=303)
+    response.delete_cookie(cookie_name(request.headers))
+    return response
+
+
+def _log_in(request: Request, context: Context, token: str) -> Response:
+    """Set the cookie and go to the page, so that the token leaves the address bar."""
+    try:
+        identity = context.stores.auth.authenticate(token, source=source_of(request.scope))
+    except AuthError as error:
+        return _login_form(error.what)
+    if identity.role not in PEOPLE:
+        return _login_form(f"this is the token of {identity.role} {identity.name}")
+    audit_as(request, identity.role, identity.name)
+    response = RedirectResponse("./", status_code=303)
+    response.set_cookie(
+        cookie_name(request.headers),
+        token,
+        max_age=_KEPT_S,
+        httponly=True,
+        secure=request.url.scheme == "https",
+        # Not strict: somebody may come by a link, and what changes something needs an Origin.
+        samesite="lax",
+    )
+    return response
+
+
+def _login_form(problem: str = "") -> Response:
+    """Return the form, with what was wrong with the last try."""
+    alert = f'<p class="note" role="alert">Refused: {html.escape(problem)}.</p>' if problem else ""
+    text = _text("login.html").replace("<!--problem-->", alert)
+    return HTMLResponse(text, status_code=401 if problem else 200, headers=_SECURITY)
+
+
+async def static(request: Request, _context: Context) -> Response:
+    """GET /static/NAME: modules, style sheets, plotly.js."""
+    name = request.path_params["name"]
+    if name == "plotly.min.js":
+        found = plotly_script()
+        if found is not None:
+            headers = {"cache-control": "public, max-age=86400"}
+            return FileResponse(found, media_type="text/javascript", headers=headers)
+    elif _NAME.fullmatch(name) and (FOLDER / name).is_file():
+        headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
+        media_type = _TYPES[Path(name).suffix]
+        return FileResponse(FOLDER / name, media_type=media_type, headers=headers)
+    raise Refused(404, HubError("there is no such file", given=repr(name[:100])))
+
+
+def plotly_script() -> Path | None:
+    """Return where plotly.js lies, or None when plotly is not installed."""
+    found = importlib.util.find_spec("plotly")
+    for folder in found.submodule_search_locations or () if found else ():
+        script = Path(folder) / "package_data" / "plotly.min.js"
+        if script.is_file():
+            return script
+    return None
+
+
+def _preloads() -> str:
+    """Return links that let a browser fetch every module at once, not one after another."""
+    names = sorted(path.name for path in FOLDER.glob("*.js"))
+    return "\n".join(f'<link rel="modulepreload" href="static/{name}">' for name in names)
+
+
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,207 @@
+"""What every open page shows: one picture of the hub per tick, made once for all of them.
+
+A page gets a whole picture first and then what changed since the one before: rows of nodes and jobs
+carry their key and the fields that are new. Times since a node was heard are made coarse, so that a
+machine at which nothing happens costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from atoll.hub.http.context import Context
+from atoll.hub.http.jobs import view_of
+from atoll.hub.jobs.views import job_row
+from atoll.hub.observability.events import EVERYWHERE
+from atoll.hub.observability.node_value import worth_of
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.4
+"""Time between two pictures: somewhat more than two a second."""
+
+_LATE_S = 0.002
+"""Timers may end a little early: nobody wants the old picture again."""
+
+QUEUES_EVERY_S = 2.0
+WORTH_EVERY_S = 2.0
+OVER_FOR_S = 10.0
+"""How long the row of an ended job is not made again."""
+
+FIRST_EVENTS = 200
+EVENTS_PER_TICK = 500
+JOBS_LISTED = 200
+
+Row = dict[str, Any]
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Picture:
+    """The hub at one moment. `delta` leads here from picture `number - 1`."""
+
+    number: int
+    made: float
+    """Time of the event loop."""
+    content: dict[str, Any]
+    delta: bytes
+    shared: dict[tuple[object, ...], asyncio.Future[Any]] = field(default_factory=dict)
+    """What pages of one job read alike at this tick."""
+    _full: bytes = b""
+
+    def bytes_after(self, number: int) -> bytes:
+        """Return the JSON object that brings a page which has picture `number` up to this one."""
+        if number == self.number:
+            return _encode({"full": False, "time": self.content["time"]})
+        if number == self.number - 1:
+            return self.delta
+        self._full = self._full or _encode({"full": True, **self.content})
+        return self._full
+
+    async def once(self, key: tuple[object, ...], make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what `make` gives, the same to everybody who asks at this tick."""
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = asyncio.ensure_future(make())
+        return await asyncio.shield(found)
+
+
+class Snapshots:
+    """Makes pictures when somebody looks, at most one every `INTERVAL_S`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+        self._picture: Picture | None = None
+        self._nodes: dict[str, Row] = {}
+        self._jobs: dict[str, Row] = {}
+        self._over: dict[str, tuple[float, Row]] = {}
+        self._worths: dict[str, tuple[float, Row]] = {}
+        self._queues: list[Row] = []
+        self._queues_at = float("-inf")
+
+    def pause_s(self) -> float:
+        """Return the time until the next picture is due."""
+        return INTERVAL_S - asyncio.get_running_loop().time() % INTERVAL_S + _LATE_S
+
+    async def current(self) -> Picture:
+        """Return the picture of this tick."""
+        async with self._lock:
+            now = asyncio.get_running_loop().time()
+            before = self._picture
+            if before is None or now // INTERVAL_S > before.made // INTERVAL_S:
+                self._picture = await self._make(now)
+            assert self._picture is not None
+            return self._picture
+
+    async def worth(self, job: str, now: float) -> Row:
+        """Return what each node adds to a job, reckoned every few seconds at most."""
+        until, worth = self._worths.get(job, (0.0, {}))
+        if now >= until:
+            if len(self._worths) > JOBS_LISTED:
+                self._worths.clear()
+            worth = await worth_of(self._context, job)
+            self._worths[job] = (now + WORTH_EVERY_S, worth)
+        return worth
+
+    async def _make(self, now: float) -> Picture:
+        stores = self._context.stores
+        nodes = {row["node"]: _node_row(row) for row in self._context.live.nodes()}
+        jobs = {row["job"]: row for row in self._job_rows(now)}
+        if now >= self._queues_at:
+            self._queues = [
+                row | {"oldest_s": coarse_age(row["oldest_s"])} for row in await stores.queue.rows()
+            ]
+            self._queues_at = now + QUEUES_EVERY_S
+        events = await self._events()
+        content = {
+            "time": self._context.clock.wall(),
+            "nodes": list(nodes.values()),
+            "jobs": list(jobs.values()),
+            "alarms": stores.alarms.open(),
+            "queues": self._queues,
+            "hub_events": events,
+        }
+        before = self._picture
+        delta: dict[str, Any] = {"full": False, "time": content["time"]}
+        if before is not None:
+            delta |= {
+                "nodes": _changed("node", self._nodes, nodes),
+                "jobs": _changed("job", self._jobs, jobs),
+                "gone": {"nodes": _gone(self._nodes, nodes), "jobs": _gone(self._jobs, jobs)},
+            }
+            for name in ("alarms", "queues"):
+                if content[name] != before.content[name]:
+                    delta[name] = content[name]
+            last = before.content["hub_events"][-1:]
+            delta["hub_events"] = [e for e in events if not last or e["id"] > last[0]["id"]]
+        self._nodes, self._jobs = nodes, jobs
+        number = before.number + 1 if before is not None else 1
+        return Picture(number, now, content, _encode(delta))
+
+    def _job_rows(self, now: float) -> Iterable[Row]:
+        """Yield the newest jobs; rows of ended ones are made again only now and then."""
+        fresh: dict[str, tuple[float, Row]] = {}
+        for job in self._context.stores.jobs.list()[:JOBS_LISTED]:
+            until, row = self._over.get(job.job, (0.0, {}))
+            if not (job.over and now < until and row["state"] == job.state):
+                row = job_row(view_of(self._context, job.job))
+                until = now + OVER_FOR_S
+            if job.over:
+                fresh[job.job] = (until, row)
+            yield row
+        self._over = fresh
+
+    async def _events(self) -> list[Row]:
+        """Return the last events of the hub and of all jobs."""
+        events, kept = self._context.stores.events, self._picture
+        if kept is None:
+            return await events.tail(EVERYWHERE, limit=FIRST_EVENTS)
+        known: list[Row] = kept.content["hub_events"]
+        after = known[-1]["id"] if known else 0
+        news = await events.read(EVERYWHERE, after=after, limit=EVENTS_PER_TICK)
+        return [*known, *news][-FIRST_EVENTS:] if len(news) < FIRST_EVENTS else news
+
+
+def coarse_age(seconds: float | None) -> int | None:
+    """Return a time since something was heard, in steps that grow with it; 0: just now."""
+    if seconds is None:
+        return None
+    step = next(s for limit, s in _STEPS if seconds < limit)
+    return int(seconds // step * step)
+
+
+_STEPS = ((6.0, 6), (60.0, 5), (3_600.0, 60), (float("inf"), 3_600))
+
+
+def coarse_members(view: Row) -> Row:
+    """Return the view of a job without its long parts and without figures that never rest."""
+    members = [m | {"last_seen_s": coarse_age(m["last_seen_s"])} for m in view["members"]]
+    return {k: v for k, v in view.items() if k != "spec"} | {"members": members}
+
+
+def _node_row(row: Row) -> Row:
+    return row | {"last_seen_s": coarse_age(row["last_seen_s"])}
+
+
+def _changed(key: str, before: Mapping[str, Row], now: Mapping[str, Row]) -> list[Row]:
+    """Return, for each row that changed, its key and its new fields."""
+    changed = []
+    for name, row in now.items():
+        old = before.get(name)
+        if old is None:
+            changed.append(row)
+        elif row is not old and row != old:
+            new = {k: v for k, v in row.items() if k not in old or old[k] != v}
+            changed.append({key: name, **new})
+    return changed
+
+
+def _gone(before: Mapping[str, Row], now: Mapping[str, Row]) -> list[str]:
+    return [name for name in before if name not in now]

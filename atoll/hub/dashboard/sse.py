@@ -1,0 +1,284 @@
+"""Server-sent events for the dashboard: more than twice a second, all that is new.
+
+What all pages show (nodes, jobs, alarms, queues) is made once per tick for all of them, see
+`snapshot.py`; what belongs to the shown job is read once for all pages that show it. A client gets
+one tick at a time and the next is made only when the last has left, so a slow client costs the
+memory of one tick. One that takes none for `SEND_TIMEOUT_S` is dropped; its browser comes back by
+itself and goes on from the last tick it saw, whose id holds the cursors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from atoll.errors import HubError
+from atoll.hub.dashboard.snapshot import Picture, Snapshots, coarse_members
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Refused, identity_of
+from atoll.hub.http.hub import rss_bytes
+from atoll.hub.http.jobs import view_of
+from atoll.hub.observability.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
+
+SEND_TIMEOUT_S = 10.0
+MAX_STREAMS = 32
+"""Dashboards open at once."""
+
+POINTS_PER_TICK = 2_000
+LINES_PER_TICK = 500
+FIRST_ROUNDS = 120
+"""Attempts of rounds that a page begins with."""
+_FIRST_LINES = 200
+_FIRST_EVENTS = 300
+ROUNDS_LATE_S = 3.0
+"""How long after a verdict in memory its row is looked for on the disk."""
+_SHOWN = (
+    "loss", "tokens_per_s", HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS,
+    "tokens", "compute_s", "wall_s", "sent_bytes", "received_bytes",
+    "env_steps", "env_steps_per_s", "return", "explained_variance",
+    "value_loss",
+)  # fmt: skip
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Streams:
+    """All open streams of one hub; makes the handler of `/api/stream`."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._snapshots: Snapshots | None = None
+
+    async def answer(self, request: Request, context: Context) -> Response:
+        """GET /api/stream?job=J&points=ID: ticks until the client goes.
+
+        `points` is the id of the last point that the client has already.
+        """
+        if self.open >= MAX_STREAMS:
+            raise Refused(
+                503,
+                HubError(
+                    "too many dashboards are open",
+                    given=self.open,
+                    expected=f"at most {MAX_STREAMS}",
+                    remedy="close some",
+                ),
+            )
+        self._snapshots = self._snapshots or Snapshots(context)
+        job = request.query_params.get("job", "")
+        if not context.stores.jobs.knows(job):
+            job = ""
+        cursors = Cursors.read(request.headers.get("last-event-id", ""), job)
+        had = request.query_params.get("points", "")
+        if had.isascii() and had.isdigit() and len(had) < 19:
+            cursors.points = max(cursors.points, int(had))
+        role = identity_of(request).role
+        feed = Feed(context, self._snapshots, cursors, role=role)
+        return _Stream(self, feed)
+
+
+class Cursors:
+    """The ids of the last point, event, round and line that a client has of a job."""
+
+    __slots__ = ("events", "job", "lines", "points", "rounds")
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.points = 0
+        self.events = self.rounds = self.lines = -1
+        """-1: none yet; the client starts with the last few."""
+
+    @classmethod
+    def read(cls, text: str, job: str) -> Cursors:
+        """Return the cursors in an event id; fresh ones when it is of another job or no id."""
+        cursors = cls(job)
+        name, _, numbers = text.rpartition(":")
+        with contextlib.suppress(ValueError):
+            points, events, rounds, lines = (int(part) for part in numbers.split(","))
+            if name == job:
+                cursors.points, cursors.events = points, events
+                cursors.rounds, cursors.lines = rounds, lines
+        return cursors
+
+    def __str__(self) -> str:
+        return f"{self.job}:{self.points},{self.events},{self.rounds},{self.lines}"
+
+
+class Feed:
+    """Makes the ticks of one client."""
+
+    def __init__(
+        self, context: Context, snapshots: Snapshots, cursors: Cursors, *, role: str
+    ) -> None:
+        self.cursors = cursors
+        self.snapshots = snapshots
+        self._context = context
+        self._role = role
+        self._seen = -1
+        """Number of the last picture that was sent."""
+        self._job: dict[str, Any] = {}
+        self._worth: dict[str, Any] = {}
+        self._round: dict[str, Any] = {}
+        """The last round that was sent: its members may tell more of it at their next join."""
+        self._verdicts = (-1, -1)
+        self._rounds_until = 0.0
+
+    async def tick(self) -> tuple[bytes, bool]:
+        """Return one tick as JSON, and whether more is there already."""
+        picture = await self.snapshots.current()
+        own: dict[str, Any] = {"hub": self._hub()}
+        more = False
+        if self.cursors.job and not self._context.stores.jobs.knows(self.cursors.job):
+            own["deleted"], self.cursors = self.cursors.job, Cursors("")
+        if self.cursors.job:
+            more = await self._add_job(own, picture)
+        shared = picture.bytes_after(self._seen)
+        self._seen = picture.number
+        return shared[:-1] + b"," + _encode(own)[1:], more
+
+    def _hub(self) -> dict[str, Any]:
+        context = self._context
+        hub: dict[str, Any] = {
+            "version": context.version,
+            "uptime_s": int(context.clock.wall() - context.started),
+            "rss_bytes": rss_bytes(),
+            "role": self._role,
+        }
+        if self._role == "operator":
+            hub["ticket"] = context.ticket
+        return hub
+
+    async def _add_job(self, tick: dict[str, Any], picture: Picture) -> bool:
+        """Add what is new of the shown job; return whether more is there already."""
+        stores, cursors, job = self._context.stores, self.cursors, self.cursors.job
+
+        async def view() -> dict[str, Any]:
+            return coarse_members(view_of(self._context, job))
+
+        shown = await picture.once(("view", job), view)
+        if shown != self._job:
+            self._job = tick["job"] = shown
+        worth = await picture.once(("worth", job), lambda: self.snapshots.worth(job, picture.made))
+        if worth != self._worth:
+            self._worth = tick["worth"] = worth
+        points = await self._read(
+            picture, "points", lambda a: stores.metrics.read(job, after=a, limit=POINTS_PER_TICK)
+        )
+        if cursors.events < 0:
+            events = await stores.events.tail(job, limit=_FIRST_EVENTS)
+            cursors.events = events[-1]["id"] if events else 0
+        else:
+            events = await self._read(
+                picture, "events", lambda a: stores.events.read(job, after=a, limit=LINES_PER_TICK)
+            )
+        if cursors.lines < 0:
+            lines = await stores.logs.tail(job, limit=_FIRST_LINES)
+            cursors.lines = lines[-1]["id"] if lines else 0
+        else:
+            lines = await self._read(
+                picture, "lines", lambda a: stores.logs.read(job, after=a, limit=LINES_PER_TICK)
+            )
+        rounds = await self._rounds(picture)
+        tick |= {
+            "points": [_slim(point) for point in points],
+            "events": events,
+            "rounds": rounds,
+            "lines": lines,
+        }
+        full = len(points) == POINTS_PER_TICK or LINES_PER_TICK in (len(events), len(rounds))
+        return full or len(lines) == LINES_PER_TICK
+
+    async def _read(
+        self,
+        picture: Picture,
+        name: str,
+        read: Callable[[int], Awaitable[list[dict[str, Any]]]],
+    ) -> list[dict[str, Any]]:
+        """Return what is new since a cursor, which moves on."""
+        after = getattr(self.cursors, name)
+        key = (name, self.cursors.job, after)
+        rows: list[dict[str, Any]] = await picture.once(key, lambda: read(after))
+        if rows:
+            setattr(self.cursors, name, rows[-1]["id"])
+        return rows
+
+    async def _rounds(self, picture: Picture) -> list[dict[str, Any]]:
+        """Return decided attempts that are new; the disk is asked only around verdicts."""
+        cursors, live, now = self.cursors, self._context.live, picture.made
+        record = self._context.stores.jobs.get(cursors.job)
+        verdicts = (record.committed_round, record.aborted_rounds)
+        if verdicts != self._verdicts:
+            # The record changes in memory just before the row is on disk.
+            self._verdicts, self._rounds_until = verdicts, now + ROUNDS_LATE_S
+        if now > self._rounds_until:
+            return []
+        if cursors.rounds < 0:
+            decided = record.committed_round - record.start_round + record.aborted_rounds
+            cursors.rounds = max(0, decided - FIRST_ROUNDS)
+        after = max(0, cursors.rounds - 1)
+        rounds: list[dict[str, Any]] = await picture.once(
+            ("rounds", cursors.job, after),
+            lambda: live.rounds(cursors.job, after=after, limit=LINES_PER_TICK),
+        )
+        if len(rounds) == LINES_PER_TICK:
+            self._rounds_until = now + ROUNDS_LATE_S
+        news = [row for row in rounds if row != self._round]
+        if news:
+            self._round, cursors.rounds = rounds[-1], rounds[-1]["id"]
+        return news
+
+
+class _Stream(Response):
+    """The answer that goes on."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, streams: Streams, feed: Feed) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._streams = streams
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send ticks until the client goes, or takes none for too long."""
+        self._streams.open += 1
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while not gone.done():
+                more = await self._send_tick(send)
+                pause_s = 0.0 if more else self._feed.snapshots.pause_s()
+                await asyncio.wait([gone], timeout=pause_s)
+        except TimeoutError:
+            return  # without the last chunk: the server closes the connection
+        finally:
+            self._streams.open -= 1
+            gone.cancel()
+
+    async def _send_tick(self, send: Send) -> bool:
+        """Send one tick; return whether more is there already."""
+        tick, more = await self._feed.tick()
+        text = b"id: %s\ndata: %s\n\n" % (str(self._feed.cursors).encode(), tick)
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await send({"type": "http.response.body", "body": text, "more_body": True})
+        return more
+
+
+def _slim(point: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a point that charts show."""
+    values = point["values"]
+    shown = {name: values[name] for name in _SHOWN if name in values}
+    of_policies = {n: v for n, v in values.items() if n.startswith("value_loss.")}
+    return point | {"values": shown | of_policies}
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,332 @@
+"""One SQLite file, one writer thread, many writes per commit.
+
+`synchronous=FULL` makes every commit wait for the disk (milliseconds), so that what was
+acknowledged survives a power cut. To be fast all the same, writes that arrive while a commit is
+under way share the next one: alone a write costs one flush, a thousand together cost one flush
+too. Each write runs in its own savepoint, so one that fails takes nothing of the others with it.
+
+The last id of every job's rows, so that who has them all need not ask the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atoll.errors import AtollError, HubError, StorageFull
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+"""`user_version` of the file; grows when a table changes its form."""
+
+MAX_BATCH = 2_000
+"""Writes in one transaction; bounds how long the first of them waits."""
+
+_CHECKED_BYTES = 64 * 2**20
+"""Files up to this size are checked when opened (below 0.2 s); larger ones are trusted."""
+
+_LOCK_WAIT_S = 2.0
+
+_CALLERS = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
+"""Errors of SQLite that are about the statement, not about the file."""
+
+
+class _Write:
+    """One function waiting for the writer thread, and where its outcome goes."""
+
+    __slots__ = ("fn", "future", "loop", "outcome")
+
+    def __init__(
+        self,
+        fn: Callable[[sqlite3.Connection], Any],
+        future: asyncio.Future[Any] | Future[Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.fn = fn
+        self.future = future
+        self.loop = loop
+        self.outcome: tuple[Any, BaseException | None] = (None, None)
+
+
+class Database:
+    """The hub's durable memory.
+
+    Args:
+        path: The file; its folder is made.
+        schemas: `CREATE TABLE IF NOT EXISTS ...` scripts of the modules that keep tables here.
+
+    Raises:
+        HubError: the file is damaged, of a newer version, or used by another hub.
+        StorageFull: no room is left on its disk.
+    """
+
+    def __init__(self, path: Path, *, schemas: Sequence[str] = ()) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _hold_lock(path)
+        try:
+            self._connection = _open_writer(path, schemas)
+            self._reader = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+        except BaseException as error:
+            self._lock.close()
+            if isinstance(error, sqlite3.Error):
+                raise _explain(error, path) from error
+            raise
+        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="hub-read")
+        self._writer = threading.Thread(target=self._run, name="hub-write", daemon=True)
+        self._writer.start()
+
+    async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `fn` in the writer thread; return its value once the commit is on disk.
+
+        Writes happen in the order in which they were asked for. `fn` MUST NOT commit or roll back.
+
+        Raises:
+            StorageFull: no room is left; nothing of `fn` was kept.
+            HubError: the database is closed or damaged.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._put(_Write(fn, future, loop))
+        return await future
+
+    async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `fn` with a read-only connection in another thread; it sees every finished write."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._read, fn)
+
+    def write_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Blocking twin of `write`, for start-up and for other threads."""
+        future: Future[T] = Future()
+        self._put(_Write(fn, future, None))
+        return future.result()
+
+    def read_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Blocking twin of `read`."""
+        self._check_open()
+        return self._readers.submit(self._read, fn).result()
+
+    def close(self) -> None:
+        """Finish every write that was asked for, then close the file. May be called again."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._writes.put(None)
+        self._writer.join()
+        self._readers.shutdown()
+        self._reader.close()
+        self._connection.close()
+        self._lock.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise HubError("the hub's database is closed", given=str(self.path))
+
+    def _put(self, write: _Write) -> None:
+        with self._closing:
+            self._check_open()
+            self._writes.put(write)
+
+    def _read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return fn(self._reader)
+        except sqlite3.DatabaseError as error:
+            raise _explain(error, self.path) from error
+
+    def _run(self) -> None:
+        """Take what waits, write it in one transaction, tell everybody; until closed."""
+        ending = False
+        while not ending:
+            item = self._writes.get()
+            batch: list[_Write] = []
+            while item is not None and len(batch) < MAX_BATCH:
+                batch.append(item)
+                try:
+                    item = self._writes.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                ending = item is None
+                if item is not None:
+                    batch.append(item)
+            if batch:
+                self._transact(batch)
+                _deliver(batch)
+
+    def _transact(self, batch: list[_Write]) -> None:
+        """Run a batch in one transaction and note each outcome."""
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for write in batch:
+                _run_alone(connection, write, self.path)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            log.error("a commit of %d writes failed: %s", len(batch), error)
+            with contextlib.suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            for write in batch:
+                write.outcome = (None, _explain(error, self.path))
+
+
+def span(prefix: str) -> tuple[str, str]:
+    """Return the bounds, the second one excluded, of the texts that begin so."""
+    return prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> None:
+    """Run one write in its savepoint; only errors of the storage itself leave this function."""
+    connection.execute("SAVEPOINT one")
+    try:
+        write.outcome = (write.fn(connection), None)
+    except BaseException as error:
+        if isinstance(error, sqlite3.Error) and not connection.in_transaction:
+            raise  # SQLite gave up the whole transaction (disk full): so do all of the batch
+        connection.execute("ROLLBACK TO one")
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _CALLERS):
+            error = _explain(error, path)
+        write.outcome = (None, error)
+    connection.execute("RELEASE one")
+
+
+def _deliver(batch: Iterable[_Write]) -> None:
+    """Hand outcomes to those who wait: one wake-up per event loop, not one per write."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
+    for write in batch:
+        if write.loop is None:
+            _resolve([write])
+        else:
+            by_loop.setdefault(write.loop, []).append(write)
+    for loop, writes in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_resolve, writes)
+
+
+def _resolve(writes: list[_Write]) -> None:
+    for write in writes:
+        value, error = write.outcome
+        if write.future.cancelled():
+            continue
+        if error is not None:
+            write.future.set_exception(error)
+        else:
+            write.future.set_result(value)
+
+
+def _hold_lock(path: Path) -> sqlite3.Connection:
+    """Return a connection whose open transaction keeps a second hub off this file.
+
+    The operating system frees it however this process ends, on every platform.
+    """
+    lock = sqlite3.connect(
+        path.with_name(path.name + ".lock"),
+        timeout=_LOCK_WAIT_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.Error as error:
+        lock.close()
+        if "locked" not in str(error):
+            raise _explain(error, path) from error
+        raise HubError(
+            "another hub uses this data folder",
+            given=str(path.parent),
+            remedy="stop that hub, or give this one another folder with --data",
+        ) from error
+    return lock
+
+
+def _open_writer(path: Path, schemas: Sequence[str]) -> sqlite3.Connection:
+    """Return the writing connection with all tables made."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA journal_size_limit=67108864")
+        connection.execute("PRAGMA cache_size=-2048")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise HubError(
+                "the hub's database was written by a newer Atoll",
+                given=f"{path}, form {version}",
+                expected=f"form {SCHEMA_VERSION}",
+                remedy="install that version, or start with an empty --data folder",
+            )
+        if path.stat().st_size <= _CHECKED_BYTES:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(f"malformed: {verdict}")
+        for schema in schemas:
+            connection.executescript(schema)
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _explain(error: sqlite3.Error, path: Path) -> AtollError:
+    """Return what an error of SQLite means for the person who runs the hub."""
+    text = " ".join(str(error).split())
+    if "full" in text:
+        return StorageFull(
+            "no room is left for the hub's database",
+            given=str(path),
+            remedy="free some space; what was acknowledged before is safe",
+        )
+    if "not a database" in text or "malformed" in text:
+        return HubError(
+            "the hub's database is damaged",
+            given=f"{path} ({text})",
+            expected="a file that only the hub writes",
+            remedy="restore a copy of it, or move it away to start empty (job folders are kept)",
+        )
+    return HubError("the hub's database failed", given=f"{path} ({text})")
+
+
+class Newest:
+    """Ids that only grow, by job. One that is not known stands for "look"."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def stored(self, job: str, id_: int) -> None:
+        """Remember that a row with this id is on disk."""
+        self._ids[job] = max(id_, self._ids.get(job, 0))
+
+    def nothing_after(self, job: str, after: int) -> None:
+        """Remember that a look found no row above this id."""
+        self._ids.setdefault(job, after)
+
+    def forget(self, job: str) -> None:
+        """Know nothing of a job any more."""
+        self._ids.pop(job, None)
+
+    def is_all(self, job: str, after: int) -> bool:
+        """Return whether no row above this id is there, as far as is known without looking."""
+        known = self._ids.get(job)
+        return known is not None and known <= after

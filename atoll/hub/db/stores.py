@@ -1,0 +1,138 @@
+"""Everything durable that a hub has, opened and closed together.
+
+Which backend a hub's queues have: its own database, or beside it a NATS server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.clock import Clock
+from atoll.hub.alarms import store as alarms
+from atoll.hub.alarms.store import Alarms
+from atoll.hub.db.database import Database
+from atoll.hub.jobs import jobs
+from atoll.hub.jobs.jobs import Jobs
+from atoll.hub.nodes import history, store
+from atoll.hub.nodes.history import History
+from atoll.hub.observability import events, logs, metrics
+from atoll.hub.observability.events import Events
+from atoll.hub.observability.logs import Logs
+from atoll.hub.observability.metrics import Metrics
+from atoll.hub.queues import sqlite
+from atoll.hub.queues.backend import Holds
+from atoll.hub.queues.queues import Queues
+from atoll.hub.queues.sqlite import SqliteBackend
+from atoll.hub.security import auth
+from atoll.hub.security.auth import Auth
+from atoll.hub.storage import blobs, files
+from atoll.hub.storage.blobs import Blobs
+from atoll.hub.storage.files import Files
+
+
+def open_queues(
+    database: Database, *, clock: Clock, blobs: Holds | None = None, server: str = ""
+) -> Queues:
+    """Return the queues of a hub; commands to machines (`node/...`) never leave its database.
+
+    Args:
+        database: Of the hub.
+        clock: Whence leases are told.
+        blobs: Where large payloads are.
+        server: `nats://HOST:PORT[/NAMESPACE]` for users' queues; empty: in the database, too.
+
+    Raises:
+        ConfigError: that is no such address.
+    """
+    own = SqliteBackend(database, clock=clock, blobs=blobs)
+    if not server:
+        return Queues(own, clock=clock, blobs=blobs)
+    from atoll.hub.queues.nats import NatsBackend
+    from atoll.hub.queues.nats_client import NatsStore
+
+    there = NatsBackend(NatsStore(server), database, beside=own, clock=clock, blobs=blobs)
+    return Queues(there, clock=clock, blobs=blobs, internal=own)
+
+
+SCHEMAS = (
+    alarms.SCHEMA,
+    auth.SCHEMA,
+    blobs.SCHEMA,
+    events.SCHEMA,
+    files.SCHEMA,
+    history.SCHEMA,
+    jobs.SCHEMA,
+    logs.SCHEMA,
+    metrics.SCHEMA,
+    store.SCHEMA,
+    sqlite.SCHEMA,
+)
+"""Tables of the modules above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The durable half of a hub."""
+
+    database: Database
+    queue: Queues
+    auth: Auth
+    jobs: Jobs
+    logs: Logs
+    history: History
+    metrics: Metrics
+    events: Events
+    files: Files
+    blobs: Blobs
+    alarms: Alarms
+
+    async def close(self) -> None:
+        """Finish every write, then close the database. May be called again."""
+        await self.queue.close()
+        await asyncio.to_thread(self.database.close)
+
+
+async def open_stores(
+    data: Path, *, jobs_dir: Path, clock: Clock, schemas: Sequence[str] = (), queue: str = ""
+) -> Stores:
+    """Open or make the data of a hub.
+
+    Args:
+        data: Folder of the database and the secrets.
+        jobs_dir: Folder in which every job gets its own.
+        clock: Whence times of records and leases come.
+        schemas: Tables that further modules keep in the same database.
+        queue: Server of users' queues, e.g. `nats://HOST:PORT`; empty: the same database.
+
+    Raises:
+        HubError: the database is damaged, of a newer version, or used by another hub.
+        StorageFull: no room is left.
+    """
+    return await asyncio.to_thread(_open, data, jobs_dir, clock, schemas, queue)
+
+
+def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str], queue: str) -> Stores:
+    database = Database(data / "hub.sqlite", schemas=[*SCHEMAS, *schemas])
+    try:
+        told = Events(database, jobs_dir=jobs_dir, clock=clock)
+        past = History(database, clock=clock)
+        held = Blobs(database, folder=data / blobs.FOLDER, clock=clock)
+        return Stores(
+            database=database,
+            queue=open_queues(database, clock=clock, blobs=held, server=queue),
+            auth=Auth(database, clock=clock),
+            jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock, blobs=held),
+            logs=Logs(database, clock=clock),
+            history=past,
+            metrics=Metrics(database, jobs_dir=jobs_dir, history=past),
+            events=told,
+            files=Files(database, jobs_dir=jobs_dir),
+            blobs=held,
+            alarms=Alarms(database),
+        )
+    except BaseException:
+        database.close()
+        raise

@@ -1,0 +1,167 @@
+"""Coming and going over REST: joins, logins, tickets, certificates, shutting out, the audit log."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from atoll.errors import ConfigError, HubError
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Json, Refused, audit_as, body_as, identity_of, number
+from atoll.hub.http.middleware import source_of
+from atoll.hub.security.access import Access
+from atoll.wire.messages import NodeInfo
+
+MAX_NOTE = 100
+MAX_VALID_S = 366 * 86_400.0
+
+
+class Joining(msgspec.Struct, frozen=True):
+    """Body of a join."""
+
+    secret: str
+    """Last part of the ticket."""
+    name: str
+    """Wished node id."""
+    info: NodeInfo | None = None
+    request: str = ""
+    """PEM signing request for the node's own key; needed where the hub speaks TLS itself."""
+
+
+async def join(request: Request, context: Context) -> Response:
+    """POST /api/join: turn a ticket into a node's token and certificate."""
+    body = await body_as(request, Joining)
+    source = source_of(request.scope)
+    admitted = await access_of(context).join(
+        body.secret, name=body.name, request=body.request, source=source, scope=request.scope
+    )
+    audit_as(request, "node", admitted.name)
+    host = body.info.hostname if body.info else source
+    await context.stores.events.add("", "node-joined", f"{admitted.name} joined from {host}")
+    answer = {"node": admitted.name, "token": admitted.token, "certificate": admitted.certificate}
+    return Json(answer, status_code=201)
+
+
+class LoggingIn(msgspec.Struct, frozen=True):
+    """Body of a login with a ticket."""
+
+    secret: str
+    name: str
+    """Wished name of the login, for the audit log."""
+
+
+async def log_in(request: Request, context: Context) -> Response:
+    """POST /api/login: turn a ticket into the token of an operator or a viewer."""
+    body = await body_as(request, LoggingIn)
+    source = source_of(request.scope)
+    admitted = await access_of(context).log_in(body.secret, name=body.name, source=source)
+    audit_as(request, admitted.role, admitted.name)
+    answer = {"name": admitted.name, "role": admitted.role, "token": admitted.token}
+    return Json(answer, status_code=201)
+
+
+async def log_out(request: Request, context: Context) -> Response:
+    """POST /api/logout: end the login whose token this request came with."""
+    ended = await access_of(context).log_out(identity_of(request))
+    return Json({"ended": ended})
+
+
+class Renewing(msgspec.Struct, frozen=True):
+    """Body of a renewal."""
+
+    request: str
+
+
+async def renew(request: Request, context: Context) -> Response:
+    """POST /api/renew: a new certificate for a node, before the one that it shows ends."""
+    body = await body_as(request, Renewing)
+    node = identity_of(request).name
+    certificates = access_of(context).certificates
+    if not certificates.needed:
+        raise Refused(409, HubError("this hub signs no certificates: it does not speak TLS itself"))
+    if not body.request:
+        raise ConfigError("a signing request is missing", given="an empty text")
+    return Json({"certificate": await certificates.issue(body.request, node=node)})
+
+
+async def show_ca(_request: Request, context: Context) -> Response:
+    """GET /ca.pem: the certificate of the hub's authority, to compare with a fingerprint."""
+    ca = access_of(context).ca
+    if ca is None:
+        raise Refused(404, HubError("this hub has no certificate authority of its own"))
+    return PlainTextResponse(ca.read_text(), media_type="application/x-pem-file")
+
+
+class TicketAsked(msgspec.Struct, frozen=True):
+    """Body of a wish for a ticket."""
+
+    role: Literal["node", "viewer", "operator"] = "node"
+    uses: int | None = None
+    """How many may use it; None: any number."""
+    valid_s: float | None = None
+    """Seconds that it is valid; None: without end."""
+    name: str = ""
+    """For people: whom or what it is for."""
+
+
+async def make_ticket(request: Request, context: Context) -> Response:
+    """POST /api/tickets: a ticket for some machines or people, or for some time."""
+    body = await body_as(request, TicketAsked)
+    if body.uses is not None and not 0 < body.uses <= 1_000_000:
+        raise ConfigError("a ticket needs uses", given=body.uses, expected="1 to 1,000,000")
+    if body.valid_s is not None and not 0 < body.valid_s <= MAX_VALID_S:
+        expected = f"more than 0 and at most {MAX_VALID_S:.0f} s"
+        raise ConfigError("a ticket is valid for some time", given=body.valid_s, expected=expected)
+    secret = await context.stores.auth.create_ticket(
+        role=body.role, uses=body.uses, valid_s=body.valid_s, note=body.name[:MAX_NOTE],
+        made_by=identity_of(request).name,
+    )  # fmt: skip
+    front, _, end = context.ticket.rpartition("/")
+    mark = f"~{end.partition('~')[2]}" if "~" in end else ""
+    return Json({"ticket": f"{front}/{secret}{mark}"}, status_code=201)
+
+
+async def list_tickets(_request: Request, context: Context) -> Response:
+    """GET /api/tickets: every ticket, never its secret."""
+    return Json(await context.stores.auth.list_tickets())
+
+
+async def revoke_ticket(request: Request, context: Context) -> Response:
+    """POST /api/tickets/ID/revoke: end a ticket, and the logins made with it."""
+    id = str(request.path_params["ticket"])
+    return Json({"ticket": id, "logged_out": await access_of(context).revoke_ticket(id)})
+
+
+async def revoke_node(request: Request, context: Context) -> Response:
+    """POST /api/nodes/NODE/revoke: shut a machine out at once."""
+    node = str(request.path_params["node"])
+    try:
+        tickets = await access_of(context).shut_out(node)
+    except ConfigError as error:
+        raise Refused(404, error) from error
+    by = identity_of(request).name
+    await context.stores.events.add("", "node-revoked", f"{node} was shut out by {by}")
+    return Json({"node": node, "open_tickets": tickets})
+
+
+async def show_audit(request: Request, context: Context) -> Response:
+    """GET /api/audit?after=ID&limit=N&name=WHO: who did what, oldest first."""
+    after = int(number(request, "after", 0))
+    limit = int(number(request, "limit", 1_000, low=1, high=10_000))
+    name = request.query_params.get("name", "")
+    rows = await context.audit.read(after=after, limit=limit, name=name) if context.audit else []
+    return Json(rows)
+
+
+def access_of(context: Context) -> Access:
+    """Return who lets in and shuts out.
+
+    Raises:
+        HubError: these handlers are served without a hub.
+    """
+    if context.access is None:
+        raise HubError("this hub lets nobody in")
+    return context.access

@@ -1,0 +1,235 @@
+"""One address of the REST interface: which methods, for whom, and what errors look like.
+
+Every error is a JSON object `{"error": {"kind", "what", "given", "expected", "remedy"}}`. What went
+wrong inside the hub stays in its log: a client never sees a stack trace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    CheckpointMissing,
+    ConfigError,
+    FrameTooLarge,
+    HubError,
+    StorageFull,
+    WireError,
+    unknown,
+)
+from atoll.hub.http.context import Context
+from atoll.hub.http.forwarded import source_of
+from atoll.hub.security.auth import Identity, Role
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Context], Awaitable[Response]]
+
+_STATUS: list[tuple[type[AtollError], int]] = [
+    (AuthError, 401),
+    (StorageFull, 507),
+    (FrameTooLarge, 413),
+    (CheckpointMissing, 404),
+    (ConfigError, 400),
+    (WireError, 400),
+    (HubError, 409),
+]
+
+
+class Json(Response):
+    """A JSON answer; NaN and infinity become null, bytes base64."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of the body."""
+        return msgspec.json.encode(content)
+
+
+class Refused(Exception):
+    """A request ends here with this status and this error."""
+
+    def __init__(self, status: int, error: AtollError) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+
+
+def error_response(error: AtollError, status: int = 0) -> Json:
+    """Return the answer that tells an error."""
+    if not status:
+        status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
+    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    return Json({"error": error.to_dict()}, status_code=status, headers=headers)
+
+
+class Endpoint:
+    """An ASGI application for one address.
+
+    Args:
+        context: What handlers reach.
+        handlers: Method in lower case to handler; GET serves HEAD too.
+        roles: Whose tokens are accepted; a job's token only where the path names that job. Empty:
+            anybody, with or without a token.
+        read_roles: Whose tokens are accepted for GET and HEAD besides.
+        write_roles: Whose tokens are accepted for other methods besides.
+        audited: Whether changes are written into the audit log; refusals always are.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        handlers: Mapping[str, Handler],
+        *,
+        roles: Iterable[Role] = ("operator",),
+        read_roles: Iterable[Role] = (),
+        write_roles: Iterable[Role] = (),
+        audited: bool = True,
+    ) -> None:
+        self._context = context
+        self._audited = audited
+        self._open = not frozenset(roles)
+        self._roles = frozenset(roles) | frozenset(write_roles)
+        self._read_roles = frozenset(roles) | frozenset(read_roles)
+        self._handlers = {name.upper(): handler for name, handler in handlers.items()}
+        if "GET" in self._handlers:
+            self._handlers.setdefault("HEAD", self._handlers["GET"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        started = False
+
+        async def watched(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            response = await self._answer(Request(scope, receive))
+            await response(scope, receive, watched)
+        except ClientDisconnect:
+            log.debug("a client went away during %s %s", scope["method"], scope["path"])
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if started:
+                raise  # half an answer is out: the server has to cut the connection
+            failure = HubError("the hub failed at this request", remedy="its log says why")
+            await error_response(failure, 500)(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        handler = self._handlers.get(request.method)
+        if handler is None:
+            wrong = unknown("method for this address", request.method, self._handlers)
+            refusal = error_response(wrong, 405)
+            refusal.headers["allow"] = ", ".join(self._handlers)
+            return refusal
+        response = await self._attempt(handler, request)
+        await self._note(handler, request, response.status_code)
+        return response
+
+    async def _attempt(self, handler: Handler, request: Request) -> Response:
+        """Return what a handler answers, or the error that it raises."""
+        try:
+            self._authorize(request)
+            return await handler(request, self._context)
+        except Refused as refused:
+            return error_response(refused.error, refused.status)
+        except AtollError as error:
+            return error_response(error)
+
+    async def _note(self, handler: Handler, request: Request, status: int) -> None:
+        """Write down what was done, or refused."""
+        audit, state = self._context.audit, request.scope.get("state", {})
+        entered: Identity | None = state.get("entered")
+        refused = status in (401, 403, 429)
+        changes = request.method not in ("GET", "HEAD") and self._audited
+        if audit is None or not (refused or changes or entered):
+            return
+        identity = entered or state.get("identity")
+        await audit.note(
+            identity if isinstance(identity, Identity) else None,
+            address=source_of(request.scope),
+            action=getattr(handler, "__name__", "request").replace("_", " "),
+            target=f"{request.method} {request.scope['path']}",
+            outcome=str(status),
+            refused=refused,
+        )
+
+    def _authorize(self, request: Request) -> None:
+        """Refuse identities that this address is not for."""
+        if self._open:
+            return
+        identity = identity_of(request)
+        reading = request.method in ("GET", "HEAD")
+        if identity.role not in (self._read_roles if reading else self._roles):
+            raise forbidden(identity)
+        job = request.path_params.get("job")
+        if identity.role == "job" and job is not None and job != identity.name:
+            raise forbidden(identity)
+
+
+def identity_of(request: Request) -> Identity:
+    """Return whose token came with the request; the guard has checked it."""
+    identity: Identity = request.scope["state"]["identity"]
+    return identity
+
+
+def audit_as(request: Request, role: str, name: str) -> None:
+    """Have it written down who came in with this request."""
+    request.scope["state"]["entered"] = Identity(cast("Role", role), name)
+
+
+def forbidden(identity: Identity) -> Refused:
+    """Return the refusal of a token that is right but not for this."""
+    return Refused(
+        403,
+        AuthError(
+            "this token is not for that",
+            given=f"the token of {identity.role} {identity.name}",
+            remedy="use a token that may: `atoll login` with a ticket from "
+            "`atoll ticket new --role operator` on the hub's machine",
+        ),
+    )
+
+
+def number(
+    request: Request, name: str, default: float, *, low: float = 0, high: float = 2**62
+) -> float:
+    """Return a number from the query, cut to its bounds.
+
+    Raises:
+        ConfigError: it is not a number.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if value != value:
+        raise ConfigError(f"{name} in the address must be a number", given=repr(text[:100]))
+    return min(max(value, low), high)
+
+
+async def body_as(request: Request, kind: type[T]) -> T:
+    """Return the JSON body as a struct.
+
+    Raises:
+        ConfigError: it is not JSON, or a field is wrong.
+    """
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError("the body of the request is wrong", given=str(error)[:300]) from error

@@ -1,0 +1,117 @@
+"""Files of jobs over REST, and the speed test: bytes streamed in and out.
+
+Blobs over REST: sent, asked for and fetched by their hash, which is all that opens one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from email.utils import formatdate
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+
+from atoll.errors import AuthError, HubError
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Json, Refused, identity_of, number
+from atoll.hub.http.jobs import job_of
+from atoll.hub.http.middleware import MAX_SPEED_BYTES
+from atoll.hub.storage.blobs import MAX_BLOB_BYTES
+from atoll.hub.storage.files import ARTIFACTS
+from atoll.wire.manifest import MANIFEST_NAME
+
+_BLOCK = bytes(64 * 1024)
+
+
+async def put_file(request: Request, context: Context) -> Response:
+    """PUT /api/jobs/J/files/PATH: stream a file to disk; `X-Sha256` is checked."""
+    job, name = job_of(request, context), str(request.path_params["path"])
+    own = name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
+    if own and not name.startswith(ARTIFACTS):
+        raise Refused(403, AuthError("only the hub writes this file", given=name))
+    identity = identity_of(request)
+    if identity.role == "node" and not _left_by(identity.name, context, job, name):
+        raise Refused(
+            403,
+            AuthError(
+                "a node writes the artifacts of its own processes only",
+                given=f"{name} of {job}",
+                expected="artifacts/MEMBER/PATH of a member that is placed on it",
+            ),
+        )
+    sha256 = request.headers.get("x-sha256", "")
+    info = await context.stores.files.put(job, name, request.stream(), sha256=sha256)
+    return Json(info, status_code=201)
+
+
+def _left_by(node: str, context: Context, job: str, name: str) -> bool:
+    """Return whether a file is an artifact of a process that a node had last."""
+    member, _, inside = name.removeprefix(ARTIFACTS).partition("/")
+    record = context.stores.jobs.get(job).process(member)
+    ours = name.startswith(ARTIFACTS) and inside != ""
+    return ours and record is not None and record.node == node
+
+
+async def get_file(request: Request, context: Context) -> Response:
+    """GET or HEAD /api/jobs/J/files/PATH: stream a file; ranges work."""
+    job, name = job_of(request, context), str(request.path_params["path"])
+    info = await context.stores.files.stat(job, name)
+    if info is None:
+        raise Refused(404, HubError("the job has no such file", given=f"{name!r} of {job}"))
+    headers = {
+        "last-modified": formatdate(info.modified, usegmt=True),
+        "x-content-type-options": "nosniff",
+        # A job's own HTML must not act with the dashboard's login.
+        "content-security-policy": "sandbox allow-scripts",
+    }
+    if info.sha256:
+        headers["x-sha256"] = info.sha256
+    return FileResponse(context.stores.files.path(job, name), headers=headers)
+
+
+async def list_files(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/files: names, sizes and times."""
+    return Json(await context.stores.files.list(job_of(request, context)))
+
+
+async def send_bytes(request: Request, _context: Context) -> Response:
+    """GET /api/speed?bytes=N: that many bytes, to measure the way down."""
+    wanted = int(number(request, "bytes", 1e6, high=MAX_SPEED_BYTES))
+
+    async def blocks() -> AsyncIterator[bytes]:
+        left = wanted
+        while left > 0:
+            yield _BLOCK[:left]
+            left -= len(_BLOCK)
+
+    return StreamingResponse(
+        blocks(),
+        media_type="application/octet-stream",
+        headers={"content-length": str(wanted), "cache-control": "no-store"},
+    )
+
+
+async def take_bytes(request: Request, _context: Context) -> Response:
+    """POST /api/speed: count the body, to measure the way up."""
+    total = 0
+    async for chunk in request.stream():
+        total += len(chunk)
+    return Json({"bytes": total})
+
+
+async def put_blob(request: Request, context: Context) -> Response:
+    """PUT /api/blobs/SHA256: stream a blob to disk; what hashes to something else is refused."""
+    sha256 = str(request.path_params["sha256"])
+    nbytes = await context.stores.blobs.put(sha256, request.stream(), max_bytes=MAX_BLOB_BYTES)
+    return Json({"sha256": sha256, "nbytes": nbytes}, status_code=201)
+
+
+async def get_blob(request: Request, context: Context) -> Response:
+    """GET or HEAD /api/blobs/SHA256: stream a blob; ranges work."""
+    sha256, blobs = str(request.path_params["sha256"]), context.stores.blobs
+    if not await asyncio.to_thread(blobs.has, sha256):
+        raise Refused(404, HubError("the hub does not have this blob", given=sha256))
+    headers = {"x-sha256": sha256, "x-content-type-options": "nosniff"}
+    path = blobs.path(sha256)
+    return FileResponse(path, headers=headers, media_type="application/octet-stream")

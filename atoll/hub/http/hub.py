@@ -1,0 +1,167 @@
+"""The hub itself over REST: who is here, how the hub is.
+
+The gates of islands over REST: for the processes of the island itself, and nobody else.
+
+The past over REST: figures of nodes and members in buckets, and a job's curves at once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atoll.errors import ConfigError, HubError, unknown
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Json, Refused, body_as, forbidden, identity_of, number
+from atoll.hub.http.jobs import job_of
+from atoll.hub.nodes.history import HOUR_S
+from atoll.ids import is_hand, member_of_hand
+from atoll.wire.messages import Drain, Gate
+
+
+async def show_nodes(_request: Request, context: Context) -> Response:
+    """GET /api/nodes: every known machine."""
+    return Json(context.live.nodes())
+
+
+class Draining(msgspec.Struct, frozen=True):
+    """Body of a wish about a node."""
+
+    draining: bool = True
+    """False: it takes work again."""
+    reason: str = ""
+
+
+async def drain(request: Request, context: Context) -> Response:
+    """POST /api/nodes/NODE/drain: have a machine give its work back and take none."""
+    body = await body_as(request, Draining)
+    node = request.path_params["node"]
+    known = [view["node"] for view in context.live.nodes()]
+    if node not in known:
+        raise Refused(404, unknown("node", node, known))
+    connected = next(v for v in context.live.nodes() if v["node"] == node)["state"] != "lost"
+    if not connected or not context.tell(node, Drain(body.draining, body.reason[:200])):
+        raise HubError(
+            "this node is not connected",
+            given=node,
+            expected="a node that `atoll status` shows as online",
+            remedy="it runs nothing that could be drained; try again when it is back",
+        )
+    return Json({"node": node, "draining": body.draining})
+
+
+async def show_hub(request: Request, context: Context) -> Response:
+    """GET /api/hub: version, uptime, memory; for the operator the ticket too."""
+    answer = {
+        "version": context.version,
+        "time": context.clock.wall(),
+        "started": context.started,
+        "uptime_s": context.clock.wall() - context.started,
+        "rss_bytes": rss_bytes(),
+        "nodes": len(context.live.nodes()),
+        "jobs": len(context.stores.jobs.list()),
+        "relay": context.live.relay(),
+    }
+    role = identity_of(request).role
+    answer["role"] = role
+    if role == "operator":
+        answer["ticket"] = context.ticket
+    return Json(answer)
+
+
+async def show_events(request: Request, context: Context) -> Response:
+    """GET /api/events: what happened to the hub and its nodes."""
+    events = await context.stores.events.read("", after=0, limit=1000)
+    return Json({"last": events[-1]["id"] if events else 0, "events": events})
+
+
+async def health(_request: Request, _context: Context) -> Response:
+    """GET /healthz: the hub answers."""
+    return Json({"ok": True})
+
+
+def rss_bytes() -> int:
+    """Return how much memory this process occupies."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        import psutil  # only where /proc is not: it costs memory that a hub can save
+
+        return int(psutil.Process().memory_info().rss)
+
+
+LONGEST = 255
+"""Characters of an address, and of a secret."""
+
+
+async def open_gate(request: Request, context: Context) -> Response:
+    """PUT /api/jobs/J/gates/M: the first machine of member M's island awaits its hands there."""
+    job, member = job_of(request, context), _member_of(request)
+    asking, record = identity_of(request), context.stores.jobs.get(job)
+    newest = record.members.get(member)
+    if asking.member != member or (newest is not None and asking.attempt < newest.attempt):
+        raise forbidden(asking)
+    if record.state != "running":
+        raise HubError("the job does not run", given=job, expected="a member of a running job")
+    gate = await body_as(request, Gate)
+    if not 0 < len(gate.dial) <= LONGEST or not 0 < len(gate.secret) <= LONGEST:
+        raise ConfigError(
+            "this is no gate",
+            given=f"dial of {len(gate.dial)} and secret of {len(gate.secret)} characters",
+            expected=f"1 to {LONGEST} of each",
+        )
+    context.gates.open(job, member, gate)
+    return Json({})
+
+
+async def show_gate(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/gates/M: where the hands of member M's island find its first machine."""
+    job, member = job_of(request, context), _member_of(request)
+    asking = identity_of(request).member
+    if member != (member_of_hand(asking)[0] if is_hand(asking) else asking):
+        raise forbidden(identity_of(request))
+    gate = context.gates.get(job, member)
+    if gate is None:
+        raise Refused(404, HubError("this island has opened no gate", given=f"{job}/{member}"))
+    return Json(gate)
+
+
+def _member_of(request: Request) -> str:
+    member: str = request.path_params["member"]
+    return member
+
+
+MAX_POINTS = 2_000
+
+
+async def read(request: Request, context: Context) -> Response:
+    """GET /api/history: `owner=O&from=T&to=T&points=N` for buckets, or `job=J&points=N`.
+
+    `owner` is `node/NAME` or `JOB/MEMBER`; times are seconds since 1970, by default the last hour.
+    With `job` the answer is like that of the job's metrics, thinned to so many points of a member;
+    `last` is where a reader goes on.
+    """
+    points = int(number(request, "points", 300, low=2, high=MAX_POINTS))
+    job, owner = request.query_params.get("job", ""), request.query_params.get("owner", "")
+    if job:
+        return await _curves(context, job, points)
+    if not owner:
+        raise ConfigError(
+            "history of whom?", given="no owner", expected="owner=node/NAME, owner=JOB/w0 or job=J"
+        )
+    until = number(request, "to", context.clock.wall())
+    since = number(request, "from", until - HOUR_S)
+    found = await context.stores.history.read(owner, since=since, until=until, points=points)
+    return Json(found | {"from": since, "to": until})
+
+
+async def _curves(context: Context, job: str, points: int) -> Response:
+    if not context.stores.jobs.knows(job):
+        raise Refused(404, HubError("there is no such job", given=repr(job[:100])))
+    found = await context.stores.metrics.curves(job, points=points)
+    return Json({"last": found[-1]["id"] if found else 0, "points": found})

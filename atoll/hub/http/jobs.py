@@ -1,0 +1,192 @@
+"""Jobs over REST: submit, look, stop, resume; their metrics, events and output.
+
+Deleting jobs over REST, and what would go with one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atoll.errors import HubError
+from atoll.hub.http.context import Context, Deletes
+from atoll.hub.http.endpoint import Json, Refused, body_as, identity_of, number
+from atoll.hub.jobs.record import job_facts
+from atoll.hub.jobs.views import job_row, job_view
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """Body of a submission."""
+
+    spec: str
+    """TOML text."""
+    files: dict[str, str] = {}
+    """Texts that travel with the job: name to content."""
+    batch: str = ""
+    """Label of the jobs that are submitted together."""
+    key: str = ""
+    """What the submitter calls this submission: sent again it makes no second job."""
+
+
+class StopAsked(msgspec.Struct, frozen=True):
+    """Body of a stop."""
+
+    grace_s: float = 10.0
+
+
+class ResumeAsked(msgspec.Struct, frozen=True):
+    """Body of a resume."""
+
+    spec: str = ""
+    """The job file from now on; empty: the same."""
+
+
+class BoundsAsked(msgspec.Struct, frozen=True):
+    """Body of other bounds for the members of a job."""
+
+    max: int
+    min: int = 0
+    """0: all are needed to start, one to go on."""
+
+
+def view_of(context: Context, job: str) -> dict[str, Any]:
+    """Return the whole view of a job."""
+    record = context.stores.jobs.get(job)
+    view = job_view(
+        record, latest=context.stores.metrics.latest(job), live=context.live.members(job)
+    )
+    return view | job_facts(record)
+
+
+def job_of(request: Request, context: Context) -> str:
+    """Return the job that the address names.
+
+    Raises:
+        Refused: there is no such job; 404.
+    """
+    job: str = request.path_params["job"]
+    if not context.stores.jobs.knows(job):
+        raise Refused(
+            404,
+            HubError(
+                "there is no such job", given=repr(job), remedy="`atoll status` lists all jobs"
+            ),
+        )
+    return job
+
+
+async def submit(request: Request, context: Context) -> Response:
+    """POST /api/jobs: store a job and place it."""
+    body = await body_as(request, Submission)
+    job = await context.stores.jobs.create(
+        body.spec, files=body.files, batch=body.batch, key=body.key
+    )
+    await context.live.submit(job.job)
+    return Json({"job": job.job}, status_code=201)
+
+
+async def list_jobs(request: Request, context: Context) -> Response:
+    """GET /api/jobs: every job, newest first; `?brief=1` leaves specs and members out."""
+    views = [view_of(context, job.job) for job in context.stores.jobs.list()]
+    brief = request.query_params.get("brief") == "1"
+    return Json([job_row(view) for view in views] if brief else views)
+
+
+async def show_job(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J: one job."""
+    return Json(view_of(context, job_of(request, context)))
+
+
+async def stop(request: Request, context: Context) -> Response:
+    """POST /api/jobs/J/stop: end it after its round."""
+    job = job_of(request, context)
+    body = await body_as(request, StopAsked)
+    await context.live.stop(job, grace_s=min(max(body.grace_s, 0.0), 86_400.0))
+    return Json({"job": job})
+
+
+async def scale(request: Request, context: Context) -> Response:
+    """POST /api/jobs/J/nodes: other bounds for its members, while it waits or runs."""
+    job = job_of(request, context)
+    body = await body_as(request, BoundsAsked)
+    await context.live.scale(job, least=body.min, most=body.max)
+    return Json({"job": job, "min": body.min, "max": body.max})
+
+
+async def resume(request: Request, context: Context) -> Response:
+    """POST /api/jobs/J/resume: start it again from its newest checkpoint."""
+    job = job_of(request, context)
+    body = await body_as(request, ResumeAsked)
+    return Json({"job": await context.live.resume(job, spec=body.spec)})
+
+
+async def read_metrics(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/metrics?after=ID&limit=N: measurements, oldest first."""
+    job, after = job_of(request, context), int(number(request, "after", 0))
+    limit = int(number(request, "limit", 2000, low=1, high=10_000))
+    points = await context.stores.metrics.read(job, after=after, limit=limit)
+    return Json({"last": _last(points, after), "points": points})
+
+
+async def read_events(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/events?after=ID&wait_s=S: what happened, oldest first."""
+    job, after = job_of(request, context), int(number(request, "after", 0))
+    limit = int(number(request, "limit", 1000, low=1, high=10_000))
+    wait_s = number(request, "wait_s", 0.0, high=60.0)
+    events = await context.stores.events.read(job, after=after, limit=limit, wait_s=wait_s)
+    return Json({"last": _last(events, after), "events": events})
+
+
+async def read_rounds(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/rounds?after=ID: decided attempts of rounds, oldest first."""
+    job, after = job_of(request, context), int(number(request, "after", 0))
+    limit = int(number(request, "limit", 1000, low=1, high=10_000))
+    rounds = await context.live.rounds(job, after=after, limit=limit)
+    return Json({"last": _last(rounds, after), "rounds": rounds})
+
+
+async def read_logs(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/logs?after=ID&member=M&q=TEXT&wait_s=S&tail=N: what its processes printed."""
+    job, after = job_of(request, context), int(number(request, "after", 0))
+    member = request.query_params.get("member", "")
+    tail = int(number(request, "tail", 0, high=10_000))
+    search = request.query_params.get("q", "")[:200]
+    if tail:
+        lines = await context.stores.logs.tail(job, member=member, search=search, limit=tail)
+    else:
+        lines = await context.stores.logs.read(
+            job,
+            after=after,
+            member=member,
+            search=search,
+            limit=int(number(request, "limit", 1000, low=1, high=10_000)),
+            wait_s=number(request, "wait_s", 0.0, high=60.0),
+        )
+    return Json({"last": _last(lines, after), "lines": lines})
+
+
+def _last(items: list[dict[str, Any]], after: int) -> int:
+    return int(items[-1]["id"]) if items else after
+
+
+async def delete_job(request: Request, context: Context) -> Response:
+    """DELETE /api/jobs/J?keep_files=1: a job that has ended, and all that is left of it."""
+    job = job_of(request, context)
+    keep = request.query_params.get("keep_files") == "1"
+    identity = identity_of(request)
+    by = f"{identity.role} {identity.name}" if identity.name != identity.role else identity.role
+    return Json(await _deletions(context).delete(job, keep_files=keep, by=by))
+
+
+async def show_size(request: Request, context: Context) -> Response:
+    """GET /api/jobs/J/size: what would go with a job, in files, items and bytes."""
+    return Json(await _deletions(context).size(job_of(request, context)))
+
+
+def _deletions(context: Context) -> Deletes:
+    if context.deletions is None:
+        raise Refused(503, HubError("this hub is not up yet"))
+    return context.deletions

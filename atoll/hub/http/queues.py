@@ -1,0 +1,183 @@
+"""Queues over REST: bodies and answers are the wire's own messages as JSON, payloads in base64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atoll.errors import AuthError
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Json, Refused, body_as, identity_of, number
+from atoll.hub.queues.handlers import Rights
+from atoll.wire.messages import (
+    Done,
+    QueueAck,
+    QueueAckMany,
+    QueueClaim,
+    QueueExtend,
+    QueueItems,
+    QueueLost,
+    QueueOpen,
+    QueuePut,
+    QueuePutMany,
+    QueueRelease,
+    TopicAck,
+    TopicPublish,
+    TopicRead,
+)
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    """Which dead letters an operator means: one, or all of the queue."""
+
+    queue: str
+    seq: int | None = None
+
+
+def _check(request: Request, context: Context, queue: str, *, options: bool = False) -> None:
+    rights, identity = Rights(context.stores.jobs), identity_of(request)
+    try:
+        if options:
+            rights.check_options(identity, queue)
+        else:
+            rights.check(identity, queue)
+    except AuthError as error:
+        raise Refused(403, error) from error
+
+
+async def queue_rows(context: Context) -> list[dict[str, Any]]:
+    """Return what people want to know of each queue and topic; cheap, whatever is stored."""
+    return await context.stores.queue.rows()
+
+
+async def show_queues(_request: Request, context: Context) -> Response:
+    """GET /api/queues: how full each queue is, and how fast it moves."""
+    return Json(await queue_rows(context))
+
+
+async def show_dead(request: Request, context: Context) -> Response:
+    """GET /api/queues/dead?queue=Q: items that were given back too often."""
+    queue = request.query_params.get("queue", "")
+    if identity_of(request).role != "viewer":
+        _check(request, context, queue)
+    limit = int(number(request, "limit", 100, low=1, high=1000))
+    letters = await context.stores.queue.dead_letters(queue, limit=limit)
+    return Json([{name: getattr(d, name) for name in d.__slots__} for d in letters])
+
+
+async def requeue(request: Request, context: Context) -> Response:
+    """POST /api/queues/requeue: make a dead letter (no `seq`: all) ready again."""
+    body = await body_as(request, DeadLetters)
+    seqs = None if body.seq is None else [body.seq]
+    return Json({"items": await context.stores.queue.requeue(body.queue, seqs)})
+
+
+async def discard(request: Request, context: Context) -> Response:
+    """POST /api/queues/discard: give a dead letter (no `seq`: all) up for good."""
+    body = await body_as(request, DeadLetters)
+    seqs = None if body.seq is None else [body.seq]
+    return Json({"items": await context.stores.queue.discard(body.queue, seqs)})
+
+
+async def declare(request: Request, context: Context) -> Response:
+    """POST /api/queues/open: give a queue or topic its options."""
+    body = await body_as(request, QueueOpen)
+    _check(request, context, body.queue, options=True)
+    await context.stores.queue.declare(body.queue, body.options, topic=body.topic)
+    return Json(Done())
+
+
+async def put(request: Request, context: Context) -> Response:
+    """POST /api/queues/put: store an item."""
+    body = await body_as(request, QueuePut)
+    _check(request, context, body.queue)
+    done = await context.stores.queue.put(
+        body.queue, key=body.key, payload=body.payload, blob=body.blob, wait_s=body.wait_s
+    )
+    return Json(done)
+
+
+async def put_many(request: Request, context: Context) -> Response:
+    """POST /api/queues/put_many: store items, all or none."""
+    body = await body_as(request, QueuePutMany)
+    _check(request, context, body.queue)
+    queue = context.stores.queue
+    return Json(await queue.put_many(body.queue, body.items, wait_s=body.wait_s))
+
+
+async def claim(request: Request, context: Context) -> Response:
+    """POST /api/queues/claim: lease items; `?request=` names the ask."""
+    body = await body_as(request, QueueClaim)
+    _check(request, context, body.queue)
+    items = await context.stores.queue.claim(
+        body.queue,
+        lease_s=body.lease_s,
+        limit=body.limit,
+        wait_s=body.wait_s,
+        request=request.query_params.get("request", "")[:200],
+    )
+    return Json(QueueItems(items))
+
+
+async def ack(request: Request, context: Context) -> Response:
+    """POST /api/queues/ack: an item is done."""
+    body = await body_as(request, QueueAck)
+    _check(request, context, body.queue)
+    await context.stores.queue.ack(body.queue, lease=body.lease)
+    return Json(Done())
+
+
+async def ack_many(request: Request, context: Context) -> Response:
+    """POST /api/queues/ack_many: items are done; answers which leases were lost."""
+    body = await body_as(request, QueueAckMany)
+    _check(request, context, body.queue)
+    return Json(QueueLost(await context.stores.queue.ack_many(body.queue, body.leases)))
+
+
+async def extend(request: Request, context: Context) -> Response:
+    """POST /api/queues/extend: let a lease end later."""
+    body = await body_as(request, QueueExtend)
+    _check(request, context, body.queue)
+    await context.stores.queue.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
+    return Json(Done())
+
+
+async def release(request: Request, context: Context) -> Response:
+    """POST /api/queues/release: give an item back."""
+    body = await body_as(request, QueueRelease)
+    _check(request, context, body.queue)
+    await context.stores.queue.release(body.queue, lease=body.lease, reason=body.reason)
+    return Json(Done())
+
+
+async def publish(request: Request, context: Context) -> Response:
+    """POST /api/topics/publish: append items to a topic."""
+    body = await body_as(request, TopicPublish)
+    _check(request, context, body.topic)
+    return Json(await context.stores.queue.topics.publish(body.topic, body.items))
+
+
+async def read(request: Request, context: Context) -> Response:
+    """POST /api/topics/read: items of a topic after a place."""
+    body = await body_as(request, TopicRead)
+    _check(request, context, body.topic)
+    found = await context.stores.queue.topics.read(
+        body.topic,
+        body.subscription,
+        after=body.after,
+        limit=body.limit,
+        wait_s=body.wait_s,
+        start=body.start,
+    )
+    return Json(found)
+
+
+async def acknowledge(request: Request, context: Context) -> Response:
+    """POST /api/topics/ack: a subscription is done with everything up to a number."""
+    body = await body_as(request, TopicAck)
+    _check(request, context, body.topic)
+    await context.stores.queue.topics.ack(body.topic, body.subscription, seq=body.seq)
+    return Json(Done())

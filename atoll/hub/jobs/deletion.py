@@ -1,0 +1,292 @@
+"""Deletes jobs that have ended, with everything that is left of them.
+
+The record goes first, in one transaction with a note that the rest has to follow and with the event
+that tells of it: from then on there is no such job. The rest goes in an order that may be
+interrupted anywhere: rows, past, queues, files, and at last the note. A hub that was killed in
+between finishes at its next start; what cannot go yet (a queue server that is away, a file that
+somebody holds) is tried again.
+
+What the hub's database holds of one job, and how it goes: a bounded number of rows at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.config import parse_spec
+from atoll.errors import AtollError, HubError
+from atoll.hub.db.database import Database
+from atoll.hub.db.stores import Stores
+from atoll.hub.jobs.record import Job
+from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.tasks import Tasks
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS deletions (
+    job TEXT PRIMARY KEY, keep_files INTEGER NOT NULL, asked REAL NOT NULL, queues TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+"""Jobs whose record is gone and whose rest is being removed."""
+
+OF_JOB = {
+    "alarms": "id",
+    "checkpoint_parts": "round",
+    "events": "id",
+    "files": "name",
+    "log_cursors": "member",
+    "logs": "id",
+    "open_joins": "epoch",
+    "point_cursors": "member",
+    "points": "id",
+    "round_leases": "round",
+    "round_timelines": "epoch",
+    "rounds": "epoch",
+}
+"""Every table with a column `job`, and the column by whose order its rows go."""
+
+ROWS_AT_ONCE = 2_000
+"""Rows deleted between other writes of the database."""
+
+_OPEN_STAY = {"alarms": " AND ended IS NOT NULL"}
+"""An alarm that is still open ends by itself, and is told as ended."""
+
+
+async def delete_rows(database: Database, job: str) -> None:
+    """Delete the rows of a job; interrupted, it goes on where it was."""
+    while await database.write(lambda connection: _delete_some(connection, job)):
+        continue
+
+
+def _delete_some(connection: sqlite3.Connection, job: str) -> bool:
+    """Delete as many rows as one write may; return whether there may be more."""
+    left = ROWS_AT_ONCE
+    for table, column in OF_JOB.items():
+        where = f"job = :job{_OPEN_STAY.get(table, '')}"
+        some = f"SELECT {column} AS one FROM {table} WHERE {where} ORDER BY {column} LIMIT :limit"
+        left -= connection.execute(
+            f"DELETE FROM {table} WHERE {where} AND {column} <= (SELECT max(one) FROM ({some}))",
+            {"job": job, "limit": left},
+        ).rowcount
+        if left <= 0:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What has to go after the record of a job."""
+
+    keep_files: bool
+    """Whether its folder stays."""
+    queues: list[str]
+    """How the names of its queues and topics begin."""
+
+
+def begin(connection: sqlite3.Connection, job: str, rest: Rest, *, now: float) -> None:
+    """Write down that a job is being deleted, inside a write."""
+    row = (job, int(rest.keep_files), now, json.dumps(rest.queues))
+    connection.execute("INSERT INTO deletions VALUES (?, ?, ?, ?)", row)
+
+
+def end(connection: sqlite3.Connection, job: str) -> None:
+    """Write down that nothing of a job is left, inside a write."""
+    connection.execute("DELETE FROM deletions WHERE job = ?", (job,))
+
+
+def begun(connection: sqlite3.Connection) -> dict[str, Rest]:
+    """Return the jobs whose deletion is not finished, the oldest first."""
+    rows = connection.execute("SELECT job, keep_files, queues FROM deletions ORDER BY asked, job")
+    return {
+        job: Rest(keep_files=bool(keep), queues=json.loads(queues)) for job, keep, queues in rows
+    }
+
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long who asks waits for the rest to go; it goes on without them."""
+
+POOLED = ("answers", "experience", "policy")
+"""Kinds of queues and topics in a pool that are of one job's actors: `POOL/KIND.JOB.NAME`."""
+
+AGAIN_S = 60.0
+"""Pause before what could not go is tried again."""
+
+
+class Deletions:
+    """Deletes jobs, and finishes what an earlier life of the hub began.
+
+    Args:
+        stores: What is durable.
+        checkpoints: What may be at work on the files of a job that has ended.
+        settled: Returns when whatever ends jobs has finished what it was doing.
+        tasks: Where the work runs.
+        clock: Of the hub.
+    """
+
+    def __init__(
+        self,
+        *,
+        stores: Stores,
+        checkpoints: Checkpoints,
+        settled: Callable[[], Awaitable[None]],
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        self._stores = stores
+        self._checkpoints = checkpoints
+        self._settled = settled
+        self._tasks = tasks
+        self._clock = clock
+        self._unfinished: dict[str, Rest] = {}
+        """Jobs whose rest is still there, and what it is."""
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._again_at = 0.0
+
+    async def restart(self) -> None:
+        """Go on with what an earlier life of the hub did not finish."""
+        self._unfinished = await self._stores.database.read(begun)
+        for job in self._unfinished:
+            self._run(job)
+
+    async def size(self, job: str) -> dict[str, Any]:
+        """Return what would go with a job: numbers of files and items, and bytes."""
+        stores = self._stores
+        folder = await stores.files.size(job)
+        code = await stores.blobs.held_alone(f"job/{job}")
+        own = tuple(_queues_of(stores.jobs.get(job)))
+        queues = [row for row in await stores.queue.rows() if row["queue"].startswith(own)]
+        return {
+            "job": job,
+            "files": folder.files,
+            "file_bytes": folder.nbytes,
+            "checkpoint_bytes": folder.checkpoint_bytes,
+            "code_bytes": await asyncio.to_thread(_sum_of, stores.blobs.nbytes, code),
+            "queues": len(queues),
+            "queue_items": sum(row["ready"] + row["leased"] + row["dead"] for row in queues),
+            "queue_bytes": sum(row["bytes"] for row in queues),
+        }
+
+    async def delete(self, job: str, *, keep_files: bool = False, by: str) -> dict[str, Any]:
+        """Delete a job that has ended; it is gone for good once its record is, before this returns.
+
+        Args:
+            job: Which.
+            keep_files: Leave its folder as it is.
+            by: Who wants it, for the event that stays.
+
+        Returns:
+            What went, as :meth:`size` tells it, and `finished`: whether nothing is left; else the
+            rest goes by itself.
+
+        Raises:
+            HubError: it has not ended, or is not there any more.
+        """
+        self._check(job)
+        await self._settled()
+        async with self._stores.jobs.reviving:
+            self._check(job)
+            size = await self.size(job)
+            await self._forget(job, size, keep_files=keep_files, by=by)
+        task = self._run(job)
+        await asyncio.wait([task], timeout=ANSWER_S)
+        finished = task.done() and not task.cancelled() and task.result()
+        return size | {"kept": keep_files, "finished": finished}
+
+    def tick(self) -> None:
+        """Try again what could not go, some time after the last try; called often."""
+        now = self._clock.monotonic()
+        if self._unfinished and now >= self._again_at:
+            self._again_at = now + AGAIN_S
+            for job in self._unfinished:
+                self._run(job)
+
+    def _check(self, job: str) -> Job:
+        record = self._stores.jobs.get(job)
+        if not record.over:
+            verb = "waits" if record.state == "waiting" else "runs"
+            raise HubError(
+                f"this job {verb}: only jobs that have ended can be deleted",
+                given=f"{job} ({record.state})",
+                expected="a job that is done, failed or stopped",
+                remedy=f"end it first: atoll stop {job}",
+            )
+        return record
+
+    async def _forget(self, job: str, size: dict[str, Any], *, keep_files: bool, by: str) -> None:
+        """Let the record go: after this there is no such job."""
+        stores = self._stores
+        nbytes = size["code_bytes"] + size["queue_bytes"] + (not keep_files) * size["file_bytes"]
+        files = "its files stay" if keep_files else f"{size['files']} files"
+        tell = stores.events.storing(
+            "", "job-deleted", f"{job} was deleted by {by}: {files}, {nbytes} bytes",
+            fields={"job": job, "by": by, "bytes": str(nbytes), "kept": str(keep_files).lower()},
+        )  # fmt: skip
+        now = self._clock.wall()
+        rest = Rest(keep_files=keep_files, queues=_queues_of(stores.jobs.get(job)))
+
+        def also(connection: sqlite3.Connection) -> None:
+            begin(connection, job, rest, now=now)
+            tell(connection)
+
+        await stores.jobs.delete(job, also=also)
+        self._unfinished[job] = rest
+
+    def _run(self, job: str) -> asyncio.Task[bool]:
+        """Remove the rest beside everything else, once at a time for each job."""
+        task = self._running.get(job)
+        if task is None:
+            task = self._tasks.start(self._finish(job), name=f"deletion of {job}")
+            self._running[job] = task
+            task.add_done_callback(lambda _: self._running.pop(job, None))
+        return task
+
+    async def _finish(self, job: str) -> bool:
+        """Remove the rest of a job; return whether nothing is left."""
+        try:
+            await self._remove(job, self._unfinished[job])
+        except AtollError as error:
+            logger.warning("the deletion of %s goes on later: %s", job, error)
+            return False
+        self._unfinished.pop(job, None)
+        await self._stores.blobs.sweep()
+        return True
+
+    async def _remove(self, job: str, rest: Rest) -> None:
+        stores = self._stores
+        stores.files.expect_none(job)
+        for memory in (stores.events, stores.logs, stores.metrics):
+            memory.forget(job)
+        await self._checkpoints.forget(job)
+        await stores.auth.revoke_job(job)
+        await delete_rows(stores.database, job)
+        await stores.history.forget(f"{job}/")
+        for prefix in rest.queues:
+            await stores.queue.remove(prefix)
+        if not rest.keep_files:
+            await stores.files.remove(job)
+        await stores.database.write(lambda connection: end(connection, job))
+
+
+def _queues_of(job: Job) -> list[str]:
+    """Return how the names of a job's queues and topics begin, in a pool of critics, too."""
+    pool = parse_spec(job.spec).rl.pool if job.of_policies else ""
+    kinds = POOLED if pool else ()
+    return [f"{job.job}/", *(f"{pool}/{kind}.{job.job}." for kind in kinds)]
+
+
+def _sum_of(nbytes: Callable[[str], int], blobs: list[str]) -> int:
+    total = 0
+    for sha256 in blobs:
+        try:
+            total += nbytes(sha256)
+        except HubError:
+            continue
+    return total

@@ -1,0 +1,403 @@
+"""Jobs: what was asked for, who works on it, how it stands, how it ended. Durable.
+
+All records are mirrored in memory, so reading one costs nothing; a change is made in memory at the
+call and is on disk when the call returns. Changes reach the disk in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import sqlite3
+import time as calendar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.config import JobSpec, dump_spec, parse_spec
+from atoll.errors import ConfigError, HubError, unknown
+from atoll.hub.db.database import Database
+from atoll.hub.jobs.record import ENDED as ENDED
+from atoll.hub.jobs.record import LIVE_STATES as LIVE_STATES
+from atoll.hub.jobs.record import (
+    SAID,
+    change_fields,
+    check_change,
+    check_files,
+    check_labels,
+    code_of,
+    inner_told,
+    island_told,
+    nodes_told,
+    seats_told,
+    steps_of,
+)
+from atoll.hub.jobs.record import STATES as STATES
+from atoll.hub.jobs.record import Job as Job
+from atoll.hub.jobs.record import Member as Member
+from atoll.hub.observability.events import Events
+from atoll.hub.storage.blobs import Blobs
+from atoll.ids import is_hand
+
+log = logging.getLogger(__name__)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    job TEXT PRIMARY KEY, created REAL NOT NULL, spec TEXT NOT NULL, files TEXT NOT NULL,
+    record TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+_MAX_TAIL = 50
+_MAX_RESULT_BYTES = 256 * 1024
+
+JobList = list[Job]
+
+_encode = msgspec.json.Encoder().encode
+_JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "spec", "files", "members"}
+_MEMBER_FIELDS = frozenset(Member.__struct_fields__) - {"member"}
+
+
+class Jobs:
+    """All jobs of this hub."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        events: Events,
+        jobs_dir: Path,
+        clock: Clock,
+        blobs: Blobs | None = None,
+    ) -> None:
+        """Read all records; without `blobs` no job can bring a folder of code."""
+        self._database = database
+        self._blobs = blobs
+        self._creating = asyncio.Lock()
+        self._events = events
+        self._jobs_dir = jobs_dir
+        self._clock = clock
+        rows = database.read_now(
+            lambda connection: connection.execute(
+                "SELECT record, spec FROM jobs ORDER BY created, job"
+            ).fetchall()
+        )
+        self._jobs: dict[str, Job] = {}
+        for record, spec in rows:
+            job = msgspec.json.decode(record, type=Job)
+            job.spec = spec
+            self._jobs[job.job] = job
+        self._names = set(self._jobs)
+        self.reviving = asyncio.Lock()
+        """Held while a job that has ended is taken up again, or deleted."""
+
+    async def create(
+        self, spec_text: str, *, files: dict[str, str], batch: str = "", key: str = ""
+    ) -> Job:
+        """Store a new job, waiting, with its folder and its `job.toml`.
+
+        Args:
+            spec_text: The job file.
+            files: Texts that travel with it.
+            batch: Label of the jobs that are submitted together.
+            key: What the submitter calls this submission: sent again it makes no second job.
+
+        Raises:
+            ConfigError: the TOML or a file name is wrong, or the key is that of another job.
+            HubError: its code is not at the hub.
+            StorageFull: no room is left.
+        """
+        spec = parse_spec(spec_text)
+        check_files(files)
+        check_labels(batch=batch, key=key)
+        code = code_of(spec)
+        async with self._creating:
+            known = next((job for job in self._jobs.values() if key and job.key == key), None)
+            if known is None:
+                return await self._create(spec, files=files, batch=batch, key=key, code=code)
+        if (known.spec, known.files) != (dump_spec(spec), sorted(files)):
+            raise ConfigError(
+                "this key is that of another submission",
+                given=f"{key!r}, under which {known.job} was submitted",
+                expected="a key of its own for every job",
+            )
+        return known
+
+    async def _create(
+        self, spec: JobSpec, *, files: dict[str, str], batch: str, key: str, code: str
+    ) -> Job:
+        now = self._clock.wall()
+        job = Job(
+            job=self._new_name(spec.job.name, now),
+            created=now,
+            spec=dump_spec(spec),
+            files=sorted(files),
+            kind=spec.kind,
+            batch=batch,
+            key=key,
+            priority=spec.job.priority,
+            retries=spec.job.retries,
+            nodes_wanted=spec.job.nodes,
+            min_nodes=spec.job.min_nodes,
+            seats=seats_told(spec),
+            island=island_told(spec),
+            inner=inner_told(spec),
+            machines=spec.island.machines,
+            steps=steps_of(spec),
+            seed=spec.job.seed,
+        )
+        self._names.add(job.job)  # before anything is awaited
+        try:
+            await asyncio.to_thread(self._make_folder, job, files)
+            await self._database.write(
+                lambda connection: self._insert(connection, job, files, code)
+            )
+        except BaseException:
+            self._names.discard(job.job)
+            raise
+        self._jobs[job.job] = job
+        await self._events.add(job.job, "submitted", f"submitted for {nodes_told(job)}")
+        return job
+
+    def _insert(
+        self, connection: sqlite3.Connection, job: Job, files: dict[str, str], code: str
+    ) -> None:
+        connection.execute(
+            "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
+            (job.job, job.created, job.spec, _encode(files).decode(), _record(job)),
+        )
+        if code and self._blobs is not None:
+            self._blobs.hold(connection, code, f"job/{job.job}")
+
+    def get(self, job: str) -> Job:
+        """Return a job's record.
+
+        Raises:
+            HubError: there is no such job.
+        """
+        record = self._jobs.get(job)
+        if record is None:
+            raise HubError(
+                "there is no such job", given=repr(job), remedy="`atoll status` lists all jobs"
+            )
+        return record
+
+    def find(self, job: str) -> Job | None:
+        """Return a job's record, if there is such a job."""
+        return self._jobs.get(job)
+
+    def knows(self, job: str) -> bool:
+        """Return whether there is such a job."""
+        return job in self._jobs
+
+    def list(self) -> JobList:
+        """Return all jobs, newest first."""
+        return list(self._jobs.values())[::-1]
+
+    def folder(self, job: str) -> Path:
+        """Return the folder of a job's files."""
+        return self._jobs_dir / self.get(job).job
+
+    async def files_of(self, job: str) -> dict[str, str]:
+        """Return the texts that travel with a job: name to content."""
+        self.get(job)
+        (files,) = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT files FROM jobs WHERE job = ?", (job,)
+            ).fetchone()
+        )
+        return msgspec.json.decode(files, type=dict[str, str])
+
+    async def set_state(
+        self,
+        job: str,
+        state: str,
+        *,
+        reason: str = "",
+        error: dict[str, str] | None = None,
+    ) -> Job:
+        """Change a job's state; note when it started or ended, and tell it as an event."""
+        if state not in STATES:
+            raise unknown("job state", state, STATES)
+        record = self.get(job)
+        before = (record.state, record.reason, record.error, record.ended)
+        now = self._clock.wall()
+        record.state, record.reason, record.error = state, reason, error
+        record.ended = now if state in ENDED else None
+        if state == "running" and record.started is None:
+            record.started = now
+        try:
+            await self._save(record)
+        except BaseException:
+            record.state, record.reason, record.error, record.ended = before
+            raise
+        if before[:2] != (state, reason):
+            await self._events.add(job, state, reason or SAID[state])
+        return record
+
+    async def assign(self, job: str, *, member: str, slot: int, node: str) -> Member:
+        """Give a member or a hand to a node; the same again counts as its next attempt."""
+        record = self.get(job)
+        before = record.process(member)
+        attempt = 1 if before is None else before.attempt + 1
+        assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
+        if before is not None:
+            assigned.failures, assigned.retried = before.failures, before.retried
+        (record.hands if is_hand(member) else record.members)[member] = assigned
+        await self._save(record)
+        again = "" if attempt == 1 else f", attempt {attempt}"
+        await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
+        return assigned
+
+    async def update_member(self, job: str, member: str, **changes: Any) -> Member:
+        """Change fields of a member or of a hand.
+
+        Raises:
+            HubError: the job has no such member.
+        """
+        record = self.get(job)
+        found = record.process(member)
+        if found is None:
+            raise HubError(
+                "the job has no such member",
+                given=f"{member!r} of {job}",
+                expected="one of " + (", ".join(record.members) or "nobody yet"),
+            )
+        change_fields(found, changes, _MEMBER_FIELDS)
+        found.tail = found.tail[-_MAX_TAIL:]
+        await self._save(record)
+        return found
+
+    async def update(self, job: str, **changes: Any) -> Job:
+        """Change fields of a job other than its state and its members."""
+        record = self.get(job)
+        change_fields(record, changes, _JOB_FIELDS)
+        await self._save(record)
+        return record
+
+    async def replace_spec(self, job: str, text: str) -> Job:
+        """Let a job that has ended go on with a changed job file.
+
+        Raises:
+            ConfigError: the text is wrong, or changes what its state is made of.
+        """
+        record = self.get(job)
+        spec = check_change(parse_spec(record.spec), text)
+        if spec.job.nodes != record.nodes_wanted:
+            record.deal = 0  # the data is dealt anew
+        record.steps = steps_of(spec)
+        return await self._store_spec(record, spec)
+
+    async def scale(self, job: str, *, least: int, most: int, deal: int) -> Job:
+        """Change how many members a job has; its data stays dealt into `deal` slots."""
+        record = self.get(job)
+        spec = parse_spec(record.spec)
+        table = dataclasses.replace(spec.job, nodes=most, min_nodes=least)
+        record.deal = 0 if deal == most else deal
+        return await self._store_spec(record, dataclasses.replace(spec, job=table))
+
+    async def _store_spec(self, record: Job, spec: JobSpec) -> Job:
+        """Store a changed job file, and what of it is in the record too."""
+        job, record.spec = record.job, dump_spec(spec)
+        record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
+        record.priority, record.retries = spec.job.priority, spec.job.retries
+        record.seats, record.island = seats_told(spec), island_told(spec)
+        record.machines, record.inner = spec.island.machines, inner_told(spec)
+        encoded, written = _record(record), record.spec
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE jobs SET spec = ? WHERE job = ?", (written, job))
+            _update(connection, job, encoded)
+
+        await self._database.write(write)
+        path = self.folder(job) / "job.toml"
+        await asyncio.to_thread(path.write_text, written, encoding="utf-8")
+        return record
+
+    async def finished(
+        self,
+        job: str,
+        member: str,
+        *,
+        ok: bool,
+        result: dict[str, Any],
+        error: dict[str, str] | None,
+    ) -> Job:
+        """Note that a member is done or failed; what becomes of the job is decided elsewhere."""
+        if len(_encode(result)) > _MAX_RESULT_BYTES:
+            result = {"left_out": f"the result was larger than {_MAX_RESULT_BYTES} bytes"}
+        await self.update_member(
+            job, member, state="done" if ok else "failed", result=result, error=error
+        )
+        what = "" if error is None else ": " + error.get("what", "")
+        await self._events.add(
+            job,
+            "member-done" if ok else "member-failed",
+            f"{member} {'is done' if ok else 'failed'}{what}",
+            member=member,
+        )
+        return self.get(job)
+
+    async def delete(self, job: str, *, also: Callable[[sqlite3.Connection], object]) -> None:
+        """Forget a job and let go of its code, in one transaction with `also`; its name stays used.
+
+        Raises:
+            HubError: there is no such job, or it has not ended.
+        """
+        record = self.get(job)
+        if not record.over:
+            raise HubError("the job has not ended", given=f"{job} ({record.state})")
+        del self._jobs[job]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM jobs WHERE job = ?", (job,))
+            if self._blobs is not None:
+                self._blobs.drop(connection, f"job/{job}")
+            also(connection)
+
+        try:
+            await self._database.write(write)
+        except BaseException:
+            both = [*self._jobs.values(), record]
+            self._jobs = {one.job: one for one in sorted(both, key=lambda j: (j.created, j.job))}
+            raise
+
+    def storing(self, job: str) -> Callable[[sqlite3.Connection], None]:
+        """Return what writes a job's record, as it is now, inside somebody else's transaction."""
+        text = _record(self.get(job))
+        return lambda connection: _update(connection, job, text)
+
+    async def _save(self, record: Job) -> None:
+        # Encoded now, not in the writer thread: later changes belong to later writes.
+        text = _record(record)
+        await self._database.write(lambda connection: _update(connection, record.job, text))
+
+    def _new_name(self, name: str, now: float) -> str:
+        """Return a job id that no job and no folder has."""
+        stamp = calendar.strftime("%Y%m%d-%H%M%S", calendar.localtime(now))
+        base = f"{name[:40]}-{stamp}"
+        candidate, number = base, 2
+        while candidate in self._names or (self._jobs_dir / candidate).exists():
+            candidate, number = f"{base}-{number}", number + 1
+        return candidate
+
+    def _make_folder(self, job: Job, files: dict[str, str]) -> None:
+        folder = self._jobs_dir / job.job
+        folder.mkdir(parents=True)
+        (folder / "job.toml").write_text(job.spec, encoding="utf-8")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def _record(job: Job) -> str:
+    """Return everything that changes, as JSON; the spec has its own column."""
+    fields = {name: getattr(job, name) for name in Job.__struct_fields__ if name != "spec"}
+    return _encode(fields).decode()
+
+
+def _update(connection: sqlite3.Connection, job: str, record: str) -> None:
+    connection.execute("UPDATE jobs SET record = ? WHERE job = ?", (record, job))

@@ -1,0 +1,98 @@
+"""Deletes jobs by their age, where the hub was told to: off unless somebody asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from atoll.clock import Clock
+from atoll.errors import AtollError
+from atoll.hub.jobs.deletion import Deletions
+from atoll.hub.jobs.jobs import Jobs
+from atoll.hub.jobs.record import Job
+from atoll.hub.nodes.history import DAY_S
+from atoll.hub.storage.checkpoints import newest_complete
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 600.0
+"""Pause between two looks at the ages of jobs."""
+
+BY = "the hub: it is older than it is to be kept"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """How long jobs stay after their end, in days; None: for ever."""
+
+    ended: float | None = None
+    """Jobs of which nothing is lost that could still go on."""
+    resumable: float | None = None
+    """Jobs that stopped or failed and have a complete checkpoint to go on from."""
+
+
+NOTHING_GOES = Keeping()
+
+
+def overdue(
+    jobs: Iterable[Job], *, keeping: Keeping, now: float, resumable: Callable[[Job], bool]
+) -> list[Job]:
+    """Return the jobs whose time is over.
+
+    Args:
+        jobs: All that there are.
+        keeping: How long they stay.
+        now: Wall time.
+        resumable: Says of a job that stopped or failed whether it has something to go on from.
+    """
+    found = []
+    for job in jobs:
+        if not job.over or job.ended is None:
+            continue
+        age_days = (now - job.ended) / DAY_S
+        limits = [limit for limit in (keeping.ended, keeping.resumable) if limit is not None]
+        if not any(age_days > limit for limit in limits):
+            continue  # whatever kind it is: its folder need not be looked at
+        may_go_on = job.state != "done" and resumable(job)
+        limit = keeping.resumable if may_go_on else keeping.ended
+        if limit is not None and age_days > limit:
+            found.append(job)
+    return found
+
+
+class Retention:
+    """Called often; looks when its time has come."""
+
+    def __init__(self, *, keeping: Keeping, jobs: Jobs, deletions: Deletions, clock: Clock) -> None:
+        self._keeping = keeping
+        self._jobs = jobs
+        self._deletions = deletions
+        self._clock = clock
+        self._look_at = 0.0
+
+    async def tick(self) -> None:
+        """Delete what is overdue, one job after the other."""
+        now = self._clock.monotonic()
+        if self._keeping == NOTHING_GOES or now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        jobs, wall = self._jobs.list(), self._clock.wall()
+        due = await asyncio.to_thread(
+            overdue, jobs, keeping=self._keeping, now=wall, resumable=self._may_go_on
+        )
+        for job in due:
+            try:
+                await self._deletions.delete(job.job, by=BY)
+            except AtollError as error:  # e.g. it was resumed just now
+                logger.info("%s stays: %s", job.job, error)
+
+    def _may_go_on(self, job: Job) -> bool:
+        """Return whether a job has something to go on from; in doubt it has."""
+        try:
+            folder = self._jobs.folder(job.job)
+        except AtollError:
+            return True
+        # Policies go on from the states in their topics.
+        return job.of_policies or newest_complete(folder) >= 0

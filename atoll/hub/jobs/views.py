@@ -1,0 +1,184 @@
+"""What people and programs see of a job: its record, its latest figures and its live sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from atoll.hub.jobs.jobs import Job, Member
+from atoll.hub.jobs.record import policy_steps
+from atoll.hub.nodes.store import Node
+from atoll.hub.observability.metrics import (
+    HELD_OUT_LOSS,
+    HELD_OUT_LOSS_SUM,
+    HELD_OUT_TOKENS,
+    Latest,
+)
+from atoll.hub.sessions.session import Session
+from atoll.ids import member_id, member_of_hand
+
+_SILENT: dict[str, Any] = {
+    "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
+}  # fmt: skip
+
+
+def job_view(
+    job: Job,
+    *,
+    latest: Mapping[str, Latest],
+    live: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the whole view of a job.
+
+    Args:
+        job: Its record.
+        latest: The last measurements of its members.
+        live: What the sessions know of its members (see `Live.members`).
+    """
+    ordered = sorted(job.members.values(), key=lambda member: member.slot)
+    members = [
+        member_view(member, latest.get(member.member, Latest()), live.get(member.member, _SILENT))
+        for member in ordered
+    ]
+    running = [view for view in members if view["state"] == "running"]
+    step = max((view["step"] for view in members), default=0)
+    if job.seats:
+        step = policy_steps(job, {view["slot"]: view["step"] for view in members})
+    return {
+        "job": job.job,
+        "state": job.state,
+        "reason": job.reason,
+        "error": job.error,
+        "nodes_wanted": job.nodes_wanted,
+        "min_nodes": job.min_nodes,
+        "paused": bool(job.paused) and job.state == "running",
+        "paused_reason": job.paused,
+        "members": members,
+        "machines": job.machines,
+        "hands": [
+            hand_view(hand)
+            for hand in sorted(job.hands.values(), key=_in_order)
+            if member_of_hand(hand.member)[1] < job.machines  # others are of an earlier job file
+        ],
+        "committed_round": job.committed_round,
+        "aborted_rounds": job.aborted_rounds,
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "spec": job.spec,
+        "files": job.files,
+        "resume_round": job.resume_round,
+        "stopping": job.stopping,
+        "result": job.result,
+        "progress": {
+            "step": step,
+            "steps": job.steps,
+            "fraction": 1.0 if job.state == "done" else min(1.0, step / max(1, job.steps)),
+            "round": job.committed_round,
+        },
+        "loss": _mean([view["loss"] for view in running or members]),
+        "held_out_loss": _held_out(latest),
+        "tokens_per_s": sum(view["tokens_per_s"] or 0.0 for view in running),
+        "sent_bytes": sum(view["sent_bytes"] for view in members),
+        "received_bytes": sum(view["received_bytes"] for view in members),
+    }
+
+
+def job_row(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a list of jobs shows: the view without its long parts."""
+    long = ("spec", "members", "hands", "result", "files")
+    row = {name: value for name, value in view.items() if name not in long}
+    row["members_running"] = sum(m["state"] == "running" for m in view["members"])
+    return row
+
+
+def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one member of a job."""
+    return {
+        "member": member.member,
+        "node": member.node,
+        "state": member.state,
+        "slot": member.slot,
+        "attempt": member.attempt,
+        "step": latest.step,
+        "round": latest.round,
+        "loss": latest.values.get("loss"),
+        "tokens_per_s": latest.values.get("tokens_per_s"),
+        "values": latest.values,
+        "sent_bytes": live["sent_bytes"],
+        "received_bytes": live["received_bytes"],
+        "last_seen_s": live["last_seen_s"],
+        "connected": live["connected"],
+        "standing": live.get("standing", ""),
+        "pace": live.get("pace"),
+        "exit_code": member.exit_code,
+        "error": member.error,
+        "tail": member.tail,
+        "result": member.result,
+    }
+
+
+def hand_view(hand: Member) -> dict[str, Any]:
+    """Return a further machine of a member's island; what it does counts as the member's."""
+    view = member_view(hand, Latest(), _SILENT)
+    return view | {"hand_of": member_id(hand.slot), "step": None, "round": None}
+
+
+def _in_order(hand: Member) -> tuple[int, int]:
+    return hand.slot, member_of_hand(hand.member)[1]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _held_out(latest: Mapping[str, Latest]) -> float | None:
+    """Return the newest held-out loss: a whole evaluation, else the members' shares added."""
+    measured = [one for one in latest.values() if HELD_OUT_LOSS in one.values]
+    newest = max(measured, key=lambda one: one.step, default=None)
+    if newest:
+        return newest.values[HELD_OUT_LOSS]
+    tokens = sum(one.values.get(HELD_OUT_TOKENS, 0.0) for one in latest.values())
+    loss_sum = sum(one.values.get(HELD_OUT_LOSS_SUM, 0.0) for one in latest.values())
+    return loss_sum / tokens if tokens else None
+
+
+def describe_member(
+    session: Session | None, now: float, *, told: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return what is known of a member beyond its record; `told` are its newest measurements."""
+    return {
+        "last_seen_s": max(0.0, now - session.last_heard) if session else None,
+        "sent_bytes": int(told.get("sent_bytes", 0)),
+        "received_bytes": int(told.get("received_bytes", 0)),
+        "connected": session is not None and session.connected,
+    }
+
+
+def describe_node(
+    node: Node,
+    session: Session | None,
+    now: float,
+    *,
+    running: list[str],
+    told: Sequence[Mapping[str, float]],
+) -> dict[str, Any]:
+    """Return a node as the API shows it; `told` are the newest measurements of its workers."""
+    heard = session.last_heard if session else node.last_heard
+    stats = session.stats if session else node.stats
+    everyone = [stats, *told]
+    return {
+        "node": node.node,
+        "name": node.info.hostname or node.node,
+        "state": "online" if session is not None and node.connected else "lost",
+        "draining": node.draining,
+        "drain_reason": node.drain_reason,
+        "last_seen_s": max(0.0, now - heard),
+        "info": cast(Any, {name: getattr(node.info, name) for name in node.info.__struct_fields__}),
+        "stats": stats,
+        "sent_bytes": int(sum(s.get("sent_bytes", 0) for s in everyone)),
+        "received_bytes": int(sum(s.get("received_bytes", 0) for s in everyone)),
+        "tokens_per_s": sum(figures.get("tokens_per_s", 0.0) for figures in told),
+        "running": running,
+    }

@@ -1,0 +1,70 @@
+"""What the hub knows of a node, and what of that it remembers over its own restarts."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+
+from atoll.hub.db.database import Database
+from atoll.wire.messages import NodeInfo
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS node_standings (
+    node TEXT PRIMARY KEY, incarnation TEXT NOT NULL, draining INTEGER NOT NULL,
+    reason TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+@dataclass
+class Node:
+    """A machine that joined."""
+
+    node: str
+    info: NodeInfo
+    incarnation: str
+    connected: bool = True
+    draining: bool = False
+    """It will go away soon and gets no new work."""
+    drain_reason: str = ""
+    last_heard: float = 0.0
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a node stood when it was last heard."""
+
+    incarnation: str
+    draining: bool = False
+    reason: str = ""
+    """Why it drains."""
+
+
+class NodeBook:
+    """The standings of all nodes: read once, kept in memory, written when one changes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        rows = database.read_now(
+            lambda connection: connection.execute(
+                "SELECT node, incarnation, draining, reason FROM node_standings"
+            ).fetchall()
+        )
+        self._standings = {row[0]: Standing(row[1], bool(row[2]), row[3]) for row in rows}
+
+    def get(self, node: str) -> Standing | None:
+        """Return how a node stood, also in an earlier life of the hub."""
+        return self._standings.get(node)
+
+    async def put(self, node: str, standing: Standing) -> None:
+        """Remember how a node stands; returns when it is durable."""
+        if self._standings.get(node) == standing:
+            return
+        self._standings[node] = standing
+        row = (node, standing.incarnation, int(standing.draining), standing.reason)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO node_standings VALUES (?, ?, ?, ?)", row)
+
+        await self._database.write(write)

@@ -1,0 +1,155 @@
+"""What happened, in words for people: one line per event, durable, also in `events.jsonl`."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.hub.db.database import Database, Newest
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+    member TEXT NOT NULL, fields TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
+"""
+
+EVERYWHERE = "*"
+"""Stands for the events of all jobs and of the hub; no job has this name."""
+
+MAX_EVENTS = 5_000
+"""Events kept per job; the oldest go first. `events.jsonl` keeps all."""
+
+LOOK_S = 0.02
+"""Pause between two looks at whether there is a new event; they cost microseconds."""
+
+_MAX_TEXT = 4_096
+_encoder = msgspec.json.Encoder()
+
+
+class Events:
+    """The events of all jobs; job `""` stands for the hub and its nodes."""
+
+    def __init__(self, database: Database, *, jobs_dir: Path, clock: Clock) -> None:
+        self._database = database
+        self._jobs_dir = jobs_dir
+        self._clock = clock
+        self._newest = Newest()
+        self._gone: set[str] = set()
+        """Jobs that were deleted in this life of the hub: an event would make their folder anew."""
+
+    async def add(
+        self,
+        job: str,
+        kind: str,
+        text: str,
+        *,
+        member: str = "",
+        fields: dict[str, str] | None = None,
+    ) -> int:
+        """Store one event and return its id."""
+        write = self.storing(job, kind, text, member=member, fields=fields)
+        return await self._database.write(write)
+
+    def storing(
+        self,
+        job: str,
+        kind: str,
+        text: str,
+        *,
+        member: str = "",
+        fields: dict[str, str] | None = None,
+    ) -> Callable[[sqlite3.Connection], int]:
+        """Return what stores one event inside somebody else's transaction, and returns its id."""
+        event = {
+            "time": self._clock.wall(),
+            "kind": kind[:64],
+            "text": text[:_MAX_TEXT],
+            "member": member,
+            "fields": {k[:64]: v[:_MAX_TEXT] for k, v in list((fields or {}).items())[:32]},
+        }
+
+        def write(connection: sqlite3.Connection) -> int:
+            if job in self._gone:
+                return 0
+            (id_,) = connection.execute(
+                "INSERT INTO events (job, time, kind, text, member, fields)"
+                " VALUES (?, ?, ?, ?, ?, ?) RETURNING id",
+                (job, event["time"], event["kind"], event["text"], member,
+                 _encoder.encode(event["fields"]).decode()),
+            ).fetchone()  # fmt: skip
+            self._newest.stored(job, id_)
+            self._newest.stored(EVERYWHERE, id_)
+            if id_ % 100 == 0:
+                connection.execute(
+                    "DELETE FROM events WHERE job = ? AND id <= (SELECT id FROM events"
+                    " WHERE job = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                    (job, job, MAX_EVENTS),
+                )
+            if job:
+                append_lines(self._jobs_dir / job / "events.jsonl", [{"id": id_, **event}])
+            return int(id_)
+
+        return write
+
+    def forget(self, job: str) -> None:
+        """Drop what is known of a job that was deleted, and take nothing of it any more."""
+        self._newest.forget(job)
+        self._gone.add(job)
+
+    async def read(
+        self, job: str, *, after: int = 0, limit: int = 1000, wait_s: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Return events with an id above `after`, oldest first; job `*`: those of all.
+
+        Where there is none yet, the first one is waited for, up to `wait_s`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            if not self._newest.is_all(job, after):
+                if events := await self._select(job, after, limit, "ASC"):
+                    return events
+                self._newest.nothing_after(job, after)
+            if loop.time() >= deadline:
+                return []
+            await asyncio.sleep(LOOK_S)
+
+    async def tail(self, job: str, *, limit: int) -> list[dict[str, Any]]:
+        """Return the last events, oldest first."""
+        events = await self._select(job, 0, limit, "DESC")
+        return events[::-1]
+
+    async def _select(self, job: str, after: int, limit: int, order: str) -> list[dict[str, Any]]:
+        where = ":job = :job" if job == EVERYWHERE else "job = :job"
+        rows = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT id, job, time, kind, text, member, fields FROM events"
+                f" WHERE {where} AND id > :after ORDER BY id {order} LIMIT :limit",
+                {"job": job, "after": after, "limit": limit},
+            ).fetchall()
+        )
+        return [
+            {"id": id_, "job": of, "time": time, "kind": kind, "text": text, "member": member,
+             "fields": msgspec.json.decode(fields)}
+            for id_, of, time, kind, text, member, fields in rows
+        ]  # fmt: skip
+
+
+def append_lines(path: Path, objects: list[dict[str, Any]]) -> None:
+    """Append objects to a JSON-lines file.
+
+    Called in the writer thread, before the commit: after a crash a line may be there twice (with
+    the same id or sequence number), but none is missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(b"".join(_encoder.encode(item) + b"\n" for item in objects))

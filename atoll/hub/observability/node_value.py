@@ -1,0 +1,323 @@
+"""What each machine brings to its group, and what one more would: from the times of its rounds.
+
+The model of a synchronous round. Member m computes for c_m seconds and applies results in a_m; the
+round begins when the last has come, the exchange then takes x seconds and the verdict v:
+
+    period = max over m of (c_m + a_m)  +  x  +  v  +  rest
+    rate   = sum over m of tokens_m / period
+
+`rest` is what was measured and not explained (evaluations, checkpoints); it stays as it is. Without
+a machine its members drop out of the maximum and of the sum, and x shrinks as the exchange does:
+through the hub it grows with the number of members n, directly with (n - 1) / n; what the slowest
+contribution took longer to leave than the quickest goes with its machine. Where slower
+members do fewer steps and the fastest goes, all others do more steps in proportion. Members that
+train models of their own never wait: their rates add up.
+
+Every figure is a mean over the newest rounds of the same members; it says what holds now, and
+nothing of how much a token teaches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.config import parse_spec
+from atoll.hub.http.context import Context
+from atoll.hub.jobs.jobs import LIVE_STATES
+from atoll.hub.rounds.timeline import Passed, Row, passed
+
+LEAST_ROUNDS = 5
+"""Fewer rounds say nothing."""
+NEWEST = 60
+MOST_ROUNDS = 20
+UNUSUAL = 3.0
+"""A round so many times as long as most (a machine slept, a first step) says nothing of worth."""
+TELLING = 0.02
+"""A machine is to be removed only if the group would be faster by more than this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One member in one round."""
+
+    node: str
+    compute_s: float
+    apply_s: float
+    send_s: float
+    vote_s: float
+    upload_s: float | None
+    units: float
+    """Tokens; steps where nobody counts tokens."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round with everything known."""
+
+    parts: Mapping[str, _Part]
+    route: str
+    period_s: float
+    """As it was measured."""
+
+    def model_s(self, members: Collection[str], *, alone: bool, more: float = 1.0) -> float:
+        """Return what the model says of a round of some members.
+
+        Args:
+            members: Who takes part.
+            alone: Nobody waits for anybody.
+            more: How many times as many steps each does as it did.
+        """
+        parts = [self.parts[m] for m in members]
+        if alone:
+            return self.period_s * more
+        computing_s = max(part.compute_s * more + part.apply_s for part in parts)
+        return computing_s + self.exchange_s(members, len(members))
+
+    def exchange_s(self, members: Collection[str], count: int) -> float:
+        """Return the seconds of the exchange and the vote of `count` members like these."""
+        if count < 2 or len(self.parts) < 2:
+            return 0.0
+        grown = _growth(self.route, count) / _growth(self.route, len(self.parts))
+        vote_s = min(part.vote_s for part in self.parts.values())
+        send_s = max(self.parts[m].send_s for m in members)
+        uploads = {m: part.upload_s for m, part in self.parts.items() if part.upload_s is not None}
+        if len(uploads) < len(self.parts):
+            return send_s * grown + vote_s
+        # What everybody's contribution takes is the hub's doing, what one takes longer its own.
+        least_s = min(uploads.values())
+        slowest_s = max(uploads.values()) - least_s
+        common_s = max(0.0, send_s - slowest_s)
+        return max(uploads[m] for m in members) - least_s + common_s * grown + vote_s
+
+    def units(self, members: Collection[str]) -> float:
+        """Return what some members brought."""
+        return sum(self.parts[m].units for m in members)
+
+    def more_steps(self, members: Collection[str]) -> float:
+        """Return how many times as many steps the rest does when the fastest has gone."""
+        most = max(part.steps for part in self.parts.values())
+        left = max(self.parts[m].steps for m in members)
+        return most / left if left else 1.0
+
+
+def _growth(route: str, count: int) -> float:
+    """Return what an exchange of `count` members takes, up to a factor."""
+    return (count - 1) / count if route == "direct" else float(count)
+
+
+def worth(
+    rounds: Sequence[Passed], *, alone: bool = False, running: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return what the machines of a job are worth; docs/alarms.md says what each key means.
+
+    Args:
+        rounds: Committed rounds, oldest first.
+        alone: Every member trains a model of its own.
+        running: Members that are there now; None: those of the last round.
+    """
+    members = _present(rounds, running)
+    unit = "tokens" if _tokens_known(rounds) else "steps"
+    known = _known(rounds, members, unit=unit)
+    if len(known) < LEAST_ROUNDS:
+        return _too_early(members, rounds, found=len(known), unit=unit)
+    measured = sum(r.units(members) for r in known) / sum(r.period_s for r in known)
+    speeds = {m: _speed([r.parts[m] for r in known]) for m in members}
+    best = max(speeds, key=lambda m: speeds[m])
+    by_node: dict[str, list[str]] = {}
+    for member in members:
+        by_node.setdefault(known[-1].parts[member].node, []).append(member)
+    nodes = [
+        _node(node, own, known, members, rate=measured, alone=alone, unit=unit)
+        for node, own in by_node.items()
+    ]
+    follows = _next(known, members, rate=measured, alone=alone)
+    speedup = measured / speeds[best] if speeds[best] else None
+    best_node = known[-1].parts[best].node
+    return {
+        "unit": unit,
+        "rounds": len(known),
+        "tokens_per_s": measured,
+        "best_single": {"node": best_node, "tokens_per_s": speeds[best]},
+        "speedup": speedup,
+        "nodes": nodes,
+        "next": follows,
+        "text": _text(nodes, follows, measured, speeds[best], best_node, unit=unit),
+    }
+
+
+def _present(rounds: Sequence[Passed], running: Collection[str] | None) -> list[str]:
+    """Return the members of the last round that are still there."""
+    if not rounds:
+        return []
+    return [m for m in rounds[-1].members if running is None or m in running]
+
+
+def _tokens_known(rounds: Sequence[Passed]) -> bool:
+    return any(row.tokens for one in rounds for row in one.rows)
+
+
+def _known(rounds: Sequence[Passed], members: Sequence[str], *, unit: str) -> list[_Round]:
+    """Return the newest rounds of exactly these members of which everything is known."""
+    found: list[_Round] = []
+    for one, before in zip(reversed(rounds[1:]), reversed(rounds[:-1]), strict=True):
+        if len(found) == MOST_ROUNDS or set(one.members) != set(members):
+            break
+        parts = {row.member: part for row in one.rows if (part := _part(row, unit))}
+        consecutive = one.round == before.round + 1 and set(before.members) == set(members)
+        if parts.keys() == set(members) and consecutive and one.time > before.time:
+            found.append(_Round(parts, one.route, one.time - before.time))
+    usual_s = statistics.median([one.period_s for one in found]) if found else 0.0
+    return [one for one in reversed(found) if one.period_s <= UNUSUAL * usual_s]
+
+
+def _part(row: Row, unit: str) -> _Part | None:
+    """Return a member's part if it worked and all its times are known."""
+    units = row.tokens if unit == "tokens" else row.steps
+    if not units or not row.steps or row.compute_s is None:
+        return None
+    if row.send_s is None or row.vote_s is None:
+        return None
+    return _Part(
+        row.node or row.member, row.compute_s, row.apply_s or 0.0, row.send_s, row.vote_s,
+        row.upload_s, float(units), row.steps,
+    )  # fmt: skip
+
+
+def _speed(parts: Sequence[_Part]) -> float:
+    """Return how fast a member computes, waiting not counted."""
+    busy_s = sum(part.compute_s for part in parts)
+    return sum(part.units for part in parts) / busy_s if busy_s > 0 else 0.0
+
+
+def _rate_without(
+    known: Sequence[_Round], members: Sequence[str], left: Sequence[str], *, alone: bool
+) -> float:
+    """Return the model's rate of the members that are left, as a share of that of all."""
+    seconds = seconds_left = units = units_left = 0.0
+    for one in known:
+        more = 1.0 if alone else one.more_steps(left)
+        model_s = one.model_s(members, alone=alone)
+        rest_s = max(0.0, one.period_s - model_s)
+        seconds += model_s + rest_s
+        seconds_left += one.model_s(left, alone=alone, more=more) + rest_s
+        units += one.units(members)
+        units_left += one.units(left) * more
+    return (units_left / seconds_left) / (units / seconds) if seconds_left and units else 0.0
+
+
+def _node(
+    node: str, own: Sequence[str], known: Sequence[_Round], members: Sequence[str], *, rate: float,
+    alone: bool, unit: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what one machine is worth."""
+    left = [m for m in members if m not in own]
+    share = sum(r.units(own) for r in known) / sum(r.units(members) for r in known)
+    without = _rate_without(known, members, left, alone=alone) * rate if left else 0.0
+    adds = rate - without
+    remove = bool(left) and without > rate * (1 + TELLING)
+    if not left:
+        text = f"{node} is the only machine"
+    elif remove:
+        text = (
+            f"remove {node}: without it the group would do {without:,.0f} {unit}/s "
+            f"instead of {rate:,.0f}"
+        )
+    elif adds >= 0:
+        text = f"keep {node}: it adds {adds:,.0f} {unit}/s ({adds / max(without, 1e-9):.0%})"
+    else:
+        text = f"keep {node}: with or without it the group is about as fast"
+    return {
+        "node": node,
+        "member": ", ".join(own),
+        "tokens_per_s": rate * share,
+        "adds_tokens_per_s": adds,
+        "adds_percent": 100.0 * adds / without if without > 0 else None,
+        "verdict": "remove" if remove else "keep",
+        "text": text,
+    }
+
+
+def _next(
+    known: Sequence[_Round], members: Sequence[str], *, rate: float, alone: bool
+) -> dict[str, Any]:
+    """Return what one more machine like the median of these would add."""
+    ordinal = _ordinal(len(members) + 1)
+    if len(members) < 2 and not alone:
+        text = f"what a {ordinal} node would add is not known: nothing was exchanged yet"
+        return {"adds_percent": None, "text": text}
+    seconds = seconds_more = units = units_more = 0.0
+    for one in known:
+        grown_s = 0.0
+        if not alone:
+            now_s = one.exchange_s(members, len(members))
+            grown_s = one.exchange_s(members, len(members) + 1) - now_s
+        seconds += one.period_s
+        seconds_more += one.period_s + grown_s
+        units += one.units(members)
+        units_more += one.units(members)
+        units_more += statistics.median([part.units for part in one.parts.values()])
+    percent = 100.0 * ((units_more / seconds_more) / (units / seconds) - 1.0)
+    if percent > 0:
+        text = f"a {ordinal} node would add about {percent:.0f} %"
+    else:
+        text = f"a {ordinal} node would add nothing: sending takes too long beside computing"
+    return {"adds_percent": percent, "text": text}
+
+
+def _ordinal(number: int) -> str:
+    last = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"
+
+
+def _text(
+    nodes: Sequence[Mapping[str, Any]], follows: Mapping[str, Any], rate: float, best: float,
+    best_node: str, *, unit: str,
+) -> str:  # fmt: skip
+    """Return the whole in two sentences."""
+    times = f"{rate / best:.1f} times" if best else "more than"
+    count = f"{len(nodes)} machine{'s' * (len(nodes) > 1)}"
+    first = f"{count}: {rate:,.0f} {unit}/s, {times} the best single one ({best_node}: {best:,.0f})"
+    removable = [node for node in nodes if node["verdict"] == "remove"]
+    worst = min(removable, key=lambda node: node["adds_tokens_per_s"], default=None)
+    return f"{first}; {worst['text'] if worst else follows['text']}"
+
+
+def _too_early(
+    members: Sequence[str], rounds: Sequence[Passed], *, found: int, unit: str
+) -> dict[str, Any]:
+    """Return that nothing can be said yet."""
+    text = f"too early to say: {found} of {LEAST_ROUNDS} rounds"
+    rows = {row.member: row for one in rounds for row in one.rows}
+    nodes = [
+        {
+            "node": rows[m].node if m in rows else "", "member": m, "tokens_per_s": None,
+            "adds_tokens_per_s": None, "adds_percent": None, "verdict": "unknown", "text": text,
+        }
+        for m in members
+    ]  # fmt: skip
+    return {
+        "unit": unit, "rounds": found, "tokens_per_s": None, "best_single": None, "speedup": None,
+        "nodes": nodes, "next": {"adds_percent": None, "text": text}, "text": text,
+    }  # fmt: skip
+
+
+async def worth_of(context: Context, job: str) -> dict[str, Any]:
+    """Return what the machines of a job are worth now; of one that has ended, were at its end.
+
+    Raises:
+        HubError: there is no such job.
+    """
+    record = context.stores.jobs.get(job)
+    strategy = parse_spec(record.spec).strategy
+    running = None
+    if record.state == "running":
+        running = {m.member for m in record.members.values() if m.state in LIVE_STATES}
+    return worth(
+        await passed(context.stores.database, job, newest=NEWEST),
+        alone=(strategy.outer or strategy.preset) == "alone",
+        running=running,
+    )

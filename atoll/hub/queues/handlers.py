@@ -1,0 +1,228 @@
+"""Queues and topics over the sessions' WebSockets: who may, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atoll.config import parse_spec
+from atoll.errors import AtollError, AuthError, HubError
+from atoll.hub.jobs.jobs import Jobs
+from atoll.hub.queues.backend import INTERNAL, Stored
+from atoll.hub.queues.queues import Queues
+from atoll.hub.security.auth import Identity, may_use_queue
+from atoll.hub.sessions.session import Session
+from atoll.wire.messages import (
+    Done,
+    Envelope,
+    Failure,
+    Message,
+    QueueAck,
+    QueueAckMany,
+    QueueClaim,
+    QueueEntry,
+    QueueExtend,
+    QueueExtendMany,
+    QueueItems,
+    QueueLost,
+    QueueOpen,
+    QueuePut,
+    QueuePutDone,
+    QueuePutMany,
+    QueuePutManyDone,
+    QueueRelease,
+    TopicAck,
+    TopicPublish,
+    TopicRead,
+)
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Session, Any, int], Awaitable[Message]]
+
+
+class Rights:
+    """Who may use which queues and topics."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self._shared: dict[str, frozenset[str]] = {}
+
+    def check(self, identity: Identity, queue: str) -> None:
+        """Refuse a queue or topic that this token may not use.
+
+        Raises:
+            AuthError: names what it may use.
+        """
+        if may_use_queue(identity, queue):
+            return
+        if may_use_queue(identity, queue, shared=self._listed(identity)):
+            return
+        raise AuthError(
+            "this token may not use this queue",
+            given=queue,
+            expected=f"a queue of {identity.role} {identity.name}",
+            remedy="list it in `queues` of [job] in the job file",
+        )
+
+    def check_options(self, identity: Identity, queue: str) -> None:
+        """Refuse who may not set the options of a queue or topic; raises as `check` does."""
+        self.check(identity, queue)
+        if queue.startswith(INTERNAL):
+            raise AuthError("the hub's own queues have no options", given=queue)
+
+    def _listed(self, identity: Identity) -> frozenset[str]:
+        """Return what the job file of a job lists beside its own queues."""
+        if identity.role != "job":
+            return frozenset()
+        listed = self._shared.get(identity.name)
+        if listed is None:
+            try:
+                spec = self._jobs.get(identity.name).spec
+            except HubError:
+                return frozenset()
+            listed = frozenset(parse_spec(spec).job.queues)
+            if len(self._shared) > 1_000:
+                self._shared.clear()
+            self._shared[identity.name] = listed
+        return listed
+
+
+class QueueDoor:
+    """The handlers of everything that is asked of queues."""
+
+    def __init__(self, queues: Queues, *, rights: Rights) -> None:
+        self._queues = queues
+        self._rights = rights
+        self.handlers: dict[type[Message], Handler] = {
+            QueueOpen: self._open,
+            QueuePut: self._put,
+            QueuePutMany: self._put_many,
+            QueueClaim: self._claim,
+            QueueAck: self._ack,
+            QueueAckMany: self._ack_many,
+            QueueExtend: self._extend,
+            QueueExtendMany: self._extend_many,
+            QueueRelease: self._release,
+            TopicPublish: self._publish,
+            TopicRead: self._read,
+            TopicAck: self._topic_ack,
+        }
+
+    def put_now(self, session: Session, envelope: Envelope) -> bool:
+        """Store items without a task of their own, if there is room for them at this moment.
+
+        Thousands of producers at once are the busiest that a hub gets. Whatever is not plain is
+        left to the handlers, errors too: False is returned then.
+        """
+        body, id = envelope.body, envelope.id
+        if not isinstance(body, QueuePut | QueuePutMany) or not id:
+            return False
+        entries = (
+            [QueueEntry(body.key, body.payload, body.blob)]
+            if isinstance(body, QueuePut)
+            else body.items
+        )
+        try:
+            self._rights.check(session.identity, body.queue)
+            stored = self._queues.put_now(body.queue, entries)
+        except AtollError:
+            return False
+        if stored is None:
+            return False
+
+        def tell(done: asyncio.Future[Stored]) -> None:
+            session.requests.pop(id, None)
+            if not done.cancelled():
+                session.answer(envelope, _answer_to(body, done))
+
+        session.requests[id] = stored
+        stored.add_done_callback(tell)
+        return True
+
+    async def _open(self, session: Session, body: QueueOpen, id: int) -> Message:
+        self._rights.check_options(session.identity, body.queue)
+        await self._queues.declare(body.queue, body.options, topic=body.topic)
+        return Done()
+
+    async def _put(self, session: Session, body: QueuePut, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        return await self._queues.put(
+            body.queue, key=body.key, payload=body.payload, blob=body.blob, wait_s=body.wait_s
+        )
+
+    async def _put_many(self, session: Session, body: QueuePutMany, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        return await self._queues.put_many(body.queue, body.items, wait_s=body.wait_s)
+
+    async def _claim(self, session: Session, body: QueueClaim, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        items = await self._queues.claim(
+            body.queue,
+            lease_s=body.lease_s,
+            limit=body.limit,
+            wait_s=body.wait_s,
+            request=f"{session.address}/{session.incarnation}/{id}",
+        )
+        return QueueItems(items)
+
+    async def _ack(self, session: Session, body: QueueAck, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        await self._queues.ack(body.queue, lease=body.lease)
+        return Done()
+
+    async def _ack_many(self, session: Session, body: QueueAckMany, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        return QueueLost(await self._queues.ack_many(body.queue, body.leases))
+
+    async def _extend(self, session: Session, body: QueueExtend, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        await self._queues.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
+        return Done()
+
+    async def _extend_many(self, session: Session, body: QueueExtendMany, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        lost = await self._queues.extend_many(body.queue, body.leases, lease_s=body.lease_s)
+        return QueueLost(lost)
+
+    async def _release(self, session: Session, body: QueueRelease, id: int) -> Message:
+        self._rights.check(session.identity, body.queue)
+        await self._queues.release(body.queue, lease=body.lease, reason=body.reason)
+        return Done()
+
+    async def _publish(self, session: Session, body: TopicPublish, id: int) -> Message:
+        self._rights.check(session.identity, body.topic)
+        return await self._queues.topics.publish(body.topic, body.items)
+
+    async def _read(self, session: Session, body: TopicRead, id: int) -> Message:
+        self._rights.check(session.identity, body.topic)
+        return await self._queues.topics.read(
+            body.topic,
+            body.subscription,
+            after=body.after,
+            limit=body.limit,
+            wait_s=body.wait_s,
+            start=body.start,
+        )
+
+    async def _topic_ack(self, session: Session, body: TopicAck, id: int) -> Message:
+        self._rights.check(session.identity, body.topic)
+        await self._queues.topics.ack(body.topic, body.subscription, seq=body.seq)
+        return Done()
+
+
+def _answer_to(body: QueuePut | QueuePutMany, done: asyncio.Future[Stored]) -> Message:
+    """Return the answer to a put that did not have to wait."""
+    error = done.exception()
+    if isinstance(error, AtollError):
+        return Failure(error.to_dict())
+    if error is not None:
+        logger.error("a put failed", exc_info=error)
+        what = "the hub failed on this request"
+        return Failure(HubError(what, given=repr(error), remedy="see the hub's log").to_dict())
+    stored = done.result()
+    if isinstance(body, QueuePut):
+        return QueuePutDone(stored.seqs[0], bool(stored.duplicates))
+    return QueuePutManyDone(stored.seqs, stored.duplicates)

@@ -1,0 +1,394 @@
+"""Queues on disk: rows of the hub's database, durable before anything is acknowledged.
+
+What is asked for while a commit is under way shares the next one, and puts that meet there become
+one statement of many rows: a busy hub spends its time on items, not on statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from atoll.clock import Clock
+from atoll.hub.db.database import Database
+from atoll.hub.queues.backend import (
+    DONE_KEPT,
+    DROPPED,
+    NOTHING,
+    Amount,
+    DeadLetter,
+    Holds,
+    Listener,
+    Loaded,
+    Move,
+    Stored,
+    kept_s,
+    lease_name,
+    new_lease_mark,
+    no_attempts,
+    sum_moves,
+    unheard,
+)
+from atoll.hub.queues.sqlite_sql import (
+    AMONG,
+    OPTIONS,
+    POSITION,
+    SCHEMA,
+    dead,
+    first_items,
+    forget,
+    insert,
+    load,
+    of_leases,
+    oldest,
+    peek,
+    prepare,
+    take,
+)
+from atoll.hub.queues.write_batcher import Pump, Put
+from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
+
+__all__ = ["SCHEMA", "SqliteBackend"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_AT_ONCE = 20_000
+"""Rows that one round of house-keeping deletes."""
+
+
+class SqliteBackend:
+    """Named queues in the hub's database; see `atoll.hub.queues.backend.Backend`."""
+
+    def __init__(self, database: Database, *, clock: Clock, blobs: Holds | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._blobs = blobs
+        self._next = database.write_now(prepare)
+        self._done = 0
+        self._pump = Pump(database, store=self._store, moved=self._heard)
+        self.attempts: Callable[[str], int] = no_attempts
+        self.moved: Listener = unheard
+
+    async def load(self) -> Loaded:
+        """Return what is stored; from the indices alone, whatever the items hold."""
+        loaded, self._done = await self._database.read(load)
+        return loaded
+
+    async def set_options(self, queue: str, options: QueueOptions, *, topic: bool) -> None:
+        """Keep the options of a queue or topic."""
+        text = msgspec.json.encode(options).decode()
+        await self._database.write(lambda c: c.execute(OPTIONS, (queue, topic, text)))
+
+    def put(
+        self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount
+    ) -> asyncio.Future[Stored]:
+        """Store items once per key."""
+        return self._pump.put(queue, entries, drop=drop)
+
+    async def known(self, queue: str, keys: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of items that have these keys."""
+        rows = await self._database.read(
+            lambda c: c.execute(
+                "SELECT key, seq FROM queue_items"
+                " WHERE queue = ? AND key IN (SELECT value FROM json_each(?))",
+                (queue, json.dumps(list(keys))),
+            ).fetchall()
+        )
+        return dict(rows)
+
+    async def claim(
+        self, queue: str, *, lease_s: float, limit: int, request: str
+    ) -> list[QueueItem]:
+        """Lease ready items, oldest first."""
+        now = self._clock.wall()
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> list[QueueItem]:
+            self._expire(connection, moves, now)
+            if request:
+                again = connection.execute(
+                    "SELECT seq, key, payload, attempt, lease, blob FROM queue_items"
+                    " WHERE queue = ? AND state = 'leased' AND request = ? ORDER BY seq",
+                    (queue, request),
+                ).fetchall()
+                if again:
+                    return [QueueItem(*row) for row in again]
+            items, sizes = take(connection, queue, limit)
+            if items:
+                mark = new_lease_mark()
+                seqs = [item.seq for item in items]
+                connection.execute(
+                    "UPDATE queue_items SET state = 'leased', attempt = attempt + 1,"
+                    f" lease = seq || '.' || ?, request = ?, until = ? WHERE {AMONG}",
+                    (mark, request, now + lease_s, json.dumps(seqs)),
+                )
+                moves += sum_moves(queue, "ready", "leased", sizes)
+                items = [
+                    msgspec.structs.replace(i, attempt=i.attempt + 1, lease=lease_name(i.seq, mark))
+                    for i in items
+                ]
+            return items
+
+        return await self._do(work)
+
+    async def ack(self, queue: str, leases: Sequence[str]) -> list[str]:
+        """Make leased items done."""
+        until = self._clock.wall() + kept_s(queue)
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
+            found = of_leases(connection, queue, leases)
+            rows = [row for row in found.values() if row[1] != "done"]
+            self._end(connection, [(seq, blob) for seq, _, _, blob in rows], until)
+            for state in ("leased", "ready", "dead"):
+                sizes = [nbytes for _, other, nbytes, _ in rows if other == state]
+                moves += sum_moves(queue, state, "done", sizes)
+            return [lease for lease in leases if lease not in found]
+
+        return await self._do(work)
+
+    async def extend(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
+        """Let leases end later."""
+        now = self._clock.wall()
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
+            self._expire(connection, moves, now)
+            found = of_leases(connection, queue, leases)
+            held = {lease: row[0] for lease, row in found.items() if row[1] == "leased"}
+            connection.execute(
+                f"UPDATE queue_items SET until = ? WHERE {AMONG}",
+                (now + lease_s, json.dumps(list(held.values()))),
+            )
+            return [lease for lease in leases if lease not in held]
+
+        return await self._do(work)
+
+    async def release(self, queue: str, lease: str, *, reason: str) -> bool:
+        """Give an item back."""
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> bool:
+            row = of_leases(connection, queue, [lease]).get(lease)
+            if row is not None and row[1] == "leased":
+                self._give_back(connection, moves, "seq = ?", row[0], reason)
+            return row is not None
+
+        return await self._do(work)
+
+    async def expire(self) -> int:
+        """Take back items whose lease ended; forget keys that were done long ago."""
+        now = self._clock.wall()
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            over = min(max(0, self._done - DONE_KEPT), _AT_ONCE)
+            for where, values in (("until <= ?", (now, _AT_ONCE)), ("until > ?", (now, over))):
+                self._done -= connection.execute(
+                    "DELETE FROM queue_items WHERE seq IN (SELECT seq FROM queue_items"
+                    f" WHERE state = 'done' AND {where} ORDER BY until LIMIT ?)",
+                    values,
+                ).rowcount
+            return self._expire(connection, moves, now)
+
+        return await self._do(work)
+
+    async def drop_older(self, queue: str, before: float) -> None:
+        """Drop ready and dead items that are too old."""
+        until = self._clock.wall() + kept_s(queue)
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> None:
+            for state in ("ready", "dead"):
+                rows = connection.execute(
+                    "SELECT seq, nbytes, blob, put FROM queue_items"
+                    f" WHERE queue = ? AND state = '{state}' ORDER BY seq LIMIT {_AT_ONCE}",
+                    (queue,),
+                ).fetchall()
+                old = [row for row in rows if row[3] < before]
+                self._end(connection, [(seq, blob) for seq, _, blob, _ in old], until)
+                moves += sum_moves(queue, state, "dropped", [row[1] for row in old])
+                if old and state == "ready":
+                    connection.execute(POSITION, (queue, DROPPED, old[-1][0]))
+
+        await self._do(work)
+
+    async def oldest(self, queues: Sequence[str]) -> dict[str, float]:
+        """Return when the oldest ready item of each queue was put."""
+        return await self._database.read(lambda c: oldest(c, queues))
+
+    async def dead_letters(self, queue: str, *, limit: int) -> list[DeadLetter]:
+        """Return items that were given back too often."""
+        rows = await self._database.read(
+            lambda c: c.execute(
+                "SELECT seq, key, payload, attempt, reason, blob FROM queue_items"
+                " WHERE queue = ? AND state = 'dead' ORDER BY seq LIMIT ?",
+                (queue, limit),
+            ).fetchall()
+        )
+        return [DeadLetter(*row) for row in rows]
+
+    async def requeue(self, queue: str, seqs: Sequence[int] | None) -> int:
+        """Make dead letters ready again."""
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            rows = dead(connection, queue, seqs)
+            connection.execute(
+                f"UPDATE queue_items SET state = 'ready', attempt = 0 WHERE {AMONG}",
+                (json.dumps([row[0] for row in rows]),),
+            )
+            moves += sum_moves(queue, "dead", "ready", [row[1] for row in rows])
+            return len(rows)
+
+        return await self._do(work)
+
+    async def discard(self, queue: str, seqs: Sequence[int] | None) -> int:
+        """Give dead letters up for good."""
+        until = self._clock.wall() + kept_s(queue)
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            rows = dead(connection, queue, seqs)
+            self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
+            moves += sum_moves(queue, "dead", "dropped", [row[1] for row in rows])
+            return len(rows)
+
+        return await self._do(work)
+
+    async def peek(self, topic: str, *, after: int, limit: int) -> list[TopicItem]:
+        """Return ready items after a number."""
+        return await self._database.read(lambda c: peek(c, topic, after, limit))
+
+    async def last(self, topic: str) -> int:
+        """Return the number of the newest ready item."""
+        (seq,) = await self._database.read(
+            lambda c: c.execute(
+                "SELECT max(seq) FROM queue_items WHERE queue = ? AND state = 'ready'", (topic,)
+            ).fetchone()
+        )
+        return int(seq or 0)
+
+    async def positions(self, topic: str) -> dict[str, int]:
+        """Return the position of each subscription."""
+        rows = await self._database.read(
+            lambda c: c.execute(
+                "SELECT subscription, seq FROM queue_positions WHERE topic = ?", (topic,)
+            ).fetchall()
+        )
+        return dict(rows)
+
+    async def set_position(self, topic: str, subscription: str, seq: int) -> None:
+        """Keep the position of a subscription."""
+        await self._do(lambda c, moves: c.execute(POSITION, (topic, subscription, seq)).rowcount)
+
+    async def remove(self, prefix: str) -> None:
+        """Remove every queue and topic whose name begins so, a bounded number of items at once."""
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
+            rows = first_items(connection, prefix, _AT_ONCE)
+            for seq, blob, _ in rows:
+                if blob and self._blobs is not None:
+                    self._blobs.drop(connection, f"queue/{seq}")
+            seqs = json.dumps([row[0] for row in rows])
+            connection.execute(f"DELETE FROM queue_items WHERE {AMONG}", (seqs,))
+            self._done -= sum(row[2] == "done" for row in rows)
+            if not rows:
+                forget(connection, prefix)
+            return len(rows)
+
+        while await self._do(work):
+            continue
+
+    async def close(self) -> None:
+        """Wait until what was begun is done."""
+        await self._pump.close()
+
+    # --------------------------------------------------------------------------- inside
+
+    def _do(self, work: Callable[[sqlite3.Connection, list[Move]], T]) -> asyncio.Future[T]:
+        return self._pump.do(work)
+
+    def _heard(self, moves: Sequence[Move]) -> None:
+        self.moved(moves)
+
+    def _store(
+        self, connection: sqlite3.Connection, puts: Sequence[Put], moves: list[Move]
+    ) -> list[Stored]:
+        """Store the items of puts, in a transaction."""
+        for put in puts:
+            self._drop_oldest(connection, moves, put.queue, put.drop)
+        first = self._next
+        self._next += sum(len(put.entries) for put in puts)
+        asked = [(put.queue, put.entries) for put in puts]
+        return insert(
+            connection, asked, first=first, now=self._clock.wall(), blobs=self._blobs, moves=moves
+        )
+
+    def _end(
+        self, connection: sqlite3.Connection, rows: Sequence[tuple[int, str]], until: float
+    ) -> None:
+        """Make items done: the payload goes, the key stays to recognise a put sent again."""
+        if not rows:
+            return
+        connection.execute(
+            "UPDATE queue_items SET state = 'done', payload = x'', blob = '', until = ?"
+            f" WHERE {AMONG}",
+            (until, json.dumps([seq for seq, _ in rows])),
+        )
+        self._done += len(rows)
+        for seq, blob in rows:
+            if blob and self._blobs is not None:
+                self._blobs.drop(connection, f"queue/{seq}")
+
+    def _drop_oldest(
+        self, connection: sqlite3.Connection, moves: list[Move], queue: str, drop: Amount
+    ) -> None:
+        """Make room by giving up the oldest ready items."""
+        if drop == NOTHING:
+            return
+        rows: list[tuple[int, int, str]] = []
+        nbytes = 0
+        cursor = connection.execute(
+            "SELECT seq, nbytes, blob FROM queue_items"
+            " WHERE queue = ? AND state = 'ready' ORDER BY seq",
+            (queue,),
+        )
+        for row in cursor:
+            rows.append(row)
+            nbytes += row[1]
+            if len(rows) >= drop.items and nbytes >= drop.nbytes:
+                break
+        cursor.close()
+        until = self._clock.wall() + kept_s(queue)
+        self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
+        moves += sum_moves(queue, "ready", "dropped", [row[1] for row in rows])
+        if rows:
+            connection.execute(POSITION, (queue, DROPPED, rows[-1][0]))
+
+    def _expire(self, connection: sqlite3.Connection, moves: list[Move], now: float) -> int:
+        """Give back what is overdue; return how many items that were."""
+        return self._give_back(
+            connection, moves, "state = 'leased' AND until <= ?", now, "the lease ended"
+        )
+
+    def _give_back(
+        self,
+        connection: sqlite3.Connection,
+        moves: list[Move],
+        where: str,
+        value: float,
+        reason: str,
+    ) -> int:
+        rows = connection.execute(
+            f"SELECT seq, queue, key, attempt, nbytes FROM queue_items WHERE {where}", (value,)
+        ).fetchall()
+        for seq, queue, key, attempt, nbytes in rows:
+            state = "dead" if attempt >= self.attempts(queue) else "ready"
+            connection.execute(
+                "UPDATE queue_items SET state = ?, reason = ? WHERE seq = ?", (state, reason, seq)
+            )
+            moves.append(Move(queue, "leased", state, 1, nbytes))
+            if state == "dead":
+                log.warning("item %r of queue %r is a dead letter: %s", key, queue, reason)
+        return len(rows)

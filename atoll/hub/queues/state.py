@@ -1,0 +1,320 @@
+"""One queue in the memory of the hub: how much is in it, who waits for room, how fast it moves.
+
+Who waits for items of a queue or topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from atoll.errors import QueueFull
+from atoll.hub.queues.backend import Amount, Move
+from atoll.wire.messages import QueueOptions
+
+RATE_S = 10
+"""Seconds over which rates are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many items of a queue are in which state."""
+
+    ready: int = 0
+    leased: int = 0
+    dead: int = 0
+
+
+class Rate:
+    """Events per second over the last `RATE_S` whole seconds."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (RATE_S + 1)
+        self._second = 0
+
+    def add(self, number: int, *, now: float) -> None:
+        """Count events."""
+        self._turn(int(now))
+        self._counts[self._second % len(self._counts)] += number
+
+    def per_s(self, *, now: float) -> float:
+        """Return the mean rate; the second that has just begun does not count."""
+        self._turn(int(now))
+        return (sum(self._counts) - self._counts[self._second % len(self._counts)]) / RATE_S
+
+    def _turn(self, second: int) -> None:
+        behind = second - self._second
+        if behind <= 0:
+            return
+        for step in range(min(behind, len(self._counts))):
+            self._counts[(second - step) % len(self._counts)] = 0
+        self._second = second
+
+
+@dataclass(slots=True, eq=False)
+class _Producer:
+    """A put that waits for room."""
+
+    need: Amount
+    admitted: asyncio.Future[None]
+
+
+class Lane:
+    """The counts of one queue, its limits, and the line of producers that wait."""
+
+    def __init__(self, queue: str, options: QueueOptions) -> None:
+        self.queue = queue
+        self.options = options
+        self.declared = False
+        """Whether somebody has said what its options are."""
+        self.topic = False
+        self.subscribers = 0
+        self._items = {"ready": 0, "leased": 0, "dead": 0}
+        self._bytes = {"ready": 0, "leased": 0, "dead": 0}
+        self._reserved_items = 0
+        self._reserved_bytes = 0
+        self._line: collections.deque[_Producer] = collections.deque()
+        self.came, self.went = Rate(), Rate()
+
+    # ------------------------------------------------------------------------------ counts
+
+    @property
+    def depth(self) -> Depth:
+        """How many items are in which state."""
+        return Depth(self._items["ready"], self._items["leased"], self._items["dead"])
+
+    @property
+    def ready(self) -> int:
+        """Items that may be claimed."""
+        return self._items["ready"]
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of everything that is not done."""
+        return sum(self._bytes.values())
+
+    @property
+    def waiting(self) -> int:
+        """Producers that wait for room."""
+        return len(self._line)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is known of it that would be lost with this object."""
+        return not (
+            self.declared or self._line or self._reserved_items or any(self._items.values())
+        )
+
+    def row(self, *, now: float, oldest: float | None, consumers: int) -> dict[str, Any]:
+        """Return what people want to know of it.
+
+        Args:
+            now: Wall time.
+            oldest: When its oldest ready item was put, if there is one.
+            consumers: Who waits for an item.
+        """
+        depth, options = self.depth, self.options
+        return {
+            "queue": self.queue,
+            "kind": "topic" if self.topic else "queue",
+            "ready": depth.ready,
+            "leased": depth.leased,
+            "dead": depth.dead,
+            "bytes": self.nbytes,
+            "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
+            "in_per_s": self.came.per_s(now=now),
+            "out_per_s": self.went.per_s(now=now),
+            "max_items": options.max_items,
+            "max_bytes": options.max_bytes,
+            "overflow": "drop-oldest" if self.topic else options.overflow,
+            "waiting_producers": self.waiting,
+            "subscribers": self.subscribers if self.topic else consumers,
+        }
+
+    def load(self, state: str, amount: Amount) -> None:
+        """Take over what was stored before this life of the hub."""
+        self._items[state] = amount.items
+        self._bytes[state] = amount.nbytes
+
+    def apply(self, move: Move, *, now: float) -> None:
+        """Book a move; admit producers if it made room."""
+        if move.source in self._items:
+            self._items[move.source] -= move.items
+            self._bytes[move.source] -= move.nbytes
+            if not self._items[move.source]:
+                self._bytes[move.source] = 0  # what was loaded may have been an estimate
+        if move.target in self._items:
+            self._items[move.target] += move.items
+            self._bytes[move.target] += move.nbytes
+        if move.source == "new":
+            self.came.add(move.items, now=now)
+        elif move.target == "done":
+            self.went.add(move.items, now=now)
+
+    # -------------------------------------------------------------------------------- room
+
+    def reserve(self, need: Amount) -> bool:
+        """Take room for a put if there is some and nobody waits; give it back with `free`."""
+        if self._line or not self._fits(need):
+            return False
+        self._take(need)
+        return True
+
+    def reserve_by_dropping(self, need: Amount) -> Amount:
+        """Take room for a put and return what has to be dropped for it.
+
+        Raises:
+            QueueFull: even without its ready items the queue has no room for it.
+        """
+        options = self.options
+        items = nbytes = 0
+        if options.max_items:
+            items = max(0, self._held_items + need.items - options.max_items)
+        if options.max_bytes:
+            nbytes = max(0, self._held_bytes + need.nbytes - options.max_bytes)
+        if items > self._items["ready"] or nbytes > self._bytes["ready"]:
+            raise self.full(need)
+        self._take(need)
+        return Amount(items, nbytes)
+
+    async def wait(self, need: Amount, *, wait_s: float) -> None:
+        """Take room for a put as soon as there is some, first come, first served.
+
+        Raises:
+            QueueFull: there was none within `wait_s`, or never can be.
+        """
+        if not self._could_fit(need) or wait_s <= 0:
+            raise self.full(need)
+        producer = _Producer(need, asyncio.get_running_loop().create_future())
+        self._line.append(producer)
+        try:
+            await asyncio.wait([producer.admitted], timeout=wait_s)
+        except asyncio.CancelledError:
+            if producer.admitted.done():
+                self.free(need)
+            raise
+        finally:
+            if producer in self._line:
+                self._line.remove(producer)
+                self.admit()  # a smaller one behind it may fit
+        if not producer.admitted.done():
+            raise self.full(need)
+
+    def free(self, need: Amount) -> None:
+        """Give reserved room back: the items are counted now, or were not stored."""
+        self._reserved_items -= need.items
+        self._reserved_bytes -= need.nbytes
+
+    def admit(self) -> None:
+        """Let producers in as far as there is room, in the order in which they came."""
+        while self._line and self._fits(self._line[0].need):
+            producer = self._line.popleft()
+            self._take(producer.need)
+            producer.admitted.set_result(None)
+
+    def full(self, need: Amount) -> QueueFull:
+        """Return the error for a put that finds no room."""
+        options = self.options
+        return QueueFull(
+            "this queue is full",
+            given=f"{need.items} items, {need.nbytes} bytes for {self.queue!r}, which holds"
+            f" {self._held_items} items, {self._held_bytes} bytes",
+            expected=f"at most {options.max_items or 'any number of'} items and"
+            f" {options.max_bytes or 'any number of'} bytes",
+            remedy="consume faster, give it more room (max_items, max_bytes), or let it"
+            ' wait or drop (overflow = "wait" or "drop-oldest")',
+        )
+
+    @property
+    def _held_items(self) -> int:
+        return self._items["ready"] + self._items["leased"] + self._reserved_items
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._bytes["ready"] + self._bytes["leased"] + self._reserved_bytes
+
+    def _fits(self, need: Amount) -> bool:
+        options = self.options
+        return (not options.max_items or self._held_items + need.items <= options.max_items) and (
+            not options.max_bytes or self._held_bytes + need.nbytes <= options.max_bytes
+        )
+
+    def _could_fit(self, need: Amount) -> bool:
+        options = self.options
+        return not (0 < options.max_items < need.items or 0 < options.max_bytes < need.nbytes)
+
+    def _take(self, need: Amount) -> None:
+        self._reserved_items += need.items
+        self._reserved_bytes += need.nbytes
+
+
+T = TypeVar("T")
+
+MAX_WAIT_S = 60.0
+"""Longest that one claim waits for its first item, and one put for room."""
+
+
+class Waiters:
+    """Those who wait for an item, in line per queue: one put wakes one of them, not all."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, collections.deque[asyncio.Future[None]]] = {}
+
+    def wake(self, queue: str, number: int = 1) -> None:
+        """Wake those who have waited longest at this queue, so many if there are."""
+        line = self._lines.get(queue)
+        while line and number > 0:
+            woken = line.popleft()
+            if not woken.done():
+                woken.set_result(None)
+                number -= 1
+
+    def wake_all(self, queue: str) -> None:
+        """Wake everybody at this queue."""
+        self.wake(queue, len(self._lines.get(queue, ())))
+
+    def number(self, queue: str) -> int:
+        """Return how many wait at this queue."""
+        return len(self._lines.get(queue, ()))
+
+    async def until_some(
+        self,
+        queue: str,
+        attempt: Callable[[], Awaitable[list[T]]],
+        *,
+        limit: int,
+        wait_s: float,
+    ) -> list[T]:
+        """Return what `attempt` finds, trying again at every wake-up until the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_s, MAX_WAIT_S)
+        more = True  # whoever leaves without having emptied the queue wakes the next in line
+        woken: asyncio.Future[None] = loop.create_future()
+        try:
+            while True:
+                # In line before looking: a put in between must find somebody to wake.
+                woken = loop.create_future()
+                self._lines.setdefault(queue, collections.deque()).append(woken)
+                items = await attempt()
+                left_s = deadline - loop.time()
+                if items or left_s <= 0:
+                    more = len(items) == limit
+                    return items
+                await asyncio.wait([woken], timeout=left_s)
+                self._leave(queue, woken)
+        finally:
+            self._leave(queue, woken)
+            if more:
+                self.wake(queue)
+
+    def _leave(self, queue: str, woken: asyncio.Future[None]) -> None:
+        line = self._lines.get(queue)
+        if line is None:
+            return
+        if woken in line:
+            line.remove(woken)
+        if not line:
+            del self._lines[queue]

@@ -1,0 +1,146 @@
+"""Answers members that lack the committed state: who has it, and what to train on with it.
+
+When nobody has it any more, the run is set back to its newest complete checkpoint, durably and with
+an alarm: what was trained after it is lost, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from atoll.clock import Clock
+from atoll.errors import GroupError
+from atoll.hub.jobs.jobs import LIVE_STATES, Jobs
+from atoll.hub.observability.events import Events
+from atoll.hub.rounds.runtime import ENDED, Room
+from atoll.hub.rounds.service import Rounds
+from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.rounds.checks import RECOVERING
+from atoll.rounds.machine import JobRounds
+from atoll.wire.messages import Recover, Source, Sources, Standing
+
+VERDICT_WAIT_S = 60.0
+"""Longest wait for the verdict on an open attempt, whose state is the one to take over."""
+
+
+RETURN_S = 30.0
+"""How long lost members whose end is not known may come back with the state that only they have."""
+
+POLL_S = 0.25
+
+
+class Recovering:
+    """Answers Recover and Standing."""
+
+    def __init__(
+        self,
+        *,
+        rounds: Rounds,
+        jobs: Jobs,
+        events: Events,
+        checkpoints: Checkpoints,
+        clock: Clock,
+    ) -> None:
+        self._rounds = rounds
+        self._jobs = jobs
+        self._events = events
+        self._checkpoints = checkpoints
+        self._clock = clock
+
+    async def recover(self, job: str, member: str, body: Recover) -> Sources:
+        """Return who has the committed state; rounds wait a bounded time for the one who asked.
+
+        Raises:
+            GroupError: the state is not needed any more, the job is ending.
+        """
+        room = self._rooms(job)
+        if body.ready:
+            async with room.lock:
+                effects = room.machine.recover(member, self._clock.monotonic())
+                room.refuse(member, GroupError(RECOVERING, given=member))
+                await self._rounds.carry_out(room, effects)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(VERDICT_WAIT_S):
+                    await room.decided.wait()
+        deadline = self._clock.monotonic() + RETURN_S
+        while True:
+            async with room.lock:
+                if not self._rounds.has(job):
+                    raise GroupError(ENDED, given=job)
+                named = room.machine.roll.holders(member, body.failed)
+                holders = [m for m in named if self._rounds.is_here(room, m)]
+                late = self._clock.monotonic() >= deadline
+                if holders or late or not self._may_return(room):
+                    checkpoint = -1 if holders else await self._set_back(room, member)
+                    return self._sources(room.machine, member, holders, checkpoint)
+            await asyncio.sleep(POLL_S)
+
+    async def standing(self, job: str, member: str, body: Standing) -> None:
+        """Note that a member has taken over the committed state: rounds await it as before.
+
+        Raises:
+            LeftBehind: it stands on another state than the group; it must recover again.
+        """
+        room = self._rooms(job)
+        async with room.lock:
+            now = self._clock.monotonic()
+            effects = room.machine.stand(member, body.round, body.base, now)
+            origin = ", ".join(body.sources) or "nobody"
+            text = (
+                f"{member} took over round {body.round} from {origin}:"
+                f" {body.nbytes / 1e6:.1f} MB in {body.seconds:.1f} s"
+            )
+            await self._events.add(job, "recovered", text, member=member)
+            await self._rounds.carry_out(room, effects)
+
+    def _may_return(self, room: Room) -> bool:
+        """Return whether a process that had the state may still live, unheard."""
+        members = self._jobs.get(room.job).members
+        missed = [members[m] for m in room.machine.roll.missed() if m in members]
+        unsure = LIVE_STATES | {"lost"}  # live: it is just coming back
+        return any(m.state in unsure and m.exit_code is None for m in missed)
+
+    def _rooms(self, job: str) -> Room:
+        return self._rounds.room(job)
+
+    def _sources(
+        self, machine: JobRounds, member: str, holders: list[str], checkpoint: int
+    ) -> Sources:
+        record, leases = self._jobs.get(machine.job), machine.progress.leases
+        pace = machine.newcomer(member, self._clock.monotonic(), whole=not holders)
+        return Sources(
+            round=machine.committed_round,
+            peers=[Source(m, record.members[m].serves) for m in holders if m in record.members],
+            checkpoint_round=checkpoint,
+            pace=pace,
+            lease=leases.lease(member) if leases.cursors else None,
+        )
+
+    async def _set_back(self, room: Room, member: str) -> int:
+        """Go back to the newest complete checkpoint, and return its round (-1: the beginning)."""
+        machine, record = room.machine, self._jobs.get(room.job)
+        if any(m.state == "done" for m in record.members.values()):
+            raise GroupError("the job is ending: all that have its state are done", given=member)
+        checkpoint = await self._checkpoints.newest(room.job)
+        round_ = max(0, checkpoint)
+        if round_ == machine.committed_round:
+            return checkpoint
+        before = machine.committed_round
+        cursors = await self._rounds.book.cursors_at(room.job, round_)
+        await self._checkpoints.begin(room.job, resume_round=checkpoint)
+        machine.rewind(round_, cursors)
+        outsiders = machine.roll.outsiders & record.members.keys()
+        await self._rounds.book.set_round(
+            room.job,
+            round_,
+            cursors,
+            start_round=machine.start_round,
+            outsiders={m: record.members[m].attempt for m in outsiders},
+        )
+        text = (
+            f"no member has the state of round {before} any more:"
+            f" the run goes back to round {round_}"
+        )
+        await self._events.add(room.job, "alarm:rewound", text, member=member)
+        return checkpoint

@@ -1,0 +1,362 @@
+"""Where the time of a round went, member by member, from what the hub sees and what members tell.
+
+The hub knows when a member came, when the plan was made, when its vote and the verdict came: that
+is its waiting, sending and voting, network included. With its next join each member tells the same
+as it went on its own machine, and how long it took to apply the result; that then replaces what
+the hub saw. None of this decides anything.
+
+What a member tells of its period, made fit to be shown: absurd figures are left out and named.
+
+An account is for people. Nothing that is decided about a round may depend on it, so a member that
+lies in it harms nobody.
+
+The table of timelines: where the time of each decided attempt went. Old ones are thinned.
+
+When a job has more than its share, every second one of the older half goes, so the past gets
+coarser but never shorter.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from atoll.hub.db.database import Database
+from atoll.wire.messages import Account, RoundJoin, RoundPlan, Verdict
+
+PHASES = ("wait", "send", "vote", "apply", "upload")
+"""Seconds that an account may name; others are dropped."""
+
+LONGEST_S = 30 * 86_400.0
+"""A phase that takes longer is taken for a mistake."""
+
+LARGEST = 1e30
+"""A loss or a norm beyond this is taken for a mistake."""
+
+
+def tidy(join: RoundJoin) -> tuple[RoundJoin, list[str]]:
+    """Return a join whose account holds only usable figures, and what was wrong with the others.
+
+    Each complaint begins with the name of the figure, e.g. ``loss is nan``.
+    """
+    account = join.account
+    if account is None:
+        return join, []
+    odd: list[str] = []
+    phases: dict[str, float] = {}
+    for name in PHASES:
+        if name in account.phases:
+            seconds = usable(account.phases[name], name, odd, least=0.0, most=LONGEST_S)
+            if seconds is not None:
+                phases[name] = seconds
+    if not account.phases.keys() <= set(PHASES):
+        odd.append("phases have unknown names")
+    clean = Account(
+        phases=phases,
+        update_norm=usable(account.update_norm, "update_norm", odd, least=0.0, most=LARGEST),
+        loss=usable(account.loss, "loss", odd, least=-LARGEST, most=LARGEST),
+    )
+    return msgspec.structs.replace(join, account=clean), odd
+
+
+def usable(
+    value: float | None, name: str, odd: list[str], *, least: float, most: float
+) -> float | None:
+    """Return a figure if it can be true; else None, and the complaint goes to `odd`."""
+    if value is None:
+        return None
+    if math.isfinite(value) and least <= value <= most:
+        return value
+    odd.append(f"{name} is {value:.3g}")
+    return None
+
+
+class Row(msgspec.Struct, kw_only=True, frozen=True):
+    """One member's part in one attempt of a round; None: not known."""
+
+    member: str
+    node: str = ""
+    compute_s: float | None = None
+    """From the last round to its join, without applying that round's result."""
+    wait_s: float | None = None
+    """From its join until all had come."""
+    send_s: float | None = None
+    """The exchange: encoding, sending, waiting for the mean."""
+    vote_s: float | None = None
+    """From its vote to the verdict."""
+    apply_s: float | None = None
+    update_norm: float | None = None
+    loss: float | None = None
+    tokens: int | None = None
+    """Trained in this period."""
+    steps: int = 0
+    odd: list[str] = []
+    """What it told that cannot be, e.g. `loss is nan`."""
+    upload_s: float | None = None
+    """Of the sending: until its own contribution had left."""
+
+
+ROW_FIELDS = Row.__struct_fields__
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Rows of the last committed attempt, now with what its members told of it."""
+
+    epoch: int
+    rows: list[Row]
+
+
+@dataclass
+class _Open:
+    """The attempt that awaits its verdict, as far as it was seen."""
+
+    plan: RoundPlan
+    planned_at: float
+    joins: Mapping[str, RoundJoin]
+    came: Mapping[str, float]
+    voted: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Timeline:
+    """One job's rounds as they pass. Times are monotonic seconds handed in as `now`."""
+
+    _joins: dict[str, RoundJoin] = field(default_factory=dict)
+    _came: dict[str, float] = field(default_factory=dict)
+    _odd: dict[str, list[str]] = field(default_factory=dict)
+    _open: _Open | None = None
+    _tokens: dict[str, int] = field(default_factory=dict)
+    """What each member had trained in all at the last committed round."""
+    _attempts: int = 0
+    """Of the present round, aborted before."""
+    _last: Completed | None = None
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def joined(self, member: str, body: RoundJoin, odd: Sequence[str], now: float) -> list[str]:
+        """Note a join, and what was absurd in it; return what of that people do not know yet."""
+        known = self._joins.get(member)
+        if known is None or known.round != body.round:
+            self._came[member] = now
+        self._joins[member], self._odd[member] = body, list(odd)
+        fresh = [text for text in odd if (member, text.partition(" is ")[0]) not in self._told]
+        self._told |= {(member, text.partition(" is ")[0]) for text in odd}
+        return fresh
+
+    def planned(self, plan: RoundPlan, now: float) -> Completed | None:
+        """Note a plan; return the last committed attempt with what its members have told since."""
+        joins = {m: self._joins.pop(m) for m in plan.members if m in self._joins}
+        came = {m: self._came.pop(m) for m in plan.members if m in self._came}
+        self._open = _Open(plan, now, joins, came)
+        last, self._last = self._last, None
+        if last is None:
+            return None
+        rows = [_with_account(row, joins.get(row.member)) for row in last.rows]
+        return Completed(last.epoch, rows) if rows != last.rows else None
+
+    def recall(self, plan: RoundPlan, joins: Mapping[str, RoundJoin], now: float) -> None:
+        """Take up an attempt that an earlier life of the hub had planned; times are not known."""
+        self._open = _Open(plan, now, joins, {})
+
+    def voted(self, member: str, epoch: int, now: float) -> None:
+        """Note a vote; the first of a member counts."""
+        if self._open is not None and self._open.plan.epoch == epoch:
+            self._open.voted.setdefault(member, now)
+
+    def decided(self, verdict: Verdict, nodes: Mapping[str, str], now: float) -> list[Row]:
+        """Return the rows of an attempt that was just decided.
+
+        Args:
+            verdict: The verdict on it.
+            nodes: Member -> the node that it runs on.
+            now: Present time.
+        """
+        seen, self._open = self._open, None
+        if seen is None or seen.plan.epoch != verdict.epoch:
+            return []
+        rows = [self._row(seen, m, nodes.get(m, ""), verdict, now) for m in seen.plan.members]
+        if verdict.committed:
+            self._last = Completed(verdict.epoch, rows) if self._attempts == 0 else None
+            self._attempts = 0
+            self._tokens |= {m: join.tokens for m, join in seen.joins.items()}
+        else:
+            self._attempts += 1
+        return rows
+
+    def _row(self, seen: _Open, member: str, node: str, verdict: Verdict, now: float) -> Row:
+        voted, came = seen.voted.get(member), seen.came.get(member)
+        times: dict[str, Any] = {
+            "wait_s": None if came is None else max(0.0, seen.planned_at - came),
+            "send_s": None if voted is None else max(0.0, voted - seen.planned_at),
+            "vote_s": None if voted is None else max(0.0, now - voted),
+        }
+        join = seen.joins.get(member)
+        if join is None or not verdict.committed:  # the work counts where it is committed
+            return Row(member=member, node=node, **times)
+        odd = self._odd.pop(member, [])
+        account = join.account or Account()
+        busy_s = usable(join.busy_s, "busy_s", odd, least=0.0, most=LONGEST_S)
+        if busy_s is not None:
+            busy_s = max(0.0, busy_s - account.phases.get("apply", 0.0))
+        return Row(
+            member=member,
+            node=node,
+            compute_s=busy_s,
+            update_norm=account.update_norm,
+            loss=account.loss,
+            tokens=self._tokens_of(member, join),
+            steps=max(0, join.steps),
+            odd=odd,
+            **times,
+        )
+
+    def _tokens_of(self, member: str, join: RoundJoin) -> int | None:
+        """Return the tokens of this period; a new process counts from its own beginning."""
+        before = self._tokens.get(member)
+        if before is None:
+            return None
+        return join.tokens - before if join.tokens >= before else None
+
+
+def _with_account(row: Row, join: RoundJoin | None) -> Row:
+    """Return a row with the phases that its member told, where it did."""
+    if join is None or join.account is None:
+        return row
+    told = {f"{name}_s": seconds for name, seconds in join.account.phases.items()}
+    return msgspec.structs.replace(row, **told)
+
+
+def row_view(row: Row) -> dict[str, Any]:
+    """Return a row as the API shows it."""
+    return {name: getattr(row, name) for name in ROW_FIELDS}
+
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS round_timelines (
+    job TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    members BLOB NOT NULL,
+    PRIMARY KEY (job, epoch)
+) WITHOUT ROWID;
+"""
+
+MAX_ROWS = 50_000
+"""Members times attempts of one job, about 5 MB."""
+LEAST_KEPT = 200
+"""Attempts of one job that are kept however many members it has."""
+
+_THIN_EVERY = 64
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[list[Any]])
+
+
+def encode(rows: Sequence[Row]) -> bytes:
+    """Return rows as they are stored: values without names."""
+    return _encoder.encode([[getattr(row, name) for name in ROW_FIELDS] for row in rows])
+
+
+def decode(data: bytes) -> list[Row]:
+    """Return what :func:`encode` was given; columns that came later are left at their defaults."""
+    return [
+        Row(**dict(zip(ROW_FIELDS, values, strict=False)))  # values of an older hub are fewer
+        for values in _decoder.decode(data)
+    ]
+
+
+def views(data: bytes | None) -> list[dict[str, Any]]:
+    """Return stored rows as the API shows them."""
+    return [] if data is None else [row_view(row) for row in decode(data)]
+
+
+def store(connection: sqlite3.Connection, job: str, epoch: int, rows: bytes) -> None:
+    """Write the rows of an attempt, again if they are known better by now (writer thread)."""
+    connection.execute(
+        "INSERT OR REPLACE INTO round_timelines VALUES (?, ?, ?)", (job, epoch, rows)
+    )
+
+
+def thin(connection: sqlite3.Connection, job: str, epoch: int, *, members: int) -> None:
+    """Drop every second timeline of the older half when there are too many (writer thread)."""
+    if epoch % _THIN_EVERY:
+        return
+    epochs = [
+        found
+        for (found,) in connection.execute(
+            "SELECT epoch FROM round_timelines WHERE job = ? ORDER BY epoch", (job,)
+        )
+    ]
+    if len(epochs) > max(LEAST_KEPT, MAX_ROWS // max(1, members)):
+        gone = epochs[1 : len(epochs) // 2 : 2]
+        connection.executemany(
+            "DELETE FROM round_timelines WHERE job = ? AND epoch = ?", [(job, e) for e in gone]
+        )
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """A committed round with its timeline."""
+
+    epoch: int
+    round: int
+    route: str
+    members: list[str]
+    contributors: list[str]
+    time: float
+    """Of the verdict, seconds since 1970."""
+    seconds: float
+    """From its plan to its verdict."""
+    nbytes: int
+    """Through the relay."""
+    rows: list[Row]
+
+
+class _Plan(msgspec.Struct):
+    route: str
+    members: list[str]
+
+
+class _Verdict(msgspec.Struct):
+    committed: bool
+    contributors: list[str] = []
+
+
+_plans = msgspec.msgpack.Decoder(_Plan)
+_verdicts = msgspec.msgpack.Decoder(_Verdict)
+
+
+async def passed(
+    database: Database, job: str, *, after: int = 0, newest: int = 1_000
+) -> list[Passed]:
+    """Return the newest committed rounds with an epoch above `after`, oldest first."""
+    return await database.read(
+        lambda connection: find_passed(connection, job, after=after, newest=newest)
+    )
+
+
+def find_passed(
+    connection: sqlite3.Connection, job: str, *, after: int = 0, newest: int = 1_000
+) -> list[Passed]:
+    """Do what :func:`passed` does, in the thread that reads."""
+    rows = connection.execute(
+        "SELECT r.epoch, r.round, r.plan, r.verdict, r.decided, r.seconds, r.nbytes, t.members"
+        " FROM round_timelines t JOIN rounds r ON r.job = t.job AND r.epoch = t.epoch"
+        " WHERE t.job = ? AND t.epoch > ? AND r.verdict IS NOT NULL"
+        " ORDER BY t.epoch DESC LIMIT ?",
+        (job, after, newest),
+    ).fetchall()
+    found = []
+    for epoch, round_, plan_bytes, verdict_bytes, time, seconds, nbytes, parts in reversed(rows):
+        plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
+        if verdict.committed:
+            found.append(
+                Passed(
+                    epoch, round_, plan.route, plan.members, verdict.contributors,
+                    time, seconds, nbytes, decode(parts),
+                )
+            )  # fmt: skip
+    return found

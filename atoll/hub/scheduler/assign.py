@@ -1,0 +1,300 @@
+"""Who gets which place: waiting jobs by priority and age, without overtaking. Pure.
+
+A job that waits for places *keeps* every node that it could use were it empty: who comes after it
+may only take nodes that are of no use to it. So a small job cannot overtake a large one for ever.
+A job that could not start on the nodes that are here even were they empty keeps nothing.
+
+Which machines make up which island: different ones, of one network where that is known. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.hub.scheduler.resources import Place, Want, misfit, room
+
+LAN_BITS = {4: 24, 6: 64}
+"""Leading bits of their addresses by which private IPv4 and IPv6 addresses count as one network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What one node has left for machines of islands."""
+
+    count: int
+    """How many of them it takes."""
+    slots: int = 0
+    """How many processes it takes, whatever they need."""
+    network: str = ""
+    """Where it is; see `network_of`."""
+
+
+@dataclass(kw_only=True)
+class Deal:
+    """Nodes dealt out to islands, one island after the other."""
+
+    rooms: Mapping[str, Room]
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Processes of the job that live already, by node."""
+    avoid: str = ""
+    """A node that is taken only if there is no other."""
+    taken: Counter[str] = field(default_factory=Counter)
+
+    def islands(self, sizes: Sequence[int], *, there: Sequence[str] = ()) -> list[str]:
+        """Return the nodes of islands that lack so many machines each, island by island.
+
+        The machines of an island are different nodes wherever there are enough, and of one network
+        if one has enough of them.
+
+        Args:
+            sizes: Machines that each island lacks; all together there is room for them.
+            there: Nodes of machines that the (only) island has.
+        """
+        found: list[str] = []
+        for number, size in enumerate(sizes):
+            found += self._island(size, there, after=len(sizes) - number - 1)
+        return found
+
+    def _island(self, size: int, there: Sequence[str], *, after: int) -> list[str]:
+        """Return the nodes of one island; `after` it come so many of its size."""
+        mine, found = Counter(there), list[str]()
+        near = self._network(size, there)
+        spare = sum(min(self._left(node), after + 1) for node in self.rooms) - size * (after + 1)
+        scarce = [node for node in self.rooms if self._left(node) > after]
+        tight = spare < len(scarce)  # who could be in every island has to be
+
+        def order(node: str) -> tuple[int, bool, bool, bool, int, int, str]:
+            return (
+                mine[node],
+                node == self.avoid,
+                tight and node not in scarce,
+                self.rooms[node].network != near,
+                self.beside.get(node, 0) + self.taken[node],
+                self.taken[node] - self.rooms[node].slots,
+                node,
+            )
+
+        for _ in range(size):
+            node = min((node for node in self.rooms if self._left(node) > 0), key=order)
+            mine[node] += 1
+            self.taken[node] += 1
+            found.append(node)
+        return found
+
+    def _left(self, node: str) -> int:
+        return self.rooms[node].count - self.taken[node]
+
+    def _network(self, size: int, there: Sequence[str]) -> str:
+        """Return the network that an island is to lie in: where it is, else the smallest for it."""
+        known = [self.rooms[node].network for node in there if node in self.rooms]
+        if known:
+            return known[0]
+        nodes = Counter(self.rooms[node].network for node in self.rooms if self._left(node) > 0)
+        enough = {network: count for network, count in nodes.items() if count >= size}
+        if enough:
+            return min(enough, key=lambda network: (enough[network], network))
+        return max(nodes, key=lambda network: (nodes[network], network))
+
+
+def network_of(source: str) -> str:
+    """Return what the machines of one network have in common, as the hub sees their addresses.
+
+    Machines behind one router come from its one public address; in the hub's own network they
+    differ in their last digits only.
+    """
+    try:
+        address = ipaddress.ip_address(source.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.version == 4 and not address.is_private:
+        return str(address)
+    return str(ipaddress.ip_network(f"{address}/{LAN_BITS[address.version]}", strict=False))
+
+
+Key = tuple[str, int]
+"""A job, and the slot of the process that it lacks; -1: the whole job, which has not started."""
+
+WHOLE = -1
+
+NODES_TOLD = 8
+"""Nodes whose reasons are told to people; of a hundred nodes nobody reads each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Somebody asks for places."""
+
+    key: Key
+    want: Want
+    least: int = 1
+    """Fewer places are of no use."""
+    most: int = 1
+    priority: int = 0
+    number: int = 0
+    """Order of submission."""
+    essential: bool = False
+    """A running job stands still without it: it comes before everything that has not started."""
+    avoid: str = ""
+    """Node on which the last attempt ended: taken if there is no other."""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Living processes of the job, by node."""
+    machines: int = 1
+    """Places of one member, which are of use together only."""
+    there: tuple[str, ...] = ()
+    """Nodes of those that the member has, where a running job asks."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a running job asks, to be complete again."""
+        return self.key[1] != WHOLE
+
+    def order(self) -> tuple[bool, int, bool, int, int]:
+        """Return what asks are sorted by; the first one is served first."""
+        return not self.essential, -self.priority, not self.running, self.number, self.key[1]
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why a job waits on."""
+
+    wanted: int
+    free: int
+    reasons: tuple[str, ...] = ()
+    """Of nodes, each beginning with its name."""
+
+    @property
+    def headline(self) -> str:
+        """The shortest form, which changes only when places come or go."""
+        return f"needs {self.wanted} nodes, {self.free} are free"
+
+    def __str__(self) -> str:
+        """Return the headline and what every node lacks."""
+        if not self.reasons:
+            return self.headline
+        told = "; ".join(self.reasons[:NODES_TOLD])
+        more = len(self.reasons) - NODES_TOLD
+        return f"{self.headline}: {told}" + (f"; and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What can start now, and why the rest cannot."""
+
+    granted: dict[Key, list[str]]
+    """The node of each process."""
+    short: dict[str, Shortage]
+    """By job, of those that have not started or stand still."""
+
+
+def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = False) -> Allotment:
+    """Return who gets which place; the order in which asks and places come does not matter.
+
+    Args:
+        asks: Who wants places.
+        places: All nodes.
+        settling: More nodes are about to come back: a job keeps what it could use of those that
+            are here, even if they are too few for it.
+    """
+    here = {place.node: place for place in sorted(places, key=lambda place: place.node)}
+    keepers: dict[str, str] = {}
+    """Who keeps which node."""
+    granted: dict[Key, list[str]] = {}
+    short: dict[str, Shortage] = {}
+    beside: dict[str, Counter[str]] = {}
+    for ask in sorted(asks, key=Ask.order):
+        job = ask.key[0]
+        living = beside.setdefault(job, Counter(ask.beside))
+        free = {
+            name: count
+            for name, place in here.items()
+            if name not in keepers and (count := room(ask.want, place, most=ask.most))
+        }
+        total = sum(free.values())
+        if total >= ask.least:
+            nodes = _nodes(ask, free, beside=living, places=here)
+            for name in nodes:
+                here[name] = here[name].with_one_more(ask.want.needs, gpus=ask.want.gpus)
+                living[name] += 1
+            granted[ask.key] = nodes
+        elif ask.essential:
+            short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
+        elif not ask.running:
+            short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
+            usable = _usable(ask, here, least=1 if settling else ask.least)
+            keepers |= {name: job for name in usable if name not in keepers}
+    return Allotment(granted, short)
+
+
+def _nodes(
+    ask: Ask, free: Mapping[str, int], *, beside: Mapping[str, int], places: Mapping[str, Place]
+) -> list[str]:
+    """Return the node of each process that an ask gets; of islands, one island after the other."""
+    wanted = min(ask.most, sum(free.values()))
+    if ask.machines == 1:
+        return spread(free, wanted, beside=beside, avoid=ask.avoid, places=places)
+    rooms = {
+        name: Room(
+            count=count, slots=places[name].free_slots, network=network_of(places[name].source)
+        )
+        for name, count in free.items()
+    }
+    deal = Deal(rooms=rooms, beside=beside, avoid=ask.avoid)
+    if ask.running:
+        return deal.islands([wanted], there=ask.there)
+    return deal.islands([ask.machines] * (wanted // ask.machines))
+
+
+def spread(
+    free: Mapping[str, int],
+    wanted: int,
+    *,
+    beside: Mapping[str, int] | None = None,
+    avoid: str = "",
+    places: Mapping[str, Place] | None = None,
+) -> list[str]:
+    """Return the node of each process, as evenly as the free places allow; empty: too few are free.
+
+    Among nodes with equally many members of the job, the one with more free places comes first.
+
+    Args:
+        free: How many of these processes each node takes.
+        wanted: How many there are.
+        beside: Processes of the job that live already.
+        avoid: A node that is taken only if there is no other.
+        places: The nodes, for how many slots each has left.
+    """
+    if sum(free.values()) < wanted:
+        return []
+    there, taken = beside or {}, Counter[str]()
+
+    def order(node: str) -> tuple[bool, int, int, str]:
+        slots = places[node].free_slots if places else free[node]
+        return node == avoid, there.get(node, 0) + taken[node], taken[node] - slots, node
+
+    for _ in range(wanted):
+        taken[min((n for n in free if free[n] > taken[n]), key=order)] += 1
+    return sorted(taken.elements())
+
+
+def _usable(ask: Ask, places: Mapping[str, Place], *, least: int) -> Sequence[str]:
+    """Return the nodes that a job could use were they empty; none if they are less than `least`."""
+    rooms = {name: room(ask.want, place.emptied(), most=ask.most) for name, place in places.items()}
+    if sum(rooms.values()) < least:
+        return ()
+    return [name for name, count in rooms.items() if count]
+
+
+def _reasons(ask: Ask, places: Mapping[str, Place], keepers: Mapping[str, str]) -> tuple[str, ...]:
+    told = []
+    for name, place in places.items():
+        why = misfit(ask.want, place)
+        if not why and name in keepers:
+            why = f"{name}: kept for {keepers[name]}, which comes first"
+        if why:
+            told.append(why)
+    return tuple(told)

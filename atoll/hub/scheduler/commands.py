@@ -1,0 +1,64 @@
+"""Commands to nodes: start a process, end a process. Each is put into a queue once."""
+
+from __future__ import annotations
+
+from atoll.hub.db.stores import Stores
+from atoll.hub.jobs.jobs import Job
+from atoll.wire.messages import Launch, Stop, pack_command
+
+KILL_GRACE_S = 10.0
+"""Time between SIGTERM and SIGKILL when a process must end."""
+
+
+class Launching:
+    """Puts the commands for members and hands into the queues of their nodes."""
+
+    def __init__(self, *, stores: Stores, kill_grace_s: float = KILL_GRACE_S) -> None:
+        self._stores = stores
+        self._jobs = stores.jobs
+        self.kill_grace_s = kill_grace_s
+        self._unsent: set[tuple[str, str]] = set()
+        """Members whose launch is not in the queue of their node yet."""
+
+    def assigned(self, job: Job) -> None:
+        """Note every member that waits for its launch, also from an earlier life of the hub."""
+        for member in job.processes:
+            if member.state == "assigned":
+                self._unsent.add((job.job, member.member))
+
+    async def send(self) -> None:
+        """Put the commands for assigned members into the queues of their nodes, each once."""
+        for name, member_name in sorted(self._unsent):
+            job = self._jobs.get(name)
+            member = job.process(member_name)
+            if member is not None and job.state == "running" and member.state == "assigned":
+                token = await self._stores.auth.issue_job_token(
+                    name, member=member_name, attempt=member.attempt
+                )
+                command = Launch(
+                    job=name,
+                    member=member_name,
+                    slot=member.slot,
+                    token=token,
+                    spec=job.spec,
+                    files=await self._jobs.files_of(name),
+                    attempt=member.attempt,
+                )
+                await self._stores.queue.put(
+                    f"node/{member.node}",
+                    key=f"{name}/{member_name}/{member.attempt}",
+                    payload=pack_command(command),
+                )
+            self._unsent.discard((name, member_name))
+
+    async def end(self, job: Job, member: str, *, grace_s: float | None = None) -> None:
+        """Tell a member's node to end its process: asked first, killed after a grace."""
+        record = job.process(member)
+        if record is None:
+            return
+        grace_s = self.kill_grace_s if grace_s is None else grace_s
+        await self._stores.queue.put(
+            f"node/{record.node}",
+            key=f"{job.job}/{member}/{record.attempt}/stop",
+            payload=pack_command(Stop(job.job, member, grace_s, record.attempt)),
+        )

@@ -1,0 +1,174 @@
+"""Hands: what islands run on their further machines. No members, so rounds know nothing of them.
+
+A hand is launched where its member's island lacks a machine, lives while its member is wanted, and
+is ended after it. One that cannot be had ends its member, with the reason; what a lost one means
+for the ranks beside it is the business of the island itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.hub.jobs.completion import (
+    FATAL_KINDS,
+    MAX_FAILURES,
+    Relaunches,
+    failures_after,
+    given_up,
+    missing,
+    program_failed,
+)
+from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
+from atoll.hub.nodes.membership import Membership
+from atoll.hub.observability.events import Events
+from atoll.hub.scheduler.commands import Launching
+from atoll.hub.scheduler.rendezvous import Gates
+from atoll.ids import hand_id, member_id
+
+GIVE_WAY_S = 10.0
+"""How long several islands of a job wait for machines before one gives up those that it has."""
+
+
+def wanted_hands(job: Job) -> list[str]:
+    """Return the hands of all members that live or will be launched again, in their order."""
+    if job.machines == 1:
+        return []
+    slots = {member.slot for member in job.members.values() if member.state in LIVE_STATES}
+    for slot in missing(job) if not job.stopping else []:
+        member = job.members.get(member_id(slot))
+        if member is None or not given_up(member, job):
+            slots.add(slot)
+    return [hand_id(slot, part) for slot in sorted(slots) for part in range(1, job.machines)]
+
+
+def missing_hands(job: Job) -> list[str]:
+    """Return the hands that are to be launched, of those that do not live."""
+    if any(member.state == "done" for member in job.members.values()):
+        return []  # the work of those that train together is done
+    return [name for name in wanted_hands(job) if not _lives(job.hands.get(name))]
+
+
+def hand_failed(hand: Member) -> bool:
+    """Return whether a hand came to its end by a fault of the job's own program."""
+    return program_failed(hand, trainer=True)  # bare exits are a fault of its keeper's machine
+
+
+def hand_given_up(hand: Member, job: Job) -> bool:
+    """Return whether a hand is not launched again, and its member neither."""
+    if hand.state in LIVE_STATES:
+        return False
+    if hand.state == "failed" and (hand.error or {}).get("kind", "") in FATAL_KINDS:
+        return True
+    if hand_failed(hand) and hand.retried >= job.retries:
+        return True
+    return failures_after(hand) >= MAX_FAILURES
+
+
+def whole_islands(job: Job, *, shrinks: bool) -> int:
+    """Return how many members live and have all machines that they need to work."""
+    live = [member for member in job.members.values() if member.state in LIVE_STATES]
+    if shrinks:
+        return len(live)
+    parts = range(1, job.machines)
+    return sum(all(_lives(job.hands.get(hand_id(m.slot, part))) for part in parts) for m in live)
+
+
+class Hands:
+    """Ends the hands of all running jobs when they are not wanted, and members without hands."""
+
+    def __init__(
+        self,
+        *,
+        jobs: Jobs,
+        membership: Membership,
+        launching: Launching,
+        relaunches: Relaunches,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._jobs = jobs
+        self._events = events
+        self._clock = clock
+        self._membership = membership
+        self._launching = launching
+        self._relaunches = relaunches
+        self.gates = Gates()
+        self._short_since: dict[str, float] = {}
+        """Monotonic time since when several islands of a job lack machines that are nowhere."""
+
+    async def look_after(self, job: Job) -> None:
+        """See what follows from what became of members and hands of a running job."""
+        if job.machines == 1 and not job.hands:
+            return
+        wanted = set(wanted_hands(job))
+        for hand in list(job.hands.values()):
+            if hand.state in LIVE_STATES and hand.member not in wanted:
+                await self._launching.end(job, hand.member)
+            elif self._relaunches.steady(job.job, hand):
+                await self._jobs.update_member(job.job, hand.member, failures=0, retried=0)
+            elif hand.member in wanted and hand_given_up(hand, job):
+                await self._give_up(job, hand)
+
+    async def _give_up(self, job: Job, hand: Member) -> None:
+        """End the member whose island cannot have all its machines, with the reason."""
+        told = _named(hand)
+        if hand.error != told:
+            await self._jobs.update_member(job.job, hand.member, error=told)
+        member = job.members.get(member_id(hand.slot))
+        if member is not None and member.state in LIVE_STATES:
+            await self._launching.end(job, member.member)
+        await self._membership.fail(job.job, member_id(hand.slot), error=told)
+
+    async def give_way(self, short: Mapping[str, Collection[int]]) -> None:
+        """Let one of several islands that wait for machines give up those that it has.
+
+        Two islands that lost a machine each would wait for ever where one could work.
+
+        Args:
+            short: Job -> slots of its members whose islands asked for places and got none.
+        """
+        self._short_since = {job: at for job, at in self._short_since.items() if job in short}
+        for name, slots in short.items():
+            job = self._jobs.get(name)
+            working = [process for process in job.processes if process.state in LIVE_STATES]
+            live = Counter(process.slot for process in working)
+            broken = [slot for slot in slots if live[slot]]
+            if len(broken) < 2:
+                self._short_since.pop(name, None)
+                continue
+            now = self._clock.monotonic()
+            if now < self._short_since.setdefault(name, now) + GIVE_WAY_S:
+                continue
+            del self._short_since[name]
+            slot = min(broken, key=lambda slot: (live[slot], -slot))
+            text = f"the machines of {member_id(slot)} go to islands that lack fewer"
+            await self._events.add(name, "island-gives-way", text, member=member_id(slot))
+            for process in working:
+                if process.slot == slot:
+                    await self._launching.end(job, process.member)
+
+    async def end_all(self, job: Job) -> None:
+        """End the hands of a job that has ended."""
+        for hand in list(job.hands.values()):
+            if hand.state in LIVE_STATES:
+                await self._launching.end(job, hand.member)
+                await self._jobs.update_member(job.job, hand.member, state="stopped")
+        self.gates.forget(job.job)
+
+
+def _lives(hand: Member | None) -> bool:
+    return hand is not None and hand.state in LIVE_STATES
+
+
+def _named(hand: Member) -> dict[str, Any]:
+    """Return the error of a hand, which says whose it is."""
+    where = f"{hand.member} on {hand.node}: "
+    error = hand.error or {
+        "kind": "JobError", "what": f"ended {hand.failures + 1} times in a row",
+        "given": f"exit status {hand.exit_code}",
+    }  # fmt: skip
+    what = error.get("what", "it failed")
+    return {**error, "what": what if what.startswith(where) else where + what}

@@ -1,0 +1,229 @@
+"""What jobs ask places for: those that wait for everything, running ones for what they lack.
+
+The nodes as places for processes: what each has left beside what runs there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from atoll.config import parse_spec
+from atoll.hub.jobs.completion import Relaunches, given_up, missing, program_failed
+from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
+from atoll.hub.nodes.membership import Membership
+from atoll.hub.observability.events import Events
+from atoll.hub.rounds.service import Rounds
+from atoll.hub.scheduler.assign import WHOLE, Ask, Key
+from atoll.hub.scheduler.follower_hosts import (
+    hand_failed,
+    hand_given_up,
+    missing_hands,
+    whole_islands,
+)
+from atoll.hub.scheduler.resources import Place, Taken, Want, want_of
+from atoll.hub.sessions.session import Sessions
+from atoll.ids import hand_id, is_hand, member_id, member_of_hand, slot_of
+
+
+class Places:
+    """Puts together who is there, what it measured, and what jobs have reserved of it."""
+
+    def __init__(self, *, jobs: Jobs, membership: Membership, sessions: Sessions) -> None:
+        self._jobs = jobs
+        self._membership = membership
+        self._sessions = sessions
+        self._wants: dict[str, tuple[str, Want, bool]] = {}
+        """Job -> its text, what that asks for, whether it shrinks: reading TOML is slow."""
+
+    def want(self, job: Job) -> Want:
+        """Return what one process of a job asks of a node."""
+        return self._read(job)[1]
+
+    def shrinks(self, job: Job) -> bool:
+        """Return whether an island of a job works on without some of its machines."""
+        return self._read(job)[2]
+
+    def _read(self, job: Job) -> tuple[str, Want, bool]:
+        known = self._wants.get(job.job)
+        if known is None or known[0] is not job.spec:
+            spec = parse_spec(job.spec)
+            shrinks = spec.island.on_loss == "shrink"
+            known = self._wants[job.job] = (job.spec, want_of(spec), shrinks)
+        return known
+
+    def forget(self, job: str) -> None:
+        """Drop what concerns a job that has ended."""
+        self._wants.pop(job, None)
+
+    def now(self, *, pausing: Collection[tuple[str, str]] = ()) -> list[Place]:
+        """Return every known node.
+
+        Args:
+            pausing: Job and member of processes that will be started again after a pause; they
+                keep their places.
+        """
+        taken: dict[str, Taken] = {}
+        for job in self._jobs.list():
+            for member in job.processes if job.state == "running" else ():
+                if member.state in LIVE_STATES or (job.job, member.member) in pausing:
+                    before = taken.get(member.node, Taken())
+                    want = self.want(job)
+                    taken[member.node] = before.plus(want.needs, gpus=want.gpus)
+        places = []
+        for node in self._membership.nodes.values():
+            session = self._sessions.get(node.node)
+            why = (node.drain_reason or "it is asked to") if node.draining else ""
+            places.append(
+                Place(
+                    node=node.node,
+                    info=node.info,
+                    connected=node.connected,
+                    draining=why,
+                    stats=session.stats if session is not None else node.stats,
+                    taken=taken.get(node.node, Taken()),
+                    source=session.source if session is not None else "",
+                )
+            )
+        return places
+
+
+@dataclass
+class Asked:
+    """Who wants places."""
+
+    asks: list[Ask] = field(default_factory=list)
+    lacking: dict[Key, list[str]] = field(default_factory=dict)
+    """The processes that a running job asks for, the most needed first."""
+    pausing: set[tuple[str, str]] = field(default_factory=set)
+    """Processes that will be launched again after a pause, and keep their places."""
+
+    def short_islands(self, granted: Collection[Key]) -> dict[str, list[int]]:
+        """Return by job the members that asked for machines of their islands and got none."""
+        found: dict[str, list[int]] = {}
+        for ask in self.asks:
+            if ask.running and ask.machines > 1 and ask.key not in granted:
+                found.setdefault(ask.key[0], []).append(ask.key[1])
+        return found
+
+
+class Asking:
+    """Looks through all jobs for what they ask."""
+
+    def __init__(
+        self,
+        *,
+        jobs: Jobs,
+        events: Events,
+        membership: Membership,
+        places: Places,
+        rounds: Rounds,
+        relaunches: Relaunches,
+    ) -> None:
+        self._jobs = jobs
+        self._events = events
+        self._membership = membership
+        self._places = places
+        self._rounds = rounds
+        self._relaunches = relaunches
+
+    async def asks(self) -> Asked:
+        """Return who wants places now."""
+        asked = Asked()
+        for number, job in enumerate(self._jobs.list()[::-1]):
+            if job.state == "waiting":
+                asked.asks.append(self._ask_for_all(job, number=number))
+            elif job.state == "running" and not job.stopping:
+                await self._ask_again(job, asked, number=number)
+        return asked
+
+    def _ask_for_all(self, job: Job, *, number: int) -> Ask:
+        return Ask(
+            key=(job.job, WHOLE), want=self._places.want(job), machines=job.machines,
+            least=(job.min_nodes or job.nodes_wanted) * job.machines,
+            most=job.nodes_wanted * job.machines, priority=job.priority, number=number,
+        )  # fmt: skip
+
+    async def _ask_again(self, job: Job, asked: Asked, *, number: int) -> None:
+        """Add what a running job asks for: one ask for each member that lacks processes."""
+        for slot, names in lacking(job).items():
+            due = []
+            for name in names:
+                before = job.process(name)
+                if before is None or await self._is_due(job, before):
+                    due.append(name)
+                elif not _given_up(before, job):
+                    asked.pausing.add((job.job, name))
+            if due:
+                asked.lacking[job.job, slot] = due
+                asked.asks.append(self._ask_for(job, slot, due, number=number))
+
+    def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Ask:
+        """Return what a running job asks for a member that lacks these processes."""
+        shrinks, before = self._places.shrinks(job), job.process(names[0])
+        live = [process for process in job.processes if process.state in LIVE_STATES]
+        return Ask(
+            key=(job.job, slot), want=self._places.want(job), machines=job.machines,
+            least=1 if shrinks else len(names), most=len(names),
+            priority=job.priority, number=number,
+            essential=whole_islands(job, shrinks=shrinks) < max(1, job.min_nodes),
+            avoid=before.node if before is not None else "",
+            beside=Counter(process.node for process in live),
+            there=tuple(process.node for process in live if process.slot == slot),
+        )  # fmt: skip
+
+    async def _is_due(self, job: Job, process: Member) -> bool:
+        """Return whether a member or hand that is not there is to be launched again now."""
+        if _given_up(process, job):
+            if self._relaunches.first_time(job.job, process.member):
+                text = (
+                    f"{process.member} is given up: {process.failures + 1} launches in a row failed"
+                )
+                await self._events.add(job.job, "member-given-up", text, member=process.member)
+            return False
+        node = self._membership.nodes.get(process.node)
+        hand = is_hand(process.member)
+        return self._relaunches.due(
+            job.job,
+            process,
+            node_is_there=node is not None and node.connected,
+            may_return=not hand and self._rounds.may_return(job.job),
+            silent=may_live_unheard(job, process),
+            program=failed_itself(process, job),
+        )
+
+
+def lacking(job: Job) -> dict[int, list[str]]:
+    """Return by slot the processes that a running job lacks: the member first, then its hands."""
+    found = {slot: [str(member_id(slot))] for slot in missing(job)}
+    for hand in missing_hands(job):
+        found.setdefault(slot_of(member_of_hand(hand)[0]), []).append(hand)
+    return found
+
+
+def failed_itself(process: Member, job: Job) -> bool:
+    """Return whether a process came to its end by a fault of the job's own program."""
+    if is_hand(process.member):
+        return hand_failed(process)
+    return program_failed(process, trainer=job.kind == "trainer")
+
+
+def part_names(slot: int, *, machines: int) -> list[str]:
+    """Return all processes of a member: itself, and its hands."""
+    return [member_id(slot), *(hand_id(slot, part) for part in range(1, machines))]
+
+
+def _given_up(process: Member, job: Job) -> bool:
+    return hand_given_up(process, job) if is_hand(process.member) else given_up(process, job)
+
+
+def may_live_unheard(job: Job, process: Member) -> bool:
+    """Return whether a process that is unheard with its node may be at work there all the same.
+
+    Of a hand it is believed while its island runs on.
+    """
+    if not is_hand(process.member):
+        return job.silent
+    member = job.members.get(member_id(process.slot))
+    return member is not None and member.state == "running"

@@ -1,0 +1,101 @@
+"""Other bounds for a job that runs: how many members it has at least and at most.
+
+Fewer members, or more up to as many as the data is dealt into, come and go while rounds go on: the
+data keeps its deal, and slots without a member wait. For more members than that the data has to be
+dealt anew, so the group saves, ends, and goes on from there: nothing that was committed is lost.
+"""
+
+from __future__ import annotations
+
+from atoll.errors import ConfigError
+from atoll.hub.db.stores import Stores
+from atoll.hub.jobs.record import LIVE_STATES, Job
+from atoll.hub.rounds.service import Rounds
+from atoll.hub.scheduler.commands import Launching
+
+MOST_MEMBERS = 10_000
+
+LEAST_GRACE_S, PERIODS_OF_GRACE = 60.0, 3.0
+"""Time to finish the round before the data is dealt anew."""
+
+
+def check_bounds(job: Job, *, least: int, most: int) -> None:
+    """Refuse bounds that cannot be.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if job.of_policies:
+        raise ConfigError(
+            "the members of a job of policies are its policies and its critic",
+            given=f"max {most} for {job.job}",
+            expected=f"{job.nodes_wanted}",
+            remedy="add a policy from another job that names the same pool in [rl]",
+        )
+    if not 1 <= most <= MOST_MEMBERS or not 0 <= least <= most:
+        raise ConfigError(
+            "a job cannot have so many members",
+            given=f"min {least}, max {most}",
+            expected=f"0 <= min <= max and 1 <= max <= {MOST_MEMBERS}",
+        )
+    if job.over:
+        raise ConfigError(
+            "this job has ended",
+            given=f"{job.job} is {job.state}",
+            expected="a job that waits or runs",
+            remedy=f"go on with so many members: atoll resume {job.job} --nodes {most}",
+        )
+
+
+class Scaling:
+    """Changes bounds, and sends away who is too many."""
+
+    def __init__(self, *, stores: Stores, rounds: Rounds, launching: Launching) -> None:
+        self._jobs = stores.jobs
+        self._events = stores.events
+        self._rounds = rounds
+        self._launching = launching
+
+    async def scale(self, job: Job, *, least: int, most: int) -> bool:
+        """Store other bounds of a job; return whether its data has to be dealt anew for them.
+
+        Raises:
+            ConfigError: it has ended, or there cannot be so many.
+        """
+        check_bounds(job, least=least, most=most)
+        if (job.min_nodes, job.nodes_wanted) == (least, most):
+            return False
+        dealt = job.state == "running" and not job.silent
+        anew = dealt and most > job.slots
+        await self._jobs.scale(job.job, least=least, most=most, deal=job.slots if dealt else most)
+        if self._rounds.has(job.job):
+            room = self._rounds.room(job.job)
+            async with room.lock:
+                room.machine.nodes_wanted, room.machine.min_nodes = most, least
+        text = f"{least or most} to {most} members from now on"
+        if anew:
+            text += "; the data is dealt anew: members save, and start again"
+        await self._events.add(job.job, "scaled", text)
+        return anew
+
+    def grace_s(self, job: Job) -> float:
+        """Return what members get to finish their round before the data is dealt anew."""
+        return max(LEAST_GRACE_S, PERIODS_OF_GRACE * (job.measures.period_s or 0.0))
+
+    async def send_away(self, job: Job) -> None:
+        """End the members beyond the upper bound, once others are there that hold the state."""
+        surplus = [
+            member
+            for member in job.members.values()
+            if member.slot >= job.nodes_wanted and member.state in LIVE_STATES
+        ]
+        if not surplus or job.stopping:
+            return
+        working = self._rounds.working(job.job)
+        keeps = any(
+            member.state in LIVE_STATES and (working is None or member.member in working)
+            for member in job.members.values()
+            if member.slot < job.nodes_wanted
+        )
+        for member in surplus if keeps or job.silent else []:
+            await self._launching.end(job, member.member)

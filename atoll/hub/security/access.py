@@ -1,0 +1,123 @@
+"""Lets machines and people in, and shuts them out: tokens, certificates and sessions together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import unknown
+from atoll.hub.db.stores import Stores
+from atoll.hub.jobs.jobs import LIVE_STATES
+from atoll.hub.security.auth import PEOPLE, Identity
+from atoll.hub.security.connection_limits import Gate, Visit
+from atoll.hub.security.node_certificates import NodeCertificates
+from atoll.hub.sessions.session import Sessions
+from atoll.ids import session_id
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a machine or a person got for a ticket."""
+
+    name: str
+    token: str
+    role: str
+    certificate: str = ""
+    """PEM; empty where none is needed."""
+
+
+class Access:
+    """Who is let in, and how they are shut out."""
+
+    def __init__(
+        self,
+        *,
+        stores: Stores,
+        sessions: Sessions,
+        certificates: NodeCertificates,
+        gate: Gate,
+        ca: Path | None,
+    ) -> None:
+        """Serve a hub whose authority's certificate is in the file `ca`; None: no own TLS."""
+        self._stores = stores
+        self._sessions = sessions
+        self._gate = gate
+        self.certificates = certificates
+        self.ca = ca
+
+    async def join(
+        self, secret: str, *, name: str, request: str, source: str, scope: Mapping[str, Any]
+    ) -> Admitted:
+        """Let a machine in.
+
+        Raises:
+            AuthError: the ticket is wrong, or not for a machine.
+            ConfigError: the name or the signing request is wrong.
+        """
+        self.certificates.check_request(request, scope)
+        node, token = await self._stores.auth.redeem(secret, name=name, source=source)
+        try:
+            certificate = await self.certificates.issue(request, node=node)
+        except BaseException:
+            await self._stores.auth.revoke_node(node, tell=False)  # it came to nothing
+            raise
+        return Admitted(node, token, "node", certificate)
+
+    async def log_in(self, secret: str, *, name: str, source: str) -> Admitted:
+        """Let a person in; raises as `join` does."""
+        auth = self._stores.auth
+        login, token = await auth.redeem(secret, name=name, source=source, roles=PEOPLE)
+        return Admitted(login, token, auth.authenticate(token).role)
+
+    async def shut_out(self, node: str) -> list[str]:
+        """End a node's token, certificates and session, and what runs on it.
+
+        Returns:
+            Ids of the tickets that it came with and that still open.
+
+        Raises:
+            ConfigError: no node of this name has joined.
+        """
+        auth = self._stores.auth
+        tickets = await auth.tickets_of(node)
+        if not await auth.revoke_node(node):
+            raise unknown("node", node, auth.names("node"))
+        await self.certificates.revoke(node)
+        for job in self._stores.jobs.list():
+            for member in job.processes if job.state == "running" else ():
+                if member.node == node and member.state in LIVE_STATES:
+                    await auth.revoke_member(job.job, member.member)
+                    self._sessions.end(session_id(job.job, member.member))
+                    self._gate.cut("job", job.job, member.member)
+        self._sessions.end(node)
+        self._gate.cut("node", node)
+        return tickets
+
+    async def revoke_ticket(self, id: str) -> list[str]:
+        """End a ticket, and the logins made with it; return their names.
+
+        Raises:
+            ConfigError: there is no such ticket.
+        """
+        people = await self._stores.auth.revoke_ticket(id)
+        for name in people:
+            for role in PEOPLE:
+                self._gate.cut(role, name)
+        return people
+
+    async def log_out(self, identity: Identity) -> bool:
+        """End a login; False for a token that is none."""
+        return await self._stores.auth.log_out(identity)
+
+    def admit(self, identity: Identity, scope: Mapping[str, Any]) -> None:
+        """Take a connection for that of an identity whose token it has shown.
+
+        Raises:
+            AuthError: it is a node's, and shows no certificate of that node.
+        """
+        self.certificates.check(identity, scope)
+        visit: Visit | None = (scope.get("state") or {}).get("visit")
+        if visit is not None:
+            visit.known(identity)

@@ -1,0 +1,122 @@
+"""The certificates of nodes: signed when they join, renewed in time, refused once revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.errors import AuthError, ConfigError, Revoked
+from atoll.hub.db.database import Database
+from atoll.hub.security.auth import Identity
+from atoll.hub.security.certificates import Authority
+from atoll.hub.security.connection_limits import Visit
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS auth_certificates (
+    serial TEXT PRIMARY KEY, node TEXT NOT NULL, expires REAL NOT NULL, revoked REAL
+);
+"""
+
+
+class NodeCertificates:
+    """What the authority signed for nodes; revoked serials are mirrored in memory."""
+
+    def __init__(self, authority: Authority | None, *, database: Database, clock: Clock) -> None:
+        """Sign with `authority`; None: this hub does not speak TLS itself."""
+        self._authority = authority
+        self._database = database
+        self._clock = clock
+        self._revoked: set[str] = set(
+            database.read_now(lambda connection: [
+                serial for (serial,) in connection.execute(
+                    "SELECT serial FROM auth_certificates WHERE revoked IS NOT NULL"
+                )
+            ])
+        )  # fmt: skip
+
+    @property
+    def needed(self) -> bool:
+        """Whether nodes have to have certificates here."""
+        return self._authority is not None
+
+    def check_request(self, request_pem: str, scope: Mapping[str, Any]) -> None:
+        """Refuse to let a machine in that could not speak afterwards; uses no ticket up.
+
+        Raises:
+            ConfigError: a signing request is needed and missing.
+        """
+        if self._authority is not None and _is_direct(scope) and not request_pem:
+            raise ConfigError(
+                "this hub lets nodes in with a key of their own only",
+                given="a join without a signing request",
+                remedy="use the whole ticket, with what stands behind its ~, and this version",
+            )
+
+    async def issue(self, request_pem: str, *, node: str) -> str:
+        """Return a certificate in PEM; empty where none is needed.
+
+        Raises:
+            ConfigError: the signing request is wrong.
+        """
+        authority = self._authority
+        if authority is None or not request_pem:
+            return ""
+        signed = await asyncio.to_thread(authority.sign_node, request_pem, node=node)
+        now = self._clock.wall()
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM auth_certificates WHERE expires < ?", (now,))
+            connection.execute(
+                "INSERT INTO auth_certificates VALUES (?, ?, ?, NULL)",
+                (signed.serial, node, signed.expires),
+            )
+
+        await self._database.write(write)
+        return signed.pem
+
+    async def revoke(self, node: str) -> None:
+        """Refuse every certificate of a node from now on."""
+        now = self._clock.wall()
+
+        def write(connection: sqlite3.Connection) -> list[str]:
+            connection.execute(
+                "UPDATE auth_certificates SET revoked = ? WHERE node = ? AND revoked IS NULL",
+                (now, node),
+            )
+            rows = connection.execute(
+                "SELECT serial FROM auth_certificates WHERE node = ?", (node,)
+            )
+            return [serial for (serial,) in rows]
+
+        self._revoked.update(await self._database.write(write))
+
+    def check(self, identity: Identity, scope: Mapping[str, Any]) -> None:
+        """Refuse a node that does not show its own certificate, where it speaks TLS to this hub.
+
+        Raises:
+            AuthError: it shows none, or another's.
+            Revoked: an operator has revoked it.
+        """
+        if identity.role != "node" or self._authority is None or not _is_direct(scope):
+            return
+        visit: Visit = scope["state"]["visit"]
+        shown = visit.certificate
+        if shown is None or shown.name != identity.name:
+            raise AuthError(
+                "a node has to show its own certificate",
+                given=f"the certificate of {shown.name}" if shown else "none",
+                expected=f"the certificate that {identity.name} got when it joined",
+                remedy="join again with a fresh ticket",
+            )
+        if shown.serial in self._revoked:
+            raise Revoked("an operator of the hub has revoked this certificate", given=shown.serial)
+
+
+def _is_direct(scope: Mapping[str, Any]) -> bool:
+    """Return whether TLS ends at this hub, not at a proxy before it."""
+    state = scope.get("state") or {}
+    visit = state.get("visit")
+    return visit is not None and visit.secure and not state.get("proxied")

@@ -1,0 +1,111 @@
+"""Tells people which requests were refused to whom and why, each once in a while.
+
+Tells people which peers lost their connection for what they sent, bounded in number.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from atoll.clock import Clock
+from atoll.errors import AtollError, AuthError, GroupError
+from atoll.hub.jobs.jobs import Jobs
+from atoll.hub.observability.events import Events
+from atoll.hub.rounds.runtime import QUIET
+from atoll.hub.sessions.session import Session
+from atoll.wire.messages import Message
+
+AGAIN_S = 30.0
+"""The same refusal of the same member is told again after this time."""
+
+MAX_KEPT = 1_000
+
+
+class Refusals:
+    """Writes `refused` events about members that asked for what they may not have."""
+
+    def __init__(self, events: Events, *, clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+        self._told: dict[tuple[str, str, str], float] = {}
+
+    async def note(self, session: Session, body: Message, error: AtollError) -> None:
+        """Tell that a request was refused, if it was bad and not merely out of luck."""
+        if not isinstance(error, GroupError | AuthError) or error.what in QUIET:
+            return
+        now, asked = self._clock.monotonic(), type(body).__name__
+        key = (session.address, asked, error.what)
+        if now - self._told.get(key, -AGAIN_S) < AGAIN_S:
+            return
+        if len(self._told) >= MAX_KEPT:
+            self._told.clear()
+        self._told[key] = now
+        who = session.member or session.address
+        text = f"{asked} of {who} is refused: {error.message()}"
+        fields = {"message": asked, **error.to_dict()}
+        await self._events.add(session.job, "refused", text, member=who, fields=fields)
+
+
+KIND = "refused"
+
+PAUSE_S = 5.0
+"""Time between two events about the same peer; what comes in between is counted."""
+
+MAX_AT_ONCE = 20
+"""Events about all peers together within `PAUSE_S`: an attacker must not fill the disk."""
+
+_REMEMBERED = 1_024
+
+
+class TurnedAway:
+    """Writes an event for peers that broke the protocol or had no right to speak."""
+
+    def __init__(self, *, events: Events, jobs: Jobs, clock: Clock) -> None:
+        self._events = events
+        self._jobs = jobs
+        self._clock = clock
+        self._told: OrderedDict[str, float] = OrderedDict()
+        """When each peer was last told about."""
+        self._untold: dict[str, int] = {}
+        self.count = 0
+        """Refusals since the hub started."""
+
+    async def note(self, who: str, error: AtollError, *, job: str = "", source: str = "") -> None:
+        """Tell that a peer was refused.
+
+        Args:
+            who: Its address, e.g. ``job/w3``, as far as it is known.
+            error: Why.
+            job: In whose events it is told; unknown or empty: in those of the hub.
+            source: Network address it came from.
+        """
+        self.count += 1
+        now = self._clock.monotonic()
+        name = who or source or "somebody"
+        if not self._may_tell(name, now):
+            self._untold[name] = self._untold.get(name, 0) + 1
+            while len(self._untold) > _REMEMBERED:
+                del self._untold[next(iter(self._untold))]
+            return
+        more = self._untold.pop(name, 0)
+        fields = {**error.to_dict(), "from": source}
+        if more:
+            fields["more"] = str(more)
+        again = f" (and {more} times before)" if more else ""
+        known = job if job and self._jobs.knows(job) else ""
+        await self._events.add(
+            known,
+            KIND,
+            f"{name} was refused: {error.what}{again}",
+            member=who.partition("/")[2] if known else "",
+            fields=fields,
+        )
+
+    def _may_tell(self, name: str, now: float) -> bool:
+        """Return whether an event about this peer is due; note that it was told."""
+        while self._told and next(iter(self._told.values())) <= now - PAUSE_S:
+            self._told.popitem(last=False)
+        if name in self._told or len(self._told) >= MAX_AT_ONCE:
+            return False
+        self._told[name] = now
+        return True

@@ -1,0 +1,266 @@
+"""From a control message to the part of the hub that answers it.
+
+Every request runs as a task of its own, so that one that waits (for a round, for an item of a
+queue) holds up nothing, heartbeats least of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atoll.errors import AtollError, AuthError, HubError, WireError
+from atoll.hub.db.stores import Stores
+from atoll.hub.nodes.membership import Membership
+from atoll.hub.queues.handlers import QueueDoor, Rights
+from atoll.hub.rounds.recovery import Recovering
+from atoll.hub.rounds.service import Rounds
+from atoll.hub.scheduler.scheduler import Placement
+from atoll.hub.sessions.rejections import Refusals
+from atoll.hub.sessions.session import Session
+from atoll.hub.storage.checkpoints import Checkpoints
+from atoll.hub.tasks import Tasks
+from atoll.ids import is_reducer
+from atoll.wire.messages import (
+    Acked,
+    Beat,
+    CheckpointPart,
+    CheckpointState,
+    Done,
+    Drain,
+    Envelope,
+    Event,
+    Failure,
+    Finished,
+    Leaving,
+    LogLines,
+    Message,
+    Metrics,
+    Offering,
+    ProcessState,
+    Recover,
+    Register,
+    Roster,
+    RoundJoin,
+    RoundVote,
+    Standing,
+    Stop,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUESTS = 1_000
+"""Requests of one session that may be worked on at a time."""
+
+Handler = Callable[[Session, Any, int], Awaitable[Message]]
+
+
+class Router:
+    """The table of handlers, and how they are run."""
+
+    def __init__(
+        self,
+        *,
+        stores: Stores,
+        membership: Membership,
+        rounds: Rounds,
+        checkpoints: Checkpoints,
+        placement: Placement,
+        recovering: Recovering,
+        refusals: Refusals,
+        tasks: Tasks,
+    ) -> None:
+        self._stores = stores
+        self._jobs = stores.jobs
+        self._membership = membership
+        self._rounds = rounds
+        self._checkpoints = checkpoints
+        self._placement = placement
+        self._recovering = recovering
+        self._refusals = refusals
+        self._tasks = tasks
+        self._door = QueueDoor(stores.queue, rights=Rights(stores.jobs))
+        self._handlers: dict[type[Message], Handler] = {
+            **self._door.handlers,
+            LogLines: self._log_lines,
+            Metrics: self._metrics,
+            Event: self._event,
+            ProcessState: self._process_state,
+            Finished: self._finished,
+            Register: self._register,
+            Roster: self._roster,
+            RoundJoin: self._round_join,
+            RoundVote: self._round_vote,
+            Recover: self._recover,
+            Standing: self._standing,
+            Leaving: self._leaving,
+            Drain: self._drain,
+            Offering: self._offering,
+            CheckpointPart: self._checkpoint_part,
+            Stop: self._stop,
+        }
+
+    def received(self, session: Session, envelope: Envelope) -> None:
+        """Start working on a message; answers go out when they are ready.
+
+        Raises:
+            WireError: nobody sends such a message to a hub, or too many requests are open.
+        """
+        body, id = envelope.body, envelope.id
+        if isinstance(body, Beat):
+            session.stats = body.stats
+            session.clock.note(body.time, session.last_heard)
+            if id:
+                session.answer(envelope, Done())
+            return
+        handler = self._handlers.get(type(body))
+        if handler is None or envelope.reply:
+            raise WireError("a hub takes no such message", given=type(body).__name__)
+        if id and id in session.requests:
+            return
+        if len(session.requests) >= MAX_REQUESTS:
+            raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
+        if self._door.put_now(session, envelope):
+            return
+        name = f"{type(body).__name__} of {session.address}"
+        task = self._tasks.start(self._work(session, envelope, handler), name=name)
+        if id:
+            session.requests[id] = task
+
+    async def _work(self, session: Session, envelope: Envelope, handler: Handler) -> None:
+        """Run a handler and send what it returns, or why it could not."""
+        try:
+            answer = await handler(session, envelope.body, envelope.id)
+        except AtollError as error:
+            logger.info("%s: %s", session.address, error)
+            await self._refusals.note(session, envelope.body, error)
+            answer = Failure(error.to_dict())
+        except Exception as error:
+            logger.exception("%s of %s failed", type(envelope.body).__name__, session.address)
+            what = "the hub failed on this request"
+            remedy = "see the hub's log"
+            answer = Failure(HubError(what, given=repr(error), remedy=remedy).to_dict())
+        finally:
+            session.requests.pop(envelope.id, None)
+        if envelope.id:
+            session.answer(envelope, answer)
+
+    # ------------------------------------------------------------------- nodes' reports
+
+    async def _log_lines(self, session: Session, body: LogLines, id: int) -> Message:
+        if not self._jobs.knows(body.job):
+            return Acked(body.seq + len(body.lines) - 1)  # it was deleted: nobody will read them
+        self._check_process(session, body.job, body.member)
+        seq = await self._stores.logs.add(
+            body.job, body.member, source=session.incarnation, seq=body.seq, lines=body.lines
+        )
+        return Acked(seq)
+
+    async def _process_state(self, session: Session, body: ProcessState, id: int) -> Message:
+        identity = session.identity
+        if identity.role == "job" and identity.name != body.job:
+            raise AuthError("this process belongs to another", given=f"{body.job}/{body.member}")
+        node = identity.name if identity.role == "node" else ""
+        if node and is_reducer(body.member):
+            self._check_process(session, body.job, body.member)
+        if is_reducer(body.member) and body.state == "exited":
+            self._placement.reducers.exited(body.job, body.member, body.attempt)
+        await self._membership.process_state(node, body)
+        return Done()
+
+    def _check_process(self, session: Session, job: str, member: str) -> None:
+        """Refuse reports about a process that is none of the sender's."""
+        identity = session.identity
+        if identity.role == "operator" or (identity.role == "job" and identity.name == job):
+            return
+        record = self._jobs.get(job).process(member)
+        owner = record.node if record is not None else ""
+        if is_reducer(member):  # after a restart of the hub it is not known where it runs
+            owner = self._placement.reducers.where(job, member) or identity.name
+        if identity.role != "node" or owner != identity.name:
+            raise AuthError("this process belongs to another", given=f"{job}/{member}")
+
+    # --------------------------------------------------------------------------- members
+
+    async def _metrics(self, session: Session, body: Metrics, id: int) -> Message:
+        job, member = _member(session)
+        self._jobs.get(job)
+        seq = await self._stores.metrics.add(
+            job, member, incarnation=body.incarnation, seq=body.seq, points=body.points
+        )
+        return Acked(seq)
+
+    async def _event(self, session: Session, body: Event, id: int) -> Message:
+        if session.job:
+            self._jobs.get(session.job)
+        await self._stores.events.add(
+            session.job,
+            body.kind,
+            body.text,
+            member=session.member or session.address,
+            fields=body.fields,
+        )
+        return Done()
+
+    async def _finished(self, session: Session, body: Finished, id: int) -> Message:
+        _member(session)
+        await self._membership.finished(session, body)
+        return Done()
+
+    async def _register(self, session: Session, body: Register, id: int) -> Message:
+        _member(session)
+        return await self._membership.register(session, body)
+
+    async def _roster(self, session: Session, body: Roster, id: int) -> Message:
+        job, _ = _member(session)
+        return self._membership.roster(job)
+
+    async def _round_join(self, session: Session, body: RoundJoin, id: int) -> Message:
+        return await self._rounds.join(*self._enrolled(session), body)
+
+    async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
+        return await self._rounds.vote(*self._enrolled(session), body)
+
+    async def _recover(self, session: Session, body: Recover, id: int) -> Message:
+        return await self._recovering.recover(*self._enrolled(session), body)
+
+    async def _standing(self, session: Session, body: Standing, id: int) -> Message:
+        await self._recovering.standing(*self._enrolled(session), body)
+        return Done()
+
+    async def _leaving(self, session: Session, body: Leaving, id: int) -> Message:
+        self._enrolled(session)
+        await self._membership.leaving(session, body)
+        return Done()
+
+    async def _drain(self, session: Session, body: Drain, id: int) -> Message:
+        await self._membership.drain(session, body)
+        return Done()
+
+    async def _offering(self, session: Session, body: Offering, id: int) -> Message:
+        await self._membership.offering(session, body)
+        return Done()
+
+    async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:
+        return CheckpointState(await self._checkpoints.deliver(*self._enrolled(session), body))
+
+    def _enrolled(self, session: Session) -> tuple[str, str]:
+        """Return job and member of a session that was launched as a member of its job."""
+        job, member = _member(session)
+        if member not in self._jobs.get(job).members:
+            raise AuthError("only members of a job may ask this", given=session.address)
+        return job, member
+
+    async def _stop(self, session: Session, body: Stop, id: int) -> Message:
+        if session.identity.role != "operator" and session.job != body.job:
+            raise AuthError("only its own members may stop a job", given=body.job)
+        await self._placement.stop(body.job, grace_s=body.grace_s)
+        return Done()
+
+
+def _member(session: Session) -> tuple[str, str]:
+    """Return job and member of a session; nodes cannot take part in rounds."""
+    if not session.job:
+        raise AuthError("only members of a job may ask this", given=session.address)
+    return session.job, session.member

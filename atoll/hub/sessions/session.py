@@ -1,0 +1,399 @@
+"""Sessions: one per process that talks to the hub, over one WebSocket at a time.
+
+A session outlives its connection: after a blip the same incarnation takes it up again with what
+was queued for it. It is *lost* when the connection was gone for the grace, or when nothing was
+heard for `DEAD_AFTER_S`. A new incarnation under the same address replaces the old process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from atoll import __version__
+from atoll.clock import Clock
+from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
+from atoll.hub.http.forwarded import source_of
+from atoll.hub.security.auth import Auth, Identity
+from atoll.hub.sessions.handshake import MAX_ADDRESS, ClockOffset, Replaced, check_hello
+from atoll.hub.sessions.relay import PolicyBroken, Relay
+from atoll.hub.sessions.send_queue import Outbox, Send
+from atoll.hub.tasks import Tasks
+from atoll.wire.frames import Kind, decode
+from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_FRAME_BYTES, WINDOW_BYTES
+from atoll.wire.messages import (
+    Credit,
+    Envelope,
+    Failure,
+    Hello,
+    Message,
+    NodeInfo,
+    Undeliverable,
+    Welcome,
+    pack,
+    unpack,
+)
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012, 4000, 4001
+"""Codes that the hub closes with."""
+
+HELD_UP_S = 2.0
+"""A longer pause between two sweeps says that the hub itself stood still, not its peers."""
+
+
+class Listener(Protocol):
+    """Who hears of sessions: the rest of the hub."""
+
+    def opened(self, session: Session, *, resumed: bool) -> None:
+        """A process connected; `resumed`: the same one as before, after a blip."""
+        ...
+
+    def lost(self, session: Session) -> None:
+        """A session ended for good."""
+        ...
+
+    def received(self, session: Session, envelope: Envelope) -> None:
+        """A control message came in."""
+        ...
+
+    def refused(self, speaker: str, error: AtollError, *, job: str, source: str) -> None:
+        """A peer broke the protocol, or had no right to speak; its connection is closed."""
+        ...
+
+
+@dataclass(eq=False)
+class Session:
+    """One process as the hub sees it."""
+
+    address: str
+    incarnation: str
+    identity: Identity
+    info: NodeInfo | None
+    outbox: Outbox
+    last_heard: float
+    """Monotonic time of the last frame."""
+    generation: int = 0
+    """Grows with every connection of this address."""
+    window_bytes: int = WINDOW_BYTES
+    """What it may have under way to each receiver, on the present connection."""
+    connected: bool = False
+    gone_since: float = 0.0
+    """Monotonic time at which the connection ended."""
+    stats: dict[str, float] = field(default_factory=dict)
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    """How far the sender's wall clock is off."""
+    requests: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    """Requests being worked on, by their id."""
+    source: str = ""
+    """Network address that the present connection comes from."""
+    hang_up: Callable[[int, str], None] = lambda code, reason: None
+    """Closes the present connection."""
+
+    @property
+    def job(self) -> str:
+        """The job of a member or reducer; empty for a node."""
+        return self.address.partition("/")[0] if "/" in self.address else ""
+
+    @property
+    def member(self) -> str:
+        """`w3` or `reducer`; empty for a node."""
+        return self.address.partition("/")[2]
+
+    def notify(self, body: Message) -> None:
+        """Queue a notice."""
+        self._put(pack(body), passing=isinstance(body, Credit | Undeliverable))
+
+    def answer(self, envelope: Envelope, body: Message) -> None:
+        """Queue the answer to a request."""
+        self._put(pack(body, id=envelope.id, reply=True))
+
+    def _put(self, frame: bytes, *, passing: bool = False) -> None:
+        if not self.outbox.put_control(frame, passing=passing):
+            self.hang_up(POLICY, "too much left unread")
+
+
+class Sessions:
+    """Every session of the hub, and the ASGI endpoint where they begin."""
+
+    def __init__(
+        self,
+        *,
+        auth: Auth,
+        clock: Clock,
+        tasks: Tasks,
+        hello_timeout_s: float = 10.0,
+        reconnect_grace_s: float = 5.0,
+        dead_after_s: float = DEAD_AFTER_S,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        self._auth = auth
+        self._clock = clock
+        self._tasks = tasks
+        self._hello_timeout_s = hello_timeout_s
+        self._grace_s = reconnect_grace_s
+        self._dead_after_s = dead_after_s
+        self._sessions: dict[str, Session] = {}
+        self._generation = 0
+        self._swept = clock.monotonic()
+        self._replaced = Replaced()
+        self.relay = Relay(self, window_bytes=window_bytes)
+        self.listener: Listener | None = None
+        self.admit: Callable[[Identity, Scope], None] = lambda identity, scope: None
+        """Raises AuthError when a connection may not be that of an identity."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, address: str) -> Session | None:
+        """Return the session at an address, connected or within its grace."""
+        return self._sessions.get(address)
+
+    def all(self) -> list[Session]:
+        """Return every session."""
+        return list(self._sessions.values())
+
+    def notify(self, address: str, body: Message) -> bool:
+        """Queue a notice for an address; False when nobody is there."""
+        session = self._sessions.get(address)
+        if session is None:
+            return False
+        session.notify(body)
+        return True
+
+    # ------------------------------------------------------------------ one connection
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one WebSocket from its first to its last byte (an ASGI application).
+
+        The plain ASGI calls are used, not a WebSocket object: the relay is the hot path.
+        """
+        await receive()
+        await send({"type": "websocket.accept"})
+        try:
+            hello, session, resumed = await self._greet(scope, receive)
+        except AtollError as error:
+            self._tell_refused(getattr(error, "speaker", ""), error, scope)
+            await _refuse(send, getattr(error, "hello_id", 0), error)
+            return
+        if hello is None or session is None:
+            return
+        refusal = await self._converse(session, hello, receive, send, resumed=resumed)
+        if refusal is not None:
+            self._tell_refused(session.address, refusal, scope, job=session.job)
+            await _refuse(send, 0, refusal)
+
+    async def _greet(
+        self, scope: Scope, receive: Receive
+    ) -> tuple[Envelope | None, Session | None, bool]:
+        """Read the Hello and find or make its session; raises AtollError with `hello_id`."""
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                message = await receive()
+        except TimeoutError:
+            raise AuthError(
+                "no Hello came", expected=f"within {self._hello_timeout_s:g} s of connecting"
+            ) from None
+        if message["type"] != "websocket.receive":
+            return None, None, False
+        envelope = _envelope(message)
+        source = source_of(scope)
+        try:
+            hello, identity = check_hello(envelope.body, auth=self._auth, source=source)
+            self.admit(identity, scope)
+            self._replaced.check(hello)
+        except AtollError as error:
+            vars(error)["hello_id"] = envelope.id
+            vars(error)["speaker"] = getattr(envelope.body, "session", "")[:MAX_ADDRESS]
+            raise
+        session, resumed = self._attach(hello, identity)
+        session.source = source
+        return envelope, session, resumed
+
+    def _attach(self, hello: Hello, identity: Identity) -> tuple[Session, bool]:
+        """Return the session of a Hello, taken up again or new."""
+        session = self._sessions.get(hello.session)
+        resumed = session is not None and session.incarnation == hello.incarnation
+        if session is not None:
+            session.hang_up(REPLACED, "another connection took this session over")
+            if not resumed:
+                self._replaced.add(session.address, session.incarnation)
+                self._end(session)
+        if session is None or not resumed:
+            address = hello.session
+            session = Session(
+                address=address,
+                incarnation=hello.incarnation,
+                identity=identity,
+                info=hello.info,
+                outbox=Outbox(settled=lambda parcel: self.relay.settle(address, parcel)),
+                last_heard=self._clock.monotonic(),
+            )
+            self._sessions[address] = session
+        session.outbox.drop_passing()
+        self._generation += 1
+        session.generation = self._generation
+        session.window_bytes = self.relay.window_for(len(self._sessions))
+        session.info = hello.info or session.info
+        session.last_heard = self._clock.monotonic()
+        session.connected = True
+        return session, resumed
+
+    async def _converse(
+        self, session: Session, hello: Envelope, receive: Receive, send: Send, *, resumed: bool
+    ) -> WireError | None:
+        """Welcome the peer, then read and write until either side ends; return what it broke."""
+        generation = session.generation
+        task = asyncio.current_task()
+        ending: list[tuple[int, str]] = []
+        refusal: WireError | None = None
+
+        def hang_up(code: int, reason: str) -> None:
+            if not ending and task is not None:
+                ending.append((code, reason))
+                task.cancel()
+
+        session.hang_up = hang_up
+        welcome = Welcome(__version__, session.window_bytes, HEARTBEAT_S, resumed)
+        writer: asyncio.Task[None] | None = None
+        try:
+            frame = pack(welcome, id=hello.id, reply=True)
+            await send({"type": "websocket.send", "bytes": frame})
+            writer = asyncio.create_task(_write(session.outbox, send), name="session writer")
+            if self.listener is not None:
+                self.listener.opened(session, resumed=resumed)
+            await self._read(session, receive)
+        except asyncio.CancelledError:
+            if not ending:
+                raise
+            if task is not None:
+                task.uncancel()
+        except WireError as error:
+            refusal = error
+        except OSError as error:
+            logger.debug("%s: connection broke: %s", session.address, error)
+        finally:
+            if session.generation == generation:
+                session.connected = False
+                session.gone_since = self._clock.monotonic()
+                session.hang_up = lambda code, reason: None
+            await _stop(writer)
+        if refusal is None and ending:
+            await _close(send, *ending[0])
+        return refusal
+
+    async def _read(self, session: Session, receive: Receive) -> None:
+        """Hand every frame on until the peer disconnects."""
+        clock, relay, listener = self._clock, self.relay, self.listener
+        while True:
+            message = await receive()
+            if message["type"] != "websocket.receive":
+                if message.get("code") == TOO_LARGE:  # the server has closed already
+                    raise FrameTooLarge(
+                        "a frame is too large", expected=f"at most {MAX_FRAME_BYTES} bytes"
+                    )
+                return
+            session.last_heard = clock.monotonic()
+            data = message.get("bytes")
+            if data is None:
+                raise WireError("a text message came", expected="binary messages only")
+            frame = decode(data)
+            if frame.kind is Kind.RELAY:
+                relay.forward(session, frame)
+            elif listener is not None:
+                listener.received(session, unpack(frame))
+
+    def _tell_refused(
+        self, speaker: str, error: AtollError, scope: Scope, *, job: str = ""
+    ) -> None:
+        """Have it told who was refused and why; somebody unknown cannot write to a job's events."""
+        logger.warning("%s was refused: %s", speaker or source_of(scope), error)
+        if self.listener is not None:
+            self.listener.refused(speaker, error, job=job, source=source_of(scope))
+
+    # ----------------------------------------------------------------------- life, death
+
+    def sweep(self) -> None:
+        """End what has been silent or gone for too long; called several times a second."""
+        now = self._clock.monotonic()
+        late, self._swept = now - self._swept > HELD_UP_S, now
+        if late:
+            return  # this process was held up; what came in meanwhile is read first
+        for session in self.all():
+            if session.connected:
+                if now - session.last_heard > self._dead_after_s:
+                    logger.warning("%s has been silent for too long", session.address)
+                    session.hang_up(SILENT, "nothing was heard for too long")
+                    self._end(session)
+            elif now - session.gone_since > self._grace_s:
+                self._end(session)
+
+    def end(self, address: str) -> None:
+        """End a session at once: its process is known to have exited."""
+        session = self._sessions.get(address)
+        if session is not None:
+            session.hang_up(RESTART, "the process of this session has ended")
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        if self._sessions.get(session.address) is session:
+            del self._sessions[session.address]
+        for request in list(session.requests.values()):
+            request.cancel()
+        self.relay.receiver_gone(session)
+        if self.listener is not None:
+            self.listener.lost(session)
+
+
+def _envelope(message: MutableMapping[str, Any]) -> Envelope:
+    """Return the control message in an ASGI event."""
+    data = message.get("bytes")
+    if data is None:
+        raise WireError("a text message came", expected="binary messages only")
+    frame = decode(data)
+    if frame.kind is not Kind.CONTROL:
+        raise WireError("the first message must be Hello", given="a relay frame")
+    return unpack(frame)
+
+
+async def _write(outbox: Outbox, send: Send) -> None:
+    """Drain an outbox; a connection that broke ends it quietly, the reading side notices too."""
+    with contextlib.suppress(OSError):
+        await outbox.drain(send)
+
+
+async def _stop(writer: asyncio.Task[None] | None) -> None:
+    """End the writer of a connection."""
+    if writer is not None and not writer.done():
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+
+
+async def _refuse(send: Send, id: int, error: AtollError) -> None:
+    """Tell the peer what was wrong with its frame, then close."""
+    if isinstance(error, FrameTooLarge):
+        code = TOO_LARGE
+    elif isinstance(error, PolicyBroken | AuthError | VersionMismatch):
+        code = POLICY
+    else:
+        code = MALFORMED
+    failure = pack(Failure(error.to_dict()), id=id, reply=id > 0)
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            await send({"type": "websocket.send", "bytes": failure})
+    await _close(send, code, type(error).__name__)
+
+
+async def _close(send: Send, code: int, reason: str) -> None:
+    """Close a connection; a peer that reads nothing is left to the operating system."""
+    with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            await send({"type": "websocket.close", "code": code, "reason": reason})

@@ -1,0 +1,250 @@
+"""What stands between a socket and the web application: uvicorn's protocols, with limits.
+
+uvicorn bounds the size of a request's head, but not its time, and tells the application nothing of
+the other side's certificate. Its protocols are extended here as little as that needs; the tests in
+tests/security hold what is relied on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.sslproto
+import os
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+import h11
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from atoll.errors import ConfigError
+from atoll.hub.security.certificates import serial_text
+from atoll.hub.security.connection_limits import Gate, PeerCertificate, Visit
+from atoll.hub.sessions.fast_websocket import QuickFrames
+
+FIRST_FRAME_BYTES = 64 * 1024
+"""Largest message before a peer has said who it is; a Hello has some hundred bytes."""
+
+TLS_BUFFER_BYTES = asyncio.sslproto.SSLProtocol.max_size
+"""Read buffer of all TLS connections together (asyncio has one of 256 KiB for each)."""
+
+WRITE_BYTES = 64 * 1024
+"""Unsent bytes beyond which senders wait, with TLS as without: asyncio's own bound under TLS is
+512 KiB, behind which a heartbeat on a slow line would come late."""
+
+TLS_HANDSHAKE = 0x16
+"""First byte of every TLS connection."""
+
+LINGER_S = 5.0
+"""How long the rest of a request may still come after its answer has gone out."""
+
+
+class Http(H11Protocol):
+    """One HTTP connection, with bounded time for heads and for pauses in bodies."""
+
+    def __init__(self, *arguments: Any, gate: Gate, **more: Any) -> None:
+        """Take what uvicorn gives, and who counts strangers."""
+        super().__init__(*arguments, **more)
+        self._gate = gate
+        self.visit: Visit | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self._upgraded = False
+        """Whether the connection is a WebSocket's now."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, unless too many strangers are here."""
+        opened = cast("asyncio.Transport", transport)
+        if self.visit is None:
+            self.visit = self._gate.enter(_address(opened), opened.abort)
+        if self.visit is None:
+            self.transport = opened
+            opened.abort()
+            return
+        self.visit.secure = opened.get_extra_info("sslcontext") is not None
+        self.visit.certificate = _certificate(opened)
+        opened.set_write_buffer_limits(high=WRITE_BYTES)
+        self.app_state = {**self.app_state, "visit": self.visit}
+        super().connection_made(opened)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_timer()
+        super().connection_lost(exc)
+        if self.visit is not None:
+            self.visit.leave()
+
+    def data_received(self, data: bytes) -> None:
+        """Read; a head that has begun has to end in time."""
+        self._heard = self.loop.time()
+        super().data_received(data)
+        if self._upgraded:
+            return  # uvicorn leaves the request as one whose body is still to come
+        if self.conn.their_state is h11.IDLE:
+            if self._timer is None and not self.transport.is_closing():
+                self._expect_head()
+        elif self.conn.their_state is h11.SEND_BODY:
+            if self._timer is None:
+                self._expect_body()
+        else:
+            self._stop_timer()
+
+    def handle_events(self) -> None:
+        """Go on with what was read; the time for each part ends with it."""
+        before = self.conn.their_state
+        super().handle_events()
+        if self.conn.their_state is not before:
+            self._stop_timer()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection on to the WebSocket."""
+        self._upgraded = True
+        self._stop_timer()
+        super().handle_websocket_upgrade(event)
+
+    def on_response_complete(self) -> None:
+        """Answered: what still comes of this request gets little time."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._stop_timer()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _expect_head(self) -> None:
+        self._timer = self.loop.call_later(self._gate.limits.head_s, self.transport.abort)
+
+    def _expect_body(self) -> None:
+        self._timer = self.loop.call_later(self._gate.limits.body_pause_s, self._check_body)
+
+    def _check_body(self) -> None:
+        """Cut a body that has paused for too long, unless it was this side that paused."""
+        self._timer = None
+        if self.flow.read_paused:
+            self._heard = self.loop.time()
+        if self.loop.time() - self._heard >= self._gate.limits.body_pause_s:
+            self.transport.abort()
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._expect_body()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class WebSocket(QuickFrames):
+    """One WebSocket; before its Hello it takes small messages only."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        """Take over the connection of an `Http`."""
+        super().__init__(config, server_state, app_state)
+        self._visit: Visit | None = app_state.get("visit")
+        if self._visit is not None:
+            self.conn.max_message_size = FIRST_FRAME_BYTES
+            self._visit.welcome = self._widen
+
+    def _widen(self) -> None:
+        self.conn.max_message_size = self.config.ws_max_size
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        super().connection_lost(exc)
+        if self._visit is not None:
+            self._visit.leave()
+
+
+class Tls(asyncio.sslproto.SSLProtocol):
+    """TLS under an `Http`; strangers count from their first packet on, not from their handshake."""
+
+    def __init__(
+        self, http: Http, context: ssl.SSLContext, *, gate: Gate, buffer: bytearray | None
+    ) -> None:
+        """Prepare one connection; `buffer` is what it reads into, None: one of its own."""
+        limits: dict[str, Any] = {
+            "ssl_handshake_timeout": gate.limits.head_s,
+            "ssl_shutdown_timeout": 1.0,
+        }
+        nobody_waits: Any = None
+        loop = asyncio.get_running_loop()
+        super().__init__(loop, http, context, nobody_waits, server_side=True, **limits)
+        if buffer is not None:
+            self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
+        self._http: Http | None = http
+        self._gate = gate
+        self._visit: Visit | None = None
+        self._begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Shake hands, unless too many strangers are here."""
+        raw, http = cast("asyncio.Transport", transport), self._http
+        self._visit = self._gate.enter(_address(raw), raw.abort)
+        self._http = None  # a WebSocket may take its place, and then it is 10 kB of nothing
+        if self._visit is None or http is None:
+            raw.abort()
+            return
+        http.visit = self._visit
+        super().connection_made(transport)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Read; who speaks plain HTTP is told so, in plain HTTP."""
+        if not self._begun:
+            self._begun = True
+            raw: Any = self._transport
+            if nbytes and self._ssl_buffer_view[0] != TLS_HANDSHAKE and raw is not None:
+                raw.write(_NO_TLS)
+                raw.close()
+                return
+        super().buffer_updated(nbytes)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End; without a finished handshake nobody else would hear of it."""
+        if self._visit is not None:
+            super().connection_lost(exc)
+            self._visit.leave()
+
+
+def protocols(gate: Gate, context: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
+    """Return what uvicorn makes for every connection: plain HTTP, or HTTP in TLS."""
+    # Where a loop reads at once into the buffer that it asked for, one serves all connections.
+    shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
+
+    def make(**given: Any) -> asyncio.BaseProtocol:
+        http = Http(**given, gate=gate)
+        return http if context is None else Tls(http, context, gate=gate, buffer=shared)
+
+    return make
+
+
+def _plain_refusal() -> bytes:
+    """Return what somebody is told who speaks plain HTTP where TLS is spoken."""
+    error = ConfigError(
+        "this hub speaks TLS",
+        given="plain HTTP",
+        expected="https://, or a whole ticket: what stands behind its ~ says how to know the hub",
+    )
+    body = msgspec.json.encode({"error": error.to_dict()})
+    head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close"
+    return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+_NO_TLS = _plain_refusal()
+
+
+def _address(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+
+def _certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
+    """Return what the other side proved to be; TLS has verified it already."""
+    shown: Any = transport.get_extra_info("peercert")
+    if not shown:
+        return None
+    names = [value for part in shown["subject"] for key, value in part if key == "commonName"]
+    number = int(shown["serialNumber"], 16)  # written with a leading zero or without
+    return PeerCertificate(names[0] if names else "", serial_text(number))

@@ -1,0 +1,327 @@
+"""Publishes checkpoints: the manifest is written last, when every part of a round has arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from atoll import __version__
+from atoll.clock import Clock
+from atoll.config import parse_spec
+from atoll.errors import CheckpointCorrupt, WireError
+from atoll.hub.db.database import Database
+from atoll.hub.jobs.jobs import Jobs
+from atoll.hub.observability.events import Events
+from atoll.hub.rounds.service import LIVE_STATES, Rounds
+from atoll.hub.storage.files import Files
+from atoll.hub.storage.replication import Copies
+from atoll.ids import slot_of
+from atoll.wire.manifest import (
+    MANIFEST_NAME,
+    SHARED_PART,
+    Manifest,
+    ManifestPart,
+    checkpoint_folder,
+    decode_manifest,
+    encode_manifest,
+    member_part,
+    round_of,
+)
+from atoll.wire.messages import CheckpointPart
+from atoll.wire.part_header import read_score, read_stamp
+from atoll.wire.retention import Keep
+
+Row = tuple[str, int, ManifestPart]
+"""Who delivered a part, at which step, and the part."""
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS checkpoint_parts (
+    job TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    member TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    nbytes INTEGER NOT NULL,
+    PRIMARY KEY (job, round, name)
+) WITHOUT ROWID
+"""
+
+
+def newest_complete(folder: Path) -> int:
+    """Return the highest round of a complete checkpoint in a job's folder, or -1.
+
+    Complete: the manifest can be read and every part it names is there in its full size.
+    """
+    for round_ in sorted(_published(folder), reverse=True):
+        if _is_complete(folder / checkpoint_folder(round_)):
+            return round_
+    return -1
+
+
+def prune(folder: Path, *, keep: Keep) -> list[int]:
+    """Delete the complete checkpoints that are not kept; return the rounds deleted.
+
+    Folders without a manifest that are older than the newest complete one go too; the newest
+    complete checkpoint always stays.
+    """
+    newest = newest_complete(folder)
+    kept = keep.rounds({r: s for r, s in _scores(folder).items() if r <= newest}) | {newest}
+    return _delete(folder, [r for r in _folders(folder) if r < newest and r not in kept])
+
+
+def abandon(folder: Path, *, after: int) -> list[int]:
+    """Delete every checkpoint of later rounds; return the rounds deleted."""
+    return _delete(folder, [round_ for round_ in _folders(folder) if round_ > after])
+
+
+class Checkpoints:
+    """Answers CheckpointPart."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        jobs: Jobs,
+        files: Files,
+        events: Events,
+        rounds: Rounds,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._jobs = jobs
+        self._files = files
+        self._events = events
+        self._rounds = rounds
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._mixed: set[tuple[str, int]] = set()
+        """Rounds of which people were told that parts of two attempts met."""
+        self._copies = Copies(events=events, folder=jobs.folder)
+
+    async def restart(self) -> None:
+        """Go on with the copies that an earlier life of the hub did not finish."""
+        for job in self._jobs.list():
+            self._copy(job.job)
+
+    async def close(self) -> None:
+        """End what runs beside the hub; it goes on at the next start."""
+        await self._copies.close()
+
+    async def forget(self, job: str) -> None:
+        """End what works on the checkpoints of a job that is deleted."""
+        self._mixed = {one for one in self._mixed if one[0] != job}
+        await self._copies.forget(job)
+
+    async def begin(self, job: str, *, resume_round: int) -> None:
+        """Forget everything that an earlier attempt of a job delivered after a checkpoint.
+
+        Called when a job goes on from that checkpoint: what came later is of a future that will
+        not be. Parts of it that are still on their way are told apart by their stamps.
+        """
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM checkpoint_parts WHERE job = ? AND round > ?", (job, resume_round)
+            )
+
+        async with self._lock:
+            await self._database.write(write)
+            folder = self._jobs.folder(job)
+            gone = await asyncio.to_thread(abandon, folder, after=resume_round)
+        if gone:
+            text = f"checkpoints of rounds {gone} are given up: it goes on from {resume_round}"
+            await self._events.add(job, "checkpoints-abandoned", text)
+
+    async def deliver(self, job: str, member: str, part: CheckpointPart) -> bool:
+        """Record a part that lies in the job's folder; return whether all are there now.
+
+        Raises:
+            CheckpointCorrupt: the file is not there, or is not the one described.
+        """
+        name = part.name
+        if name not in (SHARED_PART, member_part(member)):
+            raise CheckpointCorrupt(
+                "a member announced a part that is not its own",
+                given=f"{member}: {name}",
+                expected=f"{member_part(member)} or {SHARED_PART}",
+            )
+        path = f"{checkpoint_folder(part.round)}/{name}"
+        found = await self._files.stat(job, path)
+        if found is None or (found.nbytes, found.sha256) != (part.nbytes, part.sha256):
+            raise CheckpointCorrupt(
+                "a part of a checkpoint is not what was announced",
+                given=f"{path}: {found.nbytes if found else 'no'} bytes",
+                expected=f"{part.nbytes} bytes with SHA-256 {part.sha256[:16]}",
+                remedy="send the part again",
+            )
+        row = (job, part.round, name, member, part.step, part.sha256, part.nbytes)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO checkpoint_parts VALUES (?, ?, ?, ?, ?, ?, ?)", row
+            )
+
+        await self._database.write(write)
+        return await self._publish(job, part.round)
+
+    async def member_gone(self, job: str) -> None:
+        """Publish what waited only for a member that is not expected any more."""
+
+        def find(connection: sqlite3.Connection) -> list[tuple[int]]:
+            return connection.execute(
+                "SELECT DISTINCT round FROM checkpoint_parts WHERE job = ?", (job,)
+            ).fetchall()
+
+        for (round_,) in await self._database.read(find):
+            await self._publish(job, round_)
+
+    async def newest(self, job: str) -> int:
+        """Return the round of the newest complete checkpoint of a job, or -1."""
+        return await asyncio.to_thread(newest_complete, self._jobs.folder(job))
+
+    async def _publish(self, job: str, round_: int) -> bool:
+        """Write the manifest if nothing is missing; return whether it is there."""
+        async with self._lock:
+            manifest_path = f"{checkpoint_folder(round_)}/{MANIFEST_NAME}"
+            if await self._files.stat(job, manifest_path) is not None:
+                return True
+            rows = await self._parts(job, round_)
+            parts = await self._of_one_state(job, round_, rows)
+            delivered = {member for member, _, part in parts if part.name == member_part(member)}
+            senders = {member for member, _, _ in parts}
+            if not parts or (senders | await self._awaited(job, round_)) - delivered:
+                return False
+            manifest = Manifest(
+                job=job,
+                round=round_,
+                step=max(step for _, step, _ in parts),
+                members=sorted(delivered, key=slot_of),
+                parts=[part for _, _, part in parts],
+                created=self._clock.wall(),
+                versions={"atoll": __version__},
+                score=await asyncio.to_thread(read_score, self._part(job, round_, SHARED_PART)),
+            )
+            await self._files.write(job, manifest_path, encode_manifest(manifest))
+        await self._events.add(job, "checkpoint", f"checkpoint of round {round_} is complete")
+        await self._prune(job)
+        self._copy(job)
+        return True
+
+    async def _of_one_state(self, job: str, round_: int, rows: list[Row]) -> list[Row]:
+        """Return the parts that belong to the shared part; none while that is missing.
+
+        Parts of an abandoned attempt at the same round carry another stamp. They wait to be
+        replaced, and never get into a manifest beside parts of the present one.
+        """
+        names = [part.name for _, _, part in rows]
+        if SHARED_PART not in names:
+            return []
+
+        def read() -> dict[str, str]:
+            return {name: read_stamp(self._part(job, round_, name)) for name in names}
+
+        stamps = await asyncio.to_thread(read)
+        strange = [row for row in rows if stamps[row[2].name] != stamps[SHARED_PART]]
+        if strange and (job, round_) not in self._mixed:
+            self._mixed.add((job, round_))
+            given = ", ".join(f"{row[2].name}: {stamps[row[2].name]!r}" for row in strange)
+            text = (
+                f"parts of round {round_} are not of the state of {SHARED_PART} and do not count: "
+                f"{given}, not {stamps[SHARED_PART]!r}"
+            )
+            await self._events.add(job, "checkpoint-part-refused", text, member=strange[0][0])
+        return [row for row in rows if row not in strange]
+
+    def _part(self, job: str, round_: int, name: str) -> Path:
+        return self._jobs.folder(job) / checkpoint_folder(round_) / name
+
+    def _copy(self, job: str) -> None:
+        """Have the job's checkpoints copied to where its file says, if it does."""
+        url = parse_spec(self._jobs.get(job).spec).checkpoint.to
+        if url:
+            self._copies.wake(job, url)
+
+    async def _awaited(self, job: str, round_: int) -> set[str]:
+        """Return the members of that committed round that still live."""
+        record = self._jobs.get(job)
+        live = {m.member for m in record.members.values() if m.state in LIVE_STATES}
+        return live & set(await self._rounds.book.members_of(job, round_) or live)
+
+    async def _parts(self, job: str, round_: int) -> list[Row]:
+        def find(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            return connection.execute(
+                "SELECT member, step, name, sha256, nbytes FROM checkpoint_parts"
+                " WHERE job = ? AND round = ? ORDER BY name",
+                (job, round_),
+            ).fetchall()
+
+        return [
+            (member, step, ManifestPart(name=name, member=member, sha256=sha256, nbytes=nbytes))
+            for member, step, name, sha256, nbytes in await self._database.read(find)
+        ]
+
+    async def _prune(self, job: str) -> None:
+        table = parse_spec(self._jobs.get(job).spec).checkpoint
+        keep = Keep(newest=table.keep, every=table.keep_every, best=table.keep_best)
+        deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
+        newest = await self.newest(job)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM checkpoint_parts WHERE job = ? AND round < ?", (job, newest)
+            )
+
+        await self._database.write(write)
+        if deleted:
+            logger.info("%s: checkpoints of rounds %s deleted", job, deleted)
+
+
+def _folders(folder: Path) -> list[int]:
+    """Return the rounds that have a folder, ascending."""
+    paths = (folder / "checkpoints").glob("round-*")
+    rounds = {round_of(path.name) for path in paths if path.is_dir()}
+    return sorted(round_ for round_ in rounds if round_ is not None)
+
+
+def _published(folder: Path) -> list[int]:
+    """Return the rounds whose manifest exists."""
+    return [round_ for round_ in _folders(folder) if _manifest(folder, round_).is_file()]
+
+
+def _scores(folder: Path) -> dict[int, float | None]:
+    """Return the held-out loss of every published checkpoint, by round."""
+    scores: dict[int, float | None] = {}
+    for round_ in _published(folder):
+        try:
+            scores[round_] = decode_manifest(_manifest(folder, round_).read_bytes()).score
+        except (OSError, WireError):
+            scores[round_] = None
+    return scores
+
+
+def _delete(folder: Path, rounds: list[int]) -> list[int]:
+    """Delete folders of checkpoints; the manifest first, so that none looks complete by half."""
+    for round_ in rounds:
+        _manifest(folder, round_).unlink(missing_ok=True)
+        shutil.rmtree(folder / checkpoint_folder(round_), ignore_errors=True)
+    return rounds
+
+
+def _manifest(folder: Path, round_: int) -> Path:
+    return folder / checkpoint_folder(round_) / MANIFEST_NAME
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether the manifest reads and its parts are there."""
+    try:
+        manifest = decode_manifest((folder / MANIFEST_NAME).read_bytes())
+        return all((folder / p.name).stat().st_size == p.nbytes for p in manifest.parts)
+    except (OSError, WireError):
+        return False

@@ -1,0 +1,246 @@
+"""Files of jobs: streamed to disk, checked by SHA-256, put in place by one atomic rename.
+
+A file is either the old one or the whole new one, whatever happens in between: bytes go to
+`.incoming/` first, are flushed to the disk, and only then get their name. The hash of a file that
+came over the wire is remembered, so that a reader can check what it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+
+from atoll.errors import ConfigError, HubError
+from atoll.hub.db.database import Database
+from atoll.hub.storage import upload
+from atoll.ids import new_token
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    job TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, nbytes INTEGER NOT NULL,
+    modified_ns INTEGER NOT NULL,
+    PRIMARY KEY (job, name)
+) WITHOUT ROWID;
+"""
+
+MAX_FILE_BYTES = 64 * 2**30
+"""Largest file that is accepted."""
+
+ARTIFACTS = "artifacts/"
+"""Below it lies what processes left behind, as `artifacts/MEMBER/PATH`."""
+
+MAX_LISTED = 10_000
+_MAX_DEPTH = 8
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """One file of a job."""
+
+    name: str
+    """Path inside the job's folder, with slashes."""
+    nbytes: int
+    sha256: str
+    """Empty where it was not asked for or the file still grows."""
+    modified: float
+    """Seconds since 1970."""
+
+
+FileList = list[FileInfo]
+
+
+class Files:
+    """The files of all jobs, under one folder."""
+
+    def __init__(self, database: Database, *, jobs_dir: Path) -> None:
+        self._database = database
+        self._jobs_dir = jobs_dir
+        self._gone: set[str] = set()
+        """Jobs that were deleted in this life of the hub; files of theirs may be on their way."""
+        self._incoming = jobs_dir / ".incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        for leftover in self._incoming.iterdir():
+            leftover.unlink()
+
+    def path(self, job: str, name: str) -> Path:
+        """Return where a file of a job lies.
+
+        Raises:
+            ConfigError: the name leaves the job's folder or has unusual characters.
+        """
+        parts = name.split("/")
+        folder = self._jobs_dir / job
+        path = folder.joinpath(*parts)
+        if (
+            not all(_PART.fullmatch(part) for part in (job, *parts))
+            or len(parts) > _MAX_DEPTH
+            or not path.resolve().is_relative_to(folder.resolve())
+        ):
+            raise ConfigError(
+                "this path cannot be a file of a job",
+                given=repr(name[:200]),
+                expected="names of letters, digits, dot, dash and underscore, joined by /",
+            )
+        return path
+
+    async def put(
+        self, job: str, name: str, chunks: AsyncIterator[bytes], *, sha256: str = ""
+    ) -> FileInfo:
+        """Store what `chunks` yields; the file appears whole or not at all.
+
+        Args:
+            job: Whose file it is.
+            name: Path inside the job's folder.
+            chunks: The bytes.
+            sha256: What they must hash to, in hexadecimal; empty: not checked.
+
+        Raises:
+            StorageFull: no room is left; an older file of that name stays as it was.
+            WireError: the bytes hash to something else, or are too many.
+        """
+        path = self.path(job, name)
+        temporary = self._incoming / new_token()
+        try:
+            with upload.told_when_full(path):
+                hexdigest, _ = await upload.receive(
+                    temporary, chunks, sha256=sha256, max_bytes=MAX_FILE_BYTES
+                )
+                status = await asyncio.to_thread(upload.put_in_place, temporary, path)
+            if job in self._gone:  # deleted while the file was on its way
+                await asyncio.to_thread(_remove_folder, self._jobs_dir / job)
+                raise HubError("the job was deleted meanwhile", given=f"{name} of {job}")
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        row = (job, name, hexdigest, status.st_size, status.st_mtime_ns)
+
+        def remember(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
+
+        await self._database.write(remember)
+        return FileInfo(name, status.st_size, hexdigest, status.st_mtime)
+
+    async def write(self, job: str, name: str, data: bytes) -> FileInfo:
+        """Store bytes that the hub made itself."""
+
+        async def once() -> AsyncIterator[bytes]:
+            yield data
+
+        return await self.put(job, name, once())
+
+    async def stat(self, job: str, name: str) -> FileInfo | None:
+        """Return what a file is, with its hash, or None when there is none."""
+        path = self.path(job, name)
+        try:
+            status = await asyncio.to_thread(path.stat)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not path.is_file():
+            return None
+        if name.endswith(".jsonl") and not name.startswith(ARTIFACTS):  # it grows
+            return FileInfo(name, status.st_size, "", status.st_mtime)
+        row = await self._database.read(
+            lambda connection: connection.execute(
+                "SELECT sha256 FROM files WHERE job = ? AND name = ? AND nbytes = ?"
+                " AND modified_ns = ?",
+                (job, name, status.st_size, status.st_mtime_ns),
+            ).fetchone()
+        )
+        sha256 = row[0] if row else await asyncio.to_thread(_hash, path)
+        return FileInfo(name, status.st_size, sha256, status.st_mtime)
+
+    async def list(self, job: str) -> FileList:
+        """Return the files of a job by name, without hashes."""
+        folder = self.path(job, "job.toml").parent
+        return await asyncio.to_thread(lambda: list(_walk(folder)))
+
+    def expect_none(self, job: str) -> None:
+        """Take no file of a job from now on: it is being deleted."""
+        self._gone.add(job)
+
+    async def size(self, job: str) -> FolderSize:
+        """Return how much lies in a job's folder."""
+        return await asyncio.to_thread(_measure, self.path(job, "job.toml").parent)
+
+    async def remove(self, job: str) -> None:
+        """Delete a job's folder with everything in it; what is gone already does not matter.
+
+        Raises:
+            HubError: something in it cannot be deleted; says what.
+        """
+        folder = self.path(job, "job.toml").parent
+        try:
+            await asyncio.to_thread(_remove_folder, folder)
+        except OSError as error:
+            raise HubError(
+                "files of a deleted job cannot be removed yet",
+                given=str(error),
+                remedy=f"see who uses {folder} and who owns it; the hub tries again by itself",
+            ) from error
+
+
+class FolderSize(msgspec.Struct, frozen=True):
+    """How much lies in the folder of a job."""
+
+    files: int = 0
+    nbytes: int = 0
+    checkpoint_bytes: int = 0
+    """Of these, below `checkpoints/`."""
+
+
+def _measure(folder: Path) -> FolderSize:
+    files = nbytes = of_checkpoints = 0
+    for at, _, names in os.walk(folder):
+        below = Path(at).relative_to(folder).parts[:1] == ("checkpoints",)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size = (Path(at) / name).lstat().st_size
+                files, nbytes = files + 1, nbytes + size
+                of_checkpoints += size if below else 0
+    return FolderSize(files, nbytes, of_checkpoints)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Delete a folder, durably; a file that comes in meanwhile goes too."""
+    if folder.is_symlink():
+        folder.unlink()
+    for last in (False, False, True):
+        try:
+            shutil.rmtree(folder)
+            break
+        except FileNotFoundError:
+            if not folder.exists():
+                break
+        except OSError:
+            if last:
+                raise
+    upload.sync_folder(folder.parent)
+
+
+def _walk(folder: Path) -> Iterator[FileInfo]:
+    """Yield what lies in a folder, at most `MAX_LISTED` files."""
+    found = 0
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if path.is_file():
+                name = path.relative_to(folder).as_posix()
+                yield FileInfo(name, status.st_size, "", status.st_mtime)
+                found += 1
+        if found == MAX_LISTED:
+            return
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

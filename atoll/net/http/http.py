@@ -1,0 +1,131 @@
+"""HTTP to the hub: one place where connections fail and where its error bodies become errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from atoll import __version__
+from atoll.errors import AtollError, AuthError, HubError, HubUnreachable, from_dict
+from atoll.net.endpoint import PLAIN, Way
+from atoll.net.proxies import at, not_reached_by, not_through, place_of, refused_by, unreachable
+from atoll.net.throttle import ThrottledHttp, throttle_of
+
+
+class Rest:
+    """Calls the hub's REST interface with one token."""
+
+    def __init__(self, url: str, token: str, *, way: Way = PLAIN, timeout_s: float) -> None:
+        """Open nothing yet.
+
+        Raises:
+            ConfigError: the URL is not http(s)://HOST:PORT[/PREFIX], or a certificate is missing.
+        """
+        place = place_of(url)
+        self.url = place.url
+        self._proxy = way.proxy
+        self._at = at(place.host, place.port)
+        headers = {"User-Agent": f"atoll/{__version__}"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout_s,
+            transport=_transport(way, secure=place.secure),
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        """Return the JSON that the hub answers with; otherwise as `call`."""
+        response = self.call(method, path, **options)
+        try:
+            return response.json()
+        except ValueError:
+            raise self._without_words(response) from None
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Return a successful response with its whole body.
+
+        Args:
+            method: GET, PUT, ...
+            path: Path below the hub's URL.
+            options: What `httpx.Client.stream` takes: json, params, content, headers, timeout; or
+                `absent`, see `stream`.
+
+        Raises:
+            HubUnreachable: nobody answers, or not a hub.
+            AtollError: the error that the hub answered with.
+        """
+        with self.stream(method, path, **options) as response:
+            response.read()
+            return response
+
+    @contextlib.contextmanager
+    def stream(
+        self, method: str, path: str, *, absent: AtollError | None = None, **options: Any
+    ) -> Iterator[httpx.Response]:
+        """Give a successful response whose body is not read yet; raises as `call` does.
+
+        `absent` is the error for status 404, instead of the one that the hub answers with.
+        """
+        try:
+            with self._client.stream(method, path, **options) as response:
+                if response.status_code == 404 and absent is not None:
+                    raise absent
+                if not response.is_success:
+                    raise self._error(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: httpx.TransportError) -> AtollError:
+        """Return the error for a request that nobody has answered."""
+        by_tls = isinstance(error, httpx.ConnectError) and "ssl" in str(error).lower()
+        by_proxy = isinstance(error, httpx.ProxyError | httpx.ConnectError | httpx.ConnectTimeout)
+        if self._proxy and by_proxy and not by_tls:
+            return not_through(self._proxy, self._at, error)
+        timed_out = isinstance(error, httpx.TimeoutException)
+        return unreachable(self.url, TimeoutError() if timed_out else error)
+
+    def _error(self, response: httpx.Response) -> AtollError:
+        """Return the error that a refusal carries in its body."""
+        response.read()
+        try:
+            fields = response.json()["error"]
+            return from_dict({str(key): str(value) for key, value in fields.items()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return self._without_words(response)
+
+    def _without_words(self, response: httpx.Response) -> AtollError:
+        """Return the error for an answer without the body of an error: HEAD, or not a hub."""
+        status, path = response.status_code, response.request.url.path
+        if self._proxy and status == 407:
+            return refused_by(self._proxy, given=f"HTTP status {status}")
+        if self._proxy and status in (403, 502, 503, 504):
+            return not_reached_by(self._proxy, self._at, given=f"HTTP status {status}")
+        if response.request.method == "HEAD" and status in (401, 403):
+            return AuthError("the hub refuses this token", given=path)
+        if status >= 500:
+            return HubError("the hub failed", given=f"HTTP status {status} from {self.url}")
+        return HubUnreachable(
+            f"what answers at {self.url} is not a hub, or one of another version",
+            given=f"HTTP status {status} at {path}",
+            remedy="check host and port: `atoll hub` prints them when it starts",
+        )
+
+
+def _transport(way: Way, *, secure: bool) -> httpx.BaseTransport:
+    """Return what carries requests; the environment was asked where the way was made."""
+    inner = httpx.HTTPTransport(
+        verify=way.context(secure=secure) or True, proxy=way.proxy or None, trust_env=False
+    )
+    throttle = throttle_of(way)
+    limited = throttle.up is not None or throttle.down is not None
+    return ThrottledHttp(inner, throttle) if limited else inner

@@ -1,0 +1,123 @@
+"""What a process leaves behind that is to be kept: files that match the job's patterns."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from atoll.code import Rules
+from atoll.config import JobSpec
+from atoll.errors import AtollError
+from atoll.net.http.client import HubClient
+from atoll.node.agent.threads import Wanted, in_thread
+from atoll.node.agent.workspace import Prepared
+from atoll.wire.messages import Launch
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 1_000
+MAX_BYTES = 8 * 2**30
+"""Bytes of all artifacts of one process."""
+
+_MAX_LOOKED_AT = 200_000
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MAX_DEPTH = 6
+"""Of the path below the folder; the hub allows two more."""
+
+
+async def collect(
+    spec: JobSpec,
+    prepared: Prepared,
+    command: Launch,
+    client: Callable[[], HubClient],
+    on_line: Callable[[str], None],
+) -> list[str]:
+    """Send the artifacts of a process that has ended to the hub; return their names there.
+
+    They become files of the job, ``artifacts/MEMBER/PATH``. What cannot be sent is told line by
+    line; it is no reason for a job to fail. Links are not followed. May be cancelled.
+
+    Args:
+        spec: The job; its patterns are those of `.gitignore` files.
+        prepared: Where the process worked.
+        command: Which process of which job.
+        client: Makes a client of the hub that may write artifacts: with the node's token.
+        on_line: Told what is sent and what is not.
+    """
+    if not spec.job.artifacts:
+        return []
+
+    def say(text: str) -> None:
+        on_line(f"[artifacts] {text}")
+
+    return await in_thread(
+        lambda wanted: _collect(spec, prepared.folder, command, client, say, wanted)
+    )
+
+
+def _collect(
+    spec: JobSpec,
+    folder: Path,
+    command: Launch,
+    client: Callable[[], HubClient],
+    say: Callable[[str], None],
+    wanted: Wanted,
+) -> list[str]:
+    found = _choose(folder, Rules(spec.job.artifacts), say)
+    names: list[str] = []
+    if not found:
+        say("no file matches " + ", ".join(spec.job.artifacts))
+        return names
+    total = 0
+    try:
+        with client() as hub:
+            for name, path, nbytes in found:
+                wanted.check()
+                names.append(f"artifacts/{command.member}/{name}")
+                hub.put_file(command.job, names[-1], path, progress=wanted.check)
+                total += nbytes
+    except (AtollError, OSError) as error:
+        log.warning("artifacts of %s %s: %s", command.job, command.member, error)
+        say(f"{names.pop()} and what comes after it is not sent: {error}")
+        return names
+    say(f"{len(names)} files, {total / 1e6:.1f} MB")
+    return names
+
+
+def _choose(folder: Path, rules: Rules, say: Callable[[str], None]) -> list[tuple[str, Path, int]]:
+    """Return the files to send, in the order of their names."""
+    found: list[tuple[str, Path, int]] = []
+    total = 0
+    for name, path, nbytes in sorted(_files(folder, rules)):
+        parts = name.split("/")
+        if len(parts) > _MAX_DEPTH or not all(_PLAIN.fullmatch(part) for part in parts):
+            say(f"{name!r} is left out: its name is not plain, or it lies too deep")
+        elif len(found) == MAX_FILES or total + nbytes > MAX_BYTES:
+            say(f"{name!r} is left out: {MAX_FILES} files and {MAX_BYTES} bytes are the limit")
+        else:
+            found.append((name, path, nbytes))
+            total += nbytes
+    return found
+
+
+def _files(folder: Path, rules: Rules) -> Iterator[tuple[str, Path, int]]:
+    """Yield the files that match, without following a link."""
+    looked_at = 0
+    todo = [folder]
+    while todo:
+        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                looked_at += 1
+                if looked_at > _MAX_LOOKED_AT:
+                    return
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(path)
+                elif entry.is_file(follow_symlinks=False):
+                    name = path.relative_to(folder).as_posix()
+                    if rules.takes(name):
+                        yield name, path, entry.stat(follow_symlinks=False).st_size

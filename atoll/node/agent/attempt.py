@@ -1,0 +1,228 @@
+"""One launch of a member on this machine, from the command to the report of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.config import parse_spec
+from atoll.errors import AtollError, JobError
+from atoll.ids import is_hand, is_reducer
+from atoll.node.agent.artifacts import collect
+from atoll.node.agent.log_shipping import Key
+from atoll.node.agent.options import Machine
+from atoll.node.agent.output import TAIL_LINES
+from atoll.node.agent.workspace import Prepared
+from atoll.node.availability.quiet_hours import check_allowed
+from atoll.node.launchers.folder import lay_out
+from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
+from atoll.wire.limits import EXIT_LEFT
+from atoll.wire.messages import Launch, ProcessState
+
+log = logging.getLogger(__name__)
+
+PROGRAMS = ("command", "container")
+"""Kinds of job whose programs need not know of the hub."""
+
+EXIT_FAILED = 1
+"""What is told of a process that could not be started."""
+
+ARTIFACTS_S = 120.0
+"""How long the artifacts of a process may take to the hub, before it is told of the end."""
+
+LAST_LINES_S = 5.0
+"""How long the hub may take for the last lines before it is told of the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    process: Process
+    order: Order
+    prepared: Prepared
+
+
+class Attempt:
+    """Is prepared, runs, ends; can be stopped at any time."""
+
+    def __init__(self, command: Launch, machine: Machine, *, former: Attempt | None) -> None:
+        """Do nothing yet: see `run`.
+
+        Args:
+            command: Which process.
+            machine: What it shares with others.
+            former: The process whose place it takes, and which must be gone before it starts.
+        """
+        self.command = command
+        self.stopping = False
+        """It was asked to end."""
+        self.leaving = False
+        """It was asked because this machine goes away, not because its job ends."""
+        self.replaced = False
+        """A newer process of the same member takes its place."""
+        self._machine = machine
+        self._former = former
+        self._process: Process | None = None
+        self._said: deque[str] = deque(maxlen=TAIL_LINES)
+        self._told = machine.reports.process(command, "starting")
+        self._line = machine.lines.open(self.key)
+        self._beginning = machine.reports.spawn(self._begin())
+        self._begun: _Begun | None = None
+        self._unbegun = Exit(-signal.SIGTERM, None, [])
+        """How it ended that never began: stopped, unless it failed."""
+
+    @property
+    def key(self) -> Key:
+        """Job and member."""
+        return self.command.job, self.command.member
+
+    @property
+    def child(self) -> int | None:
+        """Id of the child process that runs now, if any."""
+        process = self._process
+        return process.pid if process is not None and process.child else None
+
+    async def run(self) -> None:
+        """See it from its beginning to its end, and tell the hub how it ended.
+
+        The end of a process whose place a newer one has taken is nobody's business.
+        """
+        machine, command = self._machine, self.command
+        ended = await self._live()
+        log.info("%s %s ended with %d", *self.key, ended.code)
+        await machine.lines.flush(self.key, timeout_s=LAST_LINES_S)
+        await asyncio.wait([self._told])
+        if not self.replaced:
+            error = ended.error.to_dict() if ended.error and not self.stopping else None
+            tail = ended.tail if error is not None else []
+            code = EXIT_LEFT if self.leaving and ended.code else ended.code
+            told = machine.reports.process(
+                command, "exited", exit_code=code, error=error, tail=tail
+            )
+            await asyncio.wait([told])
+        await machine.lines.end(self.key, timeout_s=LAST_LINES_S)
+
+    async def stop(self, *, grace_s: float, leaving: bool = False) -> None:
+        """Have it end, or never begin; kill it when it has not ended after `grace_s`."""
+        self.stopping = True
+        self.leaving = self.leaving or leaving
+        if self._process is None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning], timeout=GONE_S)
+        if self._process is not None:
+            await self._process.stop(grace_s=grace_s)
+
+    async def replace(self) -> None:
+        """End it at once, and wait until it is gone: a newer process takes its place."""
+        self.replaced = True
+        log.info("%s %s is killed: a newer process takes its place", *self.key)
+        await self.stop(grace_s=0.0)
+
+    def kill(self) -> None:
+        """End it now, without waiting."""
+        self.stopping = True
+        self._beginning.cancel()
+        if self._process is not None:
+            self._process.kill()
+
+    async def _live(self) -> Exit:
+        """Return how it ended."""
+        machine = self._machine
+        await asyncio.wait([self._beginning])
+        begun = self._begun
+        if begun is None:
+            return self._unbegun
+        try:
+            ended = await begun.process.wait()
+            machine.watch.remove(begun.process)
+            if not (self.replaced or self.leaving) and not is_reducer(self.command.member):
+                await self._collect(begun)
+            return ended
+        finally:
+            machine.watch.remove(begun.process)
+            machine.shares.give_back(begun.order.caps)
+            machine.preparer.release(begun.prepared)
+
+    async def _collect(self, begun: _Begun) -> None:
+        """Send what it has left behind to the hub, if that does not take too long."""
+        order, client = begun.order, self._machine.client
+        work = collect(order.spec, begun.prepared, order.command, client, self._line)
+        try:
+            await asyncio.wait_for(work, ARTIFACTS_S)
+        except TimeoutError:
+            self._line(f"[artifacts] given up after {ARTIFACTS_S:.0f} s: not all are at the hub")
+
+    async def _begin(self) -> None:
+        """Prepare and start it, or note why it cannot be."""
+        try:
+            if self._former is not None:
+                await self._former.replace()
+                self._former = None
+            await self._start()
+        except Exception as error:  # the agent lives on, whatever is wrong with one job
+            if isinstance(error, AtollError):
+                told = error
+                log.error("%s %s was not started: %s", *self.key, error)
+            else:
+                log.exception("%s %s was not started", *self.key)
+                told = JobError(
+                    f"{self.command.member} was not started",
+                    given=f"{type(error).__name__}: {error}",
+                    remedy="the log of the node's agent tells more",
+                )
+            self._unbegun = Exit(EXIT_FAILED, told, list(self._said))
+
+    async def _start(self) -> None:
+        machine, command, member = self._machine, self.command, self.command.member
+        spec = parse_spec(command.spec, name=f"the job {command.job}")
+        mounts = check_allowed(
+            spec, member=member, offer=machine.offer, trusted_keys=machine.trusted_keys
+        )
+        directory = machine.jobs / command.job / member
+        variables = lay_out(command, directory=directory, hub=machine.hub, way=machine.way)
+        prepared = Prepared(directory, Path(sys.executable))
+        if not is_reducer(member):
+            prepared = await machine.preparer.prepare(
+                command, spec, directory=directory, on_line=self._say
+            )
+        caps = machine.shares.take(spec, member=member, offer=machine.offer, nice=machine.nice)
+        order = Order(
+            command=command,
+            spec=spec,
+            directory=directory,
+            folder=prepared.folder,
+            python=prepared.python,
+            variables=variables,
+            caps=caps,
+            mounts=tuple(mounts),
+        )
+        kind = "process" if is_reducer(member) else spec.launch.launcher
+        try:
+            process = await machine.launcher(kind).start(order, self._line)
+        except BaseException:
+            machine.shares.give_back(caps)
+            machine.preparer.release(prepared)
+            raise
+        self._process, self._begun = process, _Begun(process, order, prepared)
+        log.info("%s %s runs as %s", *self.key, process.name)
+        machine.watch.add(
+            process, member=member, limit_bytes=caps.memory_bytes, limit_from=caps.memory_from
+        )
+        if is_hand(member) or (not is_reducer(member) and spec.kind in PROGRAMS):
+            self._told = machine.reports.spawn(self._tell_running(self._told))
+
+    async def _tell_running(self, starting: asyncio.Task[None]) -> None:
+        """Tell that a process runs which never says so itself."""
+        await asyncio.wait([starting])
+        job, member = self.key
+        body = ProcessState(job, member, "running", attempt=self.command.attempt)
+        await self._machine.reports.told(body)
+
+    def _say(self, line: str) -> None:
+        """Put a line about the preparation among those that the process prints."""
+        self._said.append(line)
+        self._line(line)

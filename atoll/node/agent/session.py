@@ -1,0 +1,274 @@
+"""One session of an agent with its hub: everything that runs at the same time, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from atoll.clock import RealClock
+from atoll.net.endpoint import Way
+from atoll.net.http.client import HubClient
+from atoll.net.link import Link
+from atoll.net.proxies import proxy_of
+from atoll.net.sync_link import open_link
+from atoll.node.agent import process_tree
+from atoll.node.agent.agent import Agent
+from atoll.node.agent.options import NodeOptions, Status
+from atoll.node.agent.reports import Figures
+from atoll.node.agent.threads import aside
+from atoll.node.availability import preemption
+from atoll.node.availability.policy import MBPS, Policy
+from atoll.node.availability.preemption import Notices
+from atoll.node.availability.rule import Pause
+from atoll.node.availability.sensors import Metered, Senses
+from atoll.node.availability.watch import Manners
+from atoll.node.identity.identity import Identity
+from atoll.node.identity.join import keep_certificate
+from atoll.node.machine.bandwidth import Speed, SpeedWatch
+from atoll.node.machine.probe import Gpus
+from atoll.wire.messages import NodeInfo
+
+RETURN_TIMEOUT_S = 30 * 86_400.0
+"""How long a machine that has joined before waits for its hub to come back."""
+
+CONNECT_TIMEOUT_S = 20.0
+
+REAP_S = 1.0
+"""Pause between two looks at orphans, as process 1 of a container."""
+
+PACE_FILE = "pace"
+"""File in the home by which all processes of this node keep to one limit of bandwidth."""
+
+
+class Serving:
+    """Connects and serves until a signal comes or the hub turns this node away for good."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        me: Identity,
+        *,
+        info: NodeInfo,
+        gpus: Gpus,
+        on_ready: Callable[[Identity], None],
+        on_status: Callable[[Status], None],
+    ) -> None:
+        """Open nothing yet."""
+        me = dataclasses.replace(me, proxy=proxy_of(options.proxy, hub=me.hub, kept=me.proxy))
+        # Its number is of the clock since the machine was started, which may have been since then.
+        (options.home / PACE_FILE).unlink(missing_ok=True)
+        self._options = options
+        self._me = me
+        self._info = info
+        self._on_ready = on_ready
+        self._on_status = on_status
+        self._figures = Figures(options.home, gpus=gpus, root=options.machine)
+        self._manners = Manners(options.policy_file(), senses=Senses(root=options.machine))
+
+    async def run(self, *, known: bool) -> None:
+        """Serve to the end.
+
+        A machine that has joined before (`known`) waits for a hub that is away: both may have
+        been restarted.
+
+        Raises:
+            HubUnreachable: no hub answers.
+            AuthError: the hub does not know this node.
+            ConfigError: the owner's policy is wrong.
+        """
+        leaving, hurry = asyncio.Event(), asyncio.Event()
+        _on_signals(lambda: hurry.set() if leaving.is_set() else leaving.set())
+        policy, pause = await self._manners.look()
+        way = self._way(policy)
+        link = await self._connect(policy, pause, way=way, known=known, leaving=leaving)
+        if link is None:
+            return
+        self._figures.counters = link.counters
+        agent = Agent(
+            link,
+            node=self._me.node,
+            home=self._options.home,
+            hub=self._me.hub,
+            token=self._me.token,
+            way=way,
+            slots=self._options.slots,
+            gpus=self._info.gpus,
+        )
+        await self._offer(agent, policy, pause)
+        self._on_ready(self._me)
+        await _together(self._tasks(agent, link, leaving), agent, link, hurry)
+
+    def _way(self, policy: Policy) -> Way:
+        """Return the way to the hub, with the owner's limits."""
+        way = self._me.way
+        if not policy.capped:
+            return way
+        pace = self._options.home / PACE_FILE
+        pace.touch(mode=0o600, exist_ok=True)
+        return dataclasses.replace(
+            way,
+            upload_bps=policy.upload_mbps * MBPS,
+            download_bps=policy.download_mbps * MBPS,
+            pace=str(pace),
+        )
+
+    async def _connect(
+        self, policy: Policy, pause: Pause, *, way: Way, known: bool, leaving: asyncio.Event
+    ) -> Link | None:
+        """Return the open session; None: this machine was told to leave before there was one."""
+        info = msgspec.structs.replace(self._info, offer=policy.offer(paused=pause.text))
+        connecting = asyncio.create_task(
+            open_link(
+                self._me.hub,
+                session=self._me.node,
+                token=self._me.token,
+                way=way,
+                info=info,
+                stats=self._figures,
+                timeout_s=RETURN_TIMEOUT_S if known else CONNECT_TIMEOUT_S,
+                patient=known,
+            )
+        )
+        asked = asyncio.create_task(leaving.wait())
+        await asyncio.wait([connecting, asked], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            return None
+        return connecting.result()
+
+    async def _offer(self, agent: Agent, policy: Policy, pause: Pause) -> None:
+        """Have the agent give what the owner wants it to give now."""
+        offer = policy.offer(paused=pause.text)
+        if self._manners.error:
+            said = f"the policy has a mistake, what was valid before holds: {self._manners.error}"
+            offer = msgspec.structs.replace(offer, text=[*offer.text, said])
+        await agent.set_offer(
+            offer,
+            way=self._way(policy),
+            nice=policy.nice,
+            trusted_keys=policy.trusted_keys,
+        )
+
+    def _tasks(
+        self, agent: Agent, link: Link, leaving: asyncio.Event
+    ) -> list[Coroutine[Any, Any, Any]]:
+        """Return everything that runs until the first of it ends."""
+        tasks: list[Coroutine[Any, Any, Any]] = [
+            agent.serve(),
+            _watch(link),
+            leaving.wait(),
+            self._show(agent, link),
+            _heed(agent, self._options.notices),
+            _bury(agent),
+            keep_certificate(self._me),
+            self._manners.follow(lambda policy, pause: self._offer(agent, policy, pause)),
+        ]
+        if self._options.measure:
+            tasks.append(self._measure(agent))
+        return tasks
+
+    async def _measure(self, agent: Agent) -> None:
+        """Measure the way to the hub now and then."""
+        me, metered = self._me, Metered()
+
+        def keep(speed: Speed) -> None:
+            way = agent.way  # short trials pass a limit by as much as its burst
+            self._figures.up_bps = min(speed.up_bps, way.upload_bps or speed.up_bps)
+            self._figures.down_bps = min(speed.down_bps, way.download_bps or speed.down_bps)
+
+        watch = SpeedWatch(
+            me.hub,
+            open_client=lambda: HubClient(me.hub, me.token, way=agent.way),
+            is_free=lambda: not agent.running,
+            is_metered=lambda: metered.read().metered is True,
+            on_speed=keep,
+            clock=RealClock(),
+        )
+        await watch.run()
+
+    async def _show(self, agent: Agent, link: Link) -> None:
+        """Tell once a second what the agent is doing."""
+        while True:
+            status = Status(
+                node=self._me.node,
+                connected=link.connected,
+                running=agent.running,
+                sent_bytes=link.counters.sent_bytes,
+                received_bytes=link.counters.received_bytes,
+                draining=agent.draining,
+                paused=agent.offer.paused,
+                policy=tuple(agent.offer.text),
+            )
+            self._on_status(status)
+            await asyncio.sleep(1.0)
+
+
+async def _together(
+    work: list[Coroutine[Any, Any, Any]], agent: Agent, link: Link, hurry: asyncio.Event
+) -> None:
+    """Run everything until the first ends, then leave in order and raise what ended it."""
+    tasks = [asyncio.create_task(part) for part in work]
+    hurrying = asyncio.create_task(_hurry(agent, hurry))
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await agent.leave()
+        await link.close(timeout_s=1.0)
+        hurrying.cancel()
+        await asyncio.gather(*tasks, hurrying, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _hurry(agent: Agent, hurry: asyncio.Event) -> None:
+    """Kill what still runs when a second signal comes."""
+    await hurry.wait()
+    agent.kill_all()
+
+
+async def _heed(agent: Agent, notices: Notices) -> None:
+    """Drain the machine while a notice says that it will be taken away."""
+    if not notices:
+        await asyncio.Event().wait()
+    while True:
+        reason = await aside(notices.read)
+        if reason:
+            await agent.drain(reason, source="notice")
+        elif reason is not None:
+            await agent.undrain(source="notice")
+        await asyncio.sleep(preemption.POLL_S)
+
+
+async def _bury(agent: Agent) -> None:
+    """Bury orphans, if this is process 1; else the system does."""
+    if os.getpid() != 1:
+        await asyncio.Event().wait()
+    while True:
+        process_tree.reap(own=agent.children)
+        await asyncio.sleep(REAP_S)
+
+
+def _on_signals(leave: Callable[[], None]) -> None:
+    """Call `leave` on the loop when this process is asked to end."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if sys.platform == "win32":  # its loops have no signal handlers of their own
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(leave))
+        else:
+            loop.add_signal_handler(number, leave)
+
+
+async def _watch(link: Link) -> None:
+    """End with the error of a link that failed for good."""
+    raise await link.wait_failed()

@@ -1,0 +1,87 @@
+"""Blocking looks at the machine or the network that nobody waits for when the agent ends.
+
+Blocking work beside the event loop that ends soon when nobody wants it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Return what `work` returns, done in a thread of its own.
+
+    When this is cancelled the work is left alone, and its result is dropped: unlike the threads of
+    the event loop's pool, this one does not hold up the end of the process.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value: T | None = None
+        error: BaseException | None = None
+        try:
+            value = work()
+        except Exception as failure:  # handed over to whoever waits
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return await result
+
+
+ENDING_S = 5.0
+"""How long the end of work that nobody wants any more is waited for."""
+
+
+class Unwanted(Exception):
+    """Ends the work from inside: whoever asked for it was cancelled."""
+
+
+class Wanted:
+    """Tells the work whether it is still wanted."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Ask the work to end."""
+        self._ended.set()
+
+    def check(self, *_: object) -> None:
+        """Raise Unwanted if the work is to end; takes what callbacks of progress are given."""
+        if self._ended.is_set():
+            raise Unwanted
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep; raise Unwanted as soon as the work is to end."""
+        if self._ended.wait(timeout_s):
+            raise Unwanted
+
+
+async def in_thread(work: Callable[[Wanted], T]) -> T:
+    """Run `work` in a thread; when this is cancelled, ask it to end and wait a while for that."""
+    wanted = Wanted()
+    task = asyncio.ensure_future(asyncio.to_thread(work, wanted))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        wanted.end()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([task], timeout=ENDING_S)
+        raise

@@ -1,0 +1,142 @@
+"""What a process of a job finds when it starts: its code, and a Python that has its packages."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.config import JobSpec
+from atoll.errors import ConfigError
+from atoll.net.http.client import HubClient
+from atoll.node.agent.file_locks import FileLock
+from atoll.node.packages.code_cache import MAX_CACHE_BYTES as MAX_CODE_BYTES
+from atoll.node.packages.code_cache import CodeCache
+from atoll.node.packages.venvs import BUILD_S, Recipe, Venvs
+from atoll.node.packages.venvs import MAX_CACHE_BYTES as MAX_VENV_BYTES
+from atoll.wire.messages import Launch
+
+FOLDER = "code"
+"""Where the code lies in the folder of a process."""
+
+MAX_REQUIREMENTS_BYTES = 256 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Where a process works, and with which Python."""
+
+    folder: Path
+    python: Path
+
+
+class Preparer:
+    """Prepares processes on one machine; packs and environments are kept in the agent's home."""
+
+    def __init__(
+        self,
+        home: Path,
+        client: Callable[[str], HubClient],
+        *,
+        max_code_bytes: int = MAX_CODE_BYTES,
+        max_venv_bytes: int = MAX_VENV_BYTES,
+        build_s: float = BUILD_S,
+    ) -> None:
+        """Make nothing yet.
+
+        Args:
+            home: Folder of the agent; packs lie under ``home/code``, environments under
+                ``home/venvs``.
+            client: Makes a client of the hub with a token.
+            max_code_bytes: Above it, the packs that were not used for longest are deleted.
+            max_venv_bytes: The same for environments.
+            build_s: How long an environment may take to build.
+        """
+        self._client = client
+        self._code = CodeCache(home / "code", max_bytes=max_code_bytes)
+        self._venvs = Venvs(home / "venvs", max_bytes=max_venv_bytes, build_s=build_s)
+        self._held: dict[Path, FileLock] = {}
+        """Environments that processes use, by the folders they work in."""
+
+    @property
+    def children(self) -> set[int]:
+        """Processes that build something just now."""
+        return self._venvs.children
+
+    async def prepare(
+        self, command: Launch, spec: JobSpec, *, directory: Path, on_line: Callable[[str], None]
+    ) -> Prepared:
+        """Fetch the code of a job and build its environment, or find them in the cache.
+
+        May be cancelled: what it started is killed, and nothing half is left.
+
+        Args:
+            command: Which process of which job.
+            spec: The job.
+            directory: The process's own folder; the code goes to ``directory/code``, where a
+                former copy is deleted.
+            on_line: Told how it goes.
+
+        Raises:
+            ConfigError: the job itself is wrong: its pack, or its requirements.
+            JobError: building its environment took too long, or the network failed.
+            HubError: the hub does not have its code, or is away.
+            StorageFull: this machine's disk is full.
+        """
+        here = Path(sys.executable)
+        if not spec.job.code:
+            return Prepared(directory, here)
+
+        def say(text: str) -> None:
+            on_line(f"[prepare] {text}")
+
+        sha256 = spec.job.code.removeprefix("sha256:")
+        folder = directory / FOLDER
+        self._let_go(folder)
+        client = functools.partial(self._client, command.token)
+        count, fetched = await self._code.unpack(sha256, folder, client=client)
+        say(f"code {sha256[:12]}: {count} files, {'fetched' if fetched else 'in the cache'}")
+        if not spec.job.requirements:
+            return Prepared(folder, here)
+        recipe = Recipe(
+            requirements=_read(folder, spec.job.requirements),
+            name=spec.job.requirements,
+            code=sha256,
+            folder=folder,
+        )
+        use = await self._venvs.use(recipe, on_line=say)
+        self._held[folder] = use.lock
+        say(f"environment of {spec.job.requirements}: {use.python.parent.parent.name[:12]}")
+        return Prepared(folder, use.python)
+
+    def release(self, prepared: Prepared) -> None:
+        """Tell that a process has ended: its environment may be deleted when room is needed."""
+        self._let_go(prepared.folder)
+
+    def _let_go(self, folder: Path) -> None:
+        lock = self._held.pop(folder, None)
+        if lock is not None:
+            lock.release()
+
+
+def _read(folder: Path, name: str) -> str:
+    """Return the text of the file of requirements.
+
+    Raises:
+        ConfigError: there is none, or it is no text.
+    """
+    path = folder / name
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+        if inside and path.stat().st_size <= MAX_REQUIREMENTS_BYTES:
+            return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError):
+        pass
+    raise ConfigError(
+        "the code of the job has no such file of requirements",
+        given=repr(name),
+        expected="a text file in the folder of the code",
+        remedy="see `requirements` in [job], and whether .atollignore leaves it out",
+    )

@@ -1,0 +1,151 @@
+"""Hours of the week in which a machine takes no work, in its own local time.
+
+The second lock: what the owner of this machine does not allow is refused, whoever asks.
+
+The hub places jobs by the offers of nodes and so should not ask for it. A hub that is wrong,
+or was taken over, gets no further than this.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.config import JobSpec
+from atoll.errors import ConfigError, NotAllowed
+from atoll.ids import is_reducer
+from atoll.node.launchers.launcher import Mount, parse_mounts
+from atoll.wire.messages import Offer
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+FORM = '"22:00-07:00" or "mon-fri 09:00-17:00" or "sat,sun 00:00-24:00", in local time'
+
+_SPAN = re.compile(
+    r"(?:(?P<days>[a-z,\s-]+?)\s+)?(?P<from>\d{1,2}:\d{2})\s*-\s*(?P<to>\d{1,2}:\d{2})"
+)
+
+DAY_MINUTES = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """One span of every week; one that ends at or before its start ends on the day after."""
+
+    days: frozenset[int]
+    """Days on which it begins; 0 is Monday."""
+    start_minute: int
+    """Minute of the day."""
+    end_minute: int
+    """Minute of the day, 1440 for midnight."""
+
+    def end_of(self, now: datetime.datetime) -> datetime.datetime | None:
+        """Return when the span ends that `now` (local time) lies in; None: it is not quiet."""
+        minute = now.hour * 60 + now.minute
+        overnight = self.end_minute <= self.start_minute
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        if now.weekday() in self.days and minute >= self.start_minute:
+            if overnight:
+                return _later(midnight, days=1, minutes=self.end_minute)
+            if minute < self.end_minute:
+                return _later(midnight, days=0, minutes=self.end_minute)
+        yesterday = (now.weekday() - 1) % 7
+        if overnight and yesterday in self.days and minute < self.end_minute:
+            return _later(midnight, days=0, minutes=self.end_minute)
+        return None
+
+
+def _later(midnight: datetime.datetime, *, days: int, minutes: int) -> datetime.datetime:
+    """Return a time on the clock of a later day; days of 23 or 25 hours do not matter."""
+    if minutes == DAY_MINUTES:
+        days, minutes = days + 1, 0
+    day = midnight.date() + datetime.timedelta(days=days)
+    return datetime.datetime.combine(day, datetime.time(minutes // 60, minutes % 60))
+
+
+def parse_quiet_hours(text: str) -> QuietHours:
+    """Return the span that a person wrote.
+
+    Raises:
+        ConfigError: it is not of the form of `FORM`.
+    """
+    wrong = ConfigError("these quiet hours cannot be read", given=repr(text), expected=FORM)
+    match = _SPAN.fullmatch(text.strip().lower())
+    if match is None:
+        raise wrong
+    start, end = _minute(match["from"]), _minute(match["to"])
+    days = _days(match["days"])
+    if start is None or end is None or start == DAY_MINUTES or not days:
+        raise wrong
+    return QuietHours(days, start, end)
+
+
+def _minute(clock: str) -> int | None:
+    """Return the minute of the day of HH:MM; None: there is no such time."""
+    hour, minute = (int(part) for part in clock.split(":"))
+    total = hour * 60 + minute
+    return total if minute < 60 and total <= DAY_MINUTES else None
+
+
+def _days(text: str | None) -> frozenset[int]:
+    """Return the days of e.g. `mon-fri` or `sat,sun`; empty where a name is unknown."""
+    if text is None:
+        return frozenset(range(7))
+    found: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        first, _, last = part.partition("-")
+        names = (first, last or first)
+        if not all(name[:3] in DAYS and len(name) >= 3 for name in names):
+            return frozenset()
+        begin, end = (DAYS.index(name[:3]) for name in names)
+        found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
+    return frozenset(found)
+
+
+def check_allowed(
+    spec: JobSpec, *, member: str, offer: Offer, trusted_keys: Sequence[str] = ()
+) -> list[Mount]:
+    """Return the mounts of a process; refuse one that the owner's offer does not cover.
+
+    A reducer is Atoll's own program, whatever the job is, and always allowed.
+
+    Args:
+        spec: The job.
+        member: Which process of it.
+        offer: What the owner gives.
+        trusted_keys: Public keys of those whose images the owner trusts.
+
+    Raises:
+        NotAllowed: the kind of job, its image or a mount is not covered.
+        ConfigError: a mount is written wrongly, or the parts of the job contradict each other.
+    """
+    if is_reducer(member):
+        return []
+    kind = spec.trust
+    if kind == "container" and kind not in offer.kinds and "signed" in offer.kinds:
+        from atoll.node.identity.image_signatures import check_image
+
+        check_image(spec.launch.image, signature=spec.launch.signature, trusted_keys=trusted_keys)
+    elif kind not in offer.kinds:
+        raise NotAllowed(
+            f"this machine does not run jobs of the kind {kind!r}",
+            expected=f"one of {', '.join(offer.kinds)}" if offer.kinds else "no job at all",
+            remedy="run it on another node ([job] on), or ask the owner to change the policy",
+        )
+    mounts = parse_mounts(spec.launch.mounts, allowed=offer.mounts)
+    if kind == "container" and spec.job.requirements:
+        raise ConfigError(
+            "a container brings its own packages",
+            given=f"requirements = {spec.job.requirements!r}",
+            expected="an image that contains what the job needs",
+            remedy="leave requirements out of [job], or build them into the image",
+        )
+    if kind != "container" and spec.launch.mounts:
+        raise ConfigError(
+            "mounts are for containers only",
+            given=f"mounts = {spec.launch.mounts}",
+            remedy='set launcher = "container" and an image in [launch], or leave mounts out',
+        )
+    return mounts

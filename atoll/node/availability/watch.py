@@ -1,0 +1,81 @@
+"""Follows the owner's policy and the state of the machine, and tells when something changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Awaitable, Callable
+
+from atoll.clock import Clock, RealClock
+from atoll.node.agent.threads import aside
+from atoll.node.availability.policy import Policy, PolicyFile
+from atoll.node.availability.rule import Mind, Pause
+from atoll.node.availability.sensors import Senses
+from atoll.node.availability.sleep import SleepWatch
+
+LOOK_S = 1.0
+"""Pause between two looks."""
+
+Act = Callable[[Policy, Pause], Awaitable[None]]
+
+
+class Manners:
+    """Watches one machine."""
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        *,
+        senses: Senses | None = None,
+        clock: Clock | None = None,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        """Read nothing yet; `now` is local time."""
+        self._file = file
+        self._senses = senses or Senses()
+        self._clock = clock or RealClock()
+        self._now = now
+        self._mind = Mind()
+        self._news = asyncio.Event()
+        self._sleep = SleepWatch(self._news.set)
+
+    @property
+    def error(self) -> str:
+        """What is wrong with the policy's file, while an older policy is in force."""
+        return self._file.error
+
+    async def look(self) -> tuple[Policy, Pause]:
+        """Return what the owner wants, and whether work pauses.
+
+        Raises:
+            ConfigError: the policy is wrong and there was no right one before.
+        """
+        policy = self._file.read()
+        reading = await aside(lambda: self._senses.read(policy))
+        if self._sleep.sleeping:
+            reading = dataclasses.replace(reading, sleeping=True)
+        pause = self._mind.follow(
+            policy, reading, now=self._now(), monotonic=self._clock.monotonic()
+        )
+        return policy, pause
+
+    async def follow(self, act: Act) -> None:
+        """Call `act` now and whenever policy, pause or error have changed, until cancelled."""
+        listening = asyncio.create_task(self._sleep.run())
+        told: tuple[Policy, Pause, str] | None = None
+        try:
+            while True:
+                self._news.clear()
+                policy, pause = await self.look()
+                if (policy, pause, self.error) != told:
+                    told = policy, pause, self.error
+                    await act(policy, pause)
+                if pause.cause == "sleep":
+                    await self._sleep.release()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), LOOK_S)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)

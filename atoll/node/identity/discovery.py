@@ -1,0 +1,154 @@
+"""Finds the hubs that announce themselves on the same network (DNS-SD)."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from atoll.errors import ConfigError
+from atoll.net.endpoint import Ticket
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo, Zeroconf
+
+SERVICE = "_atoll._tcp.local."
+
+FIND_S = 3.0
+"""How long answers are waited for."""
+
+DIAL_S = 0.5
+"""How long each address of a hub is tried."""
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{40}")
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9_.-]+)*")
+_LINE = re.compile(r"[^\x20-\x7e]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A hub as it announces itself; none of it is proven."""
+
+    name: str
+    host: str
+    port: int
+    prefix: str = ""
+    secure: bool = False
+    fingerprint: str = ""
+    version: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What tickets of this hub end with."""
+        return self.fingerprint or ("tls" if self.secure else "")
+
+    def ticket(self, secret: str) -> Ticket:
+        """Return the ticket of this hub with a secret."""
+        return Ticket(self.host, self.port, secret, prefix=self.prefix, mark=self.mark)
+
+
+def find_hubs(*, timeout_s: float = FIND_S) -> list[Found]:
+    """Return the hubs that answer in time, by name, each by an address that can be dialled.
+
+    Raises:
+        ConfigError: the package that finds them is not installed, or there is no network.
+    """
+    try:
+        from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
+    except ImportError:
+        raise ConfigError(
+            "finding hubs on this network needs a package that is not installed",
+            given="no ticket",
+            expected="zeroconf",
+            remedy="pip install 'atoll[lan]', or give the ticket that `atoll hub` printed",
+        ) from None
+    names: set[str] = set()
+
+    class Listener(ServiceListener):
+        """Notes the names of what is announced."""
+
+        def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
+            names.add(name)
+
+        def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
+            names.add(name)
+
+        def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
+            names.discard(name)
+
+    try:
+        zeroconf = Zeroconf()
+    except OSError as error:
+        raise ConfigError(
+            "hubs cannot be looked for on this network",
+            given=str(error),
+            remedy="give the ticket that `atoll hub` printed",
+        ) from error
+    try:
+        ServiceBrowser(zeroconf, SERVICE, Listener())
+        time.sleep(timeout_s)
+        return _asked(zeroconf, sorted(names))
+    finally:
+        zeroconf.close()
+
+
+def _asked(zeroconf: Zeroconf, names: list[str]) -> list[Found]:
+    """Return what each of the announced services says of itself."""
+    found = []
+    for name in names:
+        info = zeroconf.get_service_info(SERVICE, name, timeout=2000)
+        hub = read_service(info) if info is not None else None
+        if info is not None and hub is not None:
+            host = first_reachable(info.parsed_addresses(), hub.port) or hub.host
+            found.append(replace(hub, host=host))
+    return sorted(found, key=lambda hub: (hub.name, hub.port))
+
+
+def first_reachable(addresses: Sequence[str], port: int) -> str:
+    """Return the first address on which somebody listens; empty: none of them.
+
+    A hub may have addresses that mean something only to itself, e.g. of its containers.
+    """
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            socket.create_connection((address, port), timeout=DIAL_S).close()
+            return address
+    return ""
+
+
+def read_service(info: ServiceInfo) -> Found | None:
+    """Return the hub that a service describes; None where it makes no sense.
+
+    Anybody on the network can announce anything: every field is checked and bounded.
+    """
+    fields = {
+        key.decode("utf-8", "replace"): (value or b"").decode("utf-8", "replace")[:200]
+        for key, value in info.properties.items()
+    }
+    addresses = [text for text in info.parsed_addresses() if _is_address(text)]
+    fingerprint, prefix = fields.get("fingerprint", ""), fields.get("prefix", "")
+    known = not fingerprint or _FINGERPRINT.fullmatch(fingerprint)
+    if not addresses or not info.port or not known or not _PREFIX.fullmatch(prefix):
+        return None
+    return Found(
+        name=_LINE.sub("?", fields.get("name", ""))[:60] or addresses[0],
+        host=addresses[0],
+        port=info.port,
+        prefix=prefix,
+        secure=fields.get("tls") == "1",
+        fingerprint=fingerprint,
+        version=_LINE.sub("?", fields.get("version", ""))[:20],
+    )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

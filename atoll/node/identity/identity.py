@@ -1,0 +1,89 @@
+"""Who this machine is: the node id and token that it got for a join ticket."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from atoll.errors import ConfigError, StorageFull
+from atoll.net.endpoint import Way
+
+_FILE = "node.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a machine keeps of its first join."""
+
+    hub: str
+    """URL of the hub, http(s)://HOST:PORT[/PREFIX]."""
+    node: str
+    """Its node id, the address of its session."""
+    token: str
+    ca: str = ""
+    """PEM file of the hub's certificate authority."""
+    certificate: str = ""
+    """PEM file of this machine's own certificate."""
+    key: str = ""
+    """PEM file of its key."""
+    proxy: str = ""
+    """URL of the proxy to the hub."""
+
+    @property
+    def way(self) -> Way:
+        """How the hub is reached."""
+        return Way(ca=self.ca, certificate=self.certificate, key=self.key, proxy=self.proxy)
+
+
+def load_identity(home: Path, *, hub: str) -> Identity | None:
+    """Return what this machine is to that hub, or None when it never joined it."""
+    try:
+        known = json.loads((home / _FILE).read_text(encoding="utf-8"))
+        return Identity(**known[hub])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_identity(home: Path, identity: Identity) -> None:
+    """Keep the identity, readable by the owner alone; identities at other hubs stay."""
+    try:
+        known = json.loads((home / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    known[identity.hub] = asdict(identity)
+    write_private(home / _FILE, json.dumps(known, indent=1))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one move, readable by its owner alone.
+
+    Raises:
+        StorageFull: the disk has no room.
+        ConfigError: the folder cannot be written.
+    """
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        scratch.replace(path)
+    except OSError as error:
+        raise write_failed(path, error) from error
+
+
+def write_failed(path: Path, error: OSError) -> StorageFull | ConfigError:
+    """Return the error for a file that could not be written."""
+    if error.errno == 28:  # ENOSPC
+        return StorageFull(
+            "no room left on the disk",
+            given=str(path),
+            remedy="free some space, or choose another folder (ATOLL_HOME)",
+        )
+    return ConfigError(
+        "a file cannot be written",
+        given=f"{path} ({error.strerror or error})",
+        remedy="choose a folder that you may write to (ATOLL_HOME)",
+    )

@@ -1,0 +1,102 @@
+"""How a machine becomes a node: a ticket is exchanged for an identity, which is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.ids import safe_name
+from atoll.net.endpoint import Ticket, Way
+from atoll.net.http.client import HubClient
+from atoll.node.identity import identity, tls_identity
+from atoll.node.identity.identity import Identity
+from atoll.wire.messages import NodeInfo
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE_CHECK_S = 3_600.0
+"""Pause between two looks at how long the own certificate is still valid."""
+
+
+def enter(ticket: Ticket, *, home: Path, name: str, info: NodeInfo, proxy: str = "") -> Identity:
+    """Exchange a ticket for a node id, its token and its certificate, and keep them.
+
+    Args:
+        ticket: What the hub printed.
+        home: Folder of this agent.
+        name: Wished start of the id; empty: the machine's host name.
+        info: What this machine is.
+        proxy: URL of the proxy to the hub; empty: none.
+
+    Raises:
+        HubUnreachable: no hub answers.
+        AuthError: the ticket is unknown or used up, or another hub answers than the ticket's.
+    """
+    ca = tls_identity.pin(ticket, home=home, proxy=proxy)
+    folder = tls_identity.folder_of(ticket.url, home=home)
+    key, certificate, request = folder / "node.key", folder / "node.pem", ""
+    if ticket.secure:
+        tls_identity.make_key(key)
+        request = tls_identity.signing_request(key)
+    with HubClient(ticket.url, way=Way(ca=ca, proxy=proxy)) as client:
+        wished = safe_name(name or info.hostname)
+        joined = client.join(ticket.secret, name=wished, info=info, request=request)
+    if joined.certificate:
+        identity.write_private(certificate, joined.certificate)
+    me = Identity(
+        hub=ticket.url,
+        node=joined.node,
+        token=joined.token,
+        ca=ca,
+        certificate=str(certificate) if joined.certificate else "",
+        key=str(key) if joined.certificate else "",
+        proxy=proxy,
+    )
+    identity.save_identity(home, me)
+    return me
+
+
+def known(ticket: Ticket, *, home: Path) -> Identity | None:
+    """Return what this machine is to a ticket's hub, or None when it has to join.
+
+    An identity counts no more when the ticket names another authority than the one that was
+    pinned, and when its certificate has ended.
+    """
+    me = identity.load_identity(home, hub=ticket.url)
+    if me is None:
+        return None
+    if ticket.fingerprint and tls_identity.fingerprint_of(Path(me.ca)) != ticket.fingerprint:
+        return None
+    if me.certificate and tls_identity.life_left(me.certificate)[0] <= 0:
+        return None
+    return me
+
+
+def renew_if_due(me: Identity) -> bool:
+    """Get a new certificate when little of the present one's life is left; return whether.
+
+    It is for the same key and takes the place of the old file: the next connection shows it.
+
+    Raises:
+        AtollError: the hub did not give one.
+    """
+    if not me.certificate or tls_identity.life_left(me.certificate)[1] > tls_identity.RENEW_AT:
+        return False
+    request = tls_identity.signing_request(Path(me.key))
+    with HubClient(me.hub, me.token, way=me.way) as client:
+        certificate = client.renew(request)
+    identity.write_private(Path(me.certificate), certificate)
+    return True
+
+
+async def keep_certificate(me: Identity, *, every_s: float = CERTIFICATE_CHECK_S) -> None:
+    """Renew the own certificate whenever it is time, until cancelled."""
+    while True:
+        try:
+            if await asyncio.to_thread(renew_if_due, me):
+                log.info("the certificate of this machine was renewed")
+        except AtollError as error:
+            log.warning("the certificate of this machine was not renewed: %s", error)
+        await asyncio.sleep(every_s)

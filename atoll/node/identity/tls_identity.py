@@ -1,0 +1,160 @@
+"""How a machine comes to trust a hub, and the hub it: a pinned authority, and a key of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ssl
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from atoll.errors import AuthError, ConfigError
+from atoll.ids import safe_name
+from atoll.net.endpoint import Ticket
+from atoll.net.proxies import unreachable
+from atoll.node.identity.identity import write_private
+
+FOLDER = "tls"
+"""Below the agent's home."""
+
+FINGERPRINT_DIGITS = 40
+MAX_CA_BYTES = 64 * 1024
+RENEW_AT = 1 / 3
+"""Share of a certificate's life that is left when it is renewed."""
+
+
+def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0) -> str:
+    """Fetch the authority of a ticket's hub, compare it with the ticket, and keep it.
+
+    The connection itself proves nothing; the fingerprint does.
+
+    Returns:
+        Path of the PEM file; empty where the ticket names no authority.
+
+    Raises:
+        HubUnreachable: no hub answers.
+        AuthError: what answers is another hub, or somebody in between.
+    """
+    if not ticket.fingerprint:
+        return ""
+    path = folder_of(ticket.url, home=home) / f"ca-{ticket.fingerprint[:16]}.pem"
+    if path.exists() and fingerprint_of(path) == ticket.fingerprint:
+        return str(path)
+    unverified = ssl.create_default_context()
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
+    unverified.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        with (
+            httpx.Client(
+                verify=unverified, proxy=proxy or None, trust_env=False, timeout=timeout_s
+            ) as client,
+            client.stream("GET", f"{ticket.url}/ca.pem") as response,
+        ):
+            text = _read(response) if response.is_success else ""
+    except httpx.TimeoutException as error:
+        raise unreachable(ticket.url, TimeoutError()) from error
+    except httpx.TransportError as error:
+        raise unreachable(ticket.url, error) from error
+    try:
+        der = ssl.PEM_cert_to_DER_cert(text.strip())
+    except ValueError:
+        der = b""
+    found = hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]
+    if not hmac.compare_digest(found, ticket.fingerprint):
+        raise AuthError(
+            "what answers there is not the hub of this ticket",
+            given=f"an authority with fingerprint {found}" if der else "no certificate authority",
+            expected=ticket.fingerprint,
+            remedy="ask for a fresh ticket; if it says the same, somebody is in between",
+        )
+    write_private(path, ssl.DER_cert_to_PEM_cert(der))  # this one certificate, and no other
+    return str(path)
+
+
+def _read(response: httpx.Response) -> str:
+    """Return a body of bounded size."""
+    content = b""
+    for block in response.iter_bytes():
+        content += block
+        if len(content) > MAX_CA_BYTES:
+            return ""
+    return content.decode("ascii", "replace")
+
+
+def fingerprint_of(path: Path) -> str:
+    """Return the fingerprint of an authority that is kept, or an empty text."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        return ""
+    return hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def folder_of(hub: str, *, home: Path) -> Path:
+    """Return where keys and certificates for one hub are kept."""
+    parts = urlsplit(hub)
+    digest = hashlib.sha256(hub.encode()).hexdigest()[:8]
+    return home / FOLDER / f"{safe_name(parts.netloc)}-{digest}"
+
+
+def make_key(path: Path) -> None:
+    """Make a private key that only the owner of this machine can read."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(path, pem.decode())
+
+
+def signing_request(path: Path) -> str:
+    """Return the PEM request by which the owner of a key asks for a certificate.
+
+    Raises:
+        ConfigError: the key cannot be read.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise _broken(path, error) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise _broken(path, ValueError("it is no P-256 key"))
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    signed = request.sign(key, hashes.SHA256())
+    return signed.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def life_left(path: str) -> tuple[float, float]:
+    """Return seconds that a certificate is still valid, and what share of its life that is.
+
+    A file that is no certificate has no life left.
+    """
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    begins, ends = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+    left = ends - time.time()
+    return left, left / max(ends - begins, 1.0)
+
+
+def _broken(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        "the key of this machine cannot be used",
+        given=f"{path} ({error})",
+        remedy="join again with a fresh ticket",
+    )

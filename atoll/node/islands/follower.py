@@ -1,0 +1,248 @@
+"""The keeper on a further machine of an island: it starts and ends ranks as the first one says.
+
+It loads no torch and is no member of the job: it asks the hub for one thing, where the first
+machine awaits it. It lives until the node agent ends it: when its leader is gone it kills its
+ranks and waits for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TypeAlias
+
+from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
+from atoll.errors import AtollError
+from atoll.ids import member_of_hand
+from atoll.net.endpoint import way_of
+from atoll.net.http.client import HubClient
+from atoll.node.islands.failure_cause import RankEnd
+from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
+from atoll.node.islands.rendezvous_client import GateSearch
+from atoll.node.islands.restart_history import spec_with
+from atoll.node.islands.supervisor_link import Ended, Home, KeeperLink, Kill, Leaving, Start, Word
+from atoll.node.machine.interfaces import address_towards
+from atoll.wire.limits import EXIT_LEFT
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Pause between two looks for the gate."""
+HUB_TIMEOUT_S = 5.0
+HOME_S = 10.0
+"""How long the ranks may take to end after the first one did."""
+LEAVE_S = 60.0
+"""How long the first rank may take to leave when this machine is asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The node agent asks this process to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """The leader is gone."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A rank on this machine has ended."""
+
+    start: int
+    """Of which start it was."""
+    end: RankEnd
+
+
+_News: TypeAlias = Word | _End | _Asked | _Lost
+
+
+def serve_island(
+    environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM
+) -> int:
+    """Be a further machine of an island until asked to leave; return the exit status.
+
+    To be called in the main thread, which the ranks live as long as.
+
+    Args:
+        environment: What the node agent told this process.
+        spec: The job.
+        program: What every rank runs.
+
+    Raises:
+        JobError: the first machine is there and cannot be reached.
+        AuthError: the hub does not know this process any more.
+    """
+    asked = threading.Event()
+    serving: list[Hand] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        for hand in serving:
+            hand.ask()
+
+    signal.signal(signal.SIGTERM, hear)
+    with HubClient(
+        environment.hub, environment.token, way=way_of(environment), timeout_s=HUB_TIMEOUT_S
+    ) as client:
+        search = GateSearch(environment, client)
+        while not asked.is_set():
+            link = search.look()
+            if link is None:
+                asked.wait(LOOK_S)
+                continue
+            hand = Hand(environment, spec, link, program=program)
+            serving[:] = [hand]
+            if asked.is_set():
+                hand.ask()
+            if hand.serve():
+                search.pass_by(search.key)
+    return EXIT_LEFT
+
+
+class Hand:
+    """This machine in the service of one leader."""
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        spec: JobSpec,
+        link: KeeperLink,
+        *,
+        program: Sequence[str],
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            environment: What the node agent told this process.
+            spec: The job.
+            link: The connection with the leader.
+            program: What every rank runs.
+        """
+        self._environment, self._spec = environment, spec
+        self._link, self._program = link, program
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self._asked = self._started = False
+        self._number = -1
+        self._local: LocalRanks | None = None
+        self._live: set[int] = set()
+        self._patience: float | None = None
+
+    def ask(self) -> None:
+        """Have it leave; from any thread, and from a signal's handler."""
+        self._news.put(_Asked())
+
+    def serve(self) -> bool:
+        """Do what the leader says until it is gone, or this process is asked to leave.
+
+        Returns:
+            Whether it has started ranks for this leader, who needs it no more then.
+        """
+        self._link.run(self._news.put, lambda why: self._news.put(_Lost(why)))
+        try:
+            while not (self._asked and not self._live):
+                news = self._next()
+                if isinstance(news, _Lost):
+                    log.info("the first machine is gone: %s", news.why)
+                    break
+                self._take(news)
+        finally:
+            self._kill()
+            self._link.close()
+        return self._started
+
+    def _next(self) -> _News | None:
+        """Return what happens next; None: ranks have had time enough to end."""
+        left_s = None if self._patience is None else max(0.0, self._patience - time.monotonic())
+        try:
+            return self._news.get(timeout=left_s)
+        except queue.Empty:
+            return None
+
+    def _take(self, news: _News | None) -> None:
+        if isinstance(news, Start):
+            self._kill()
+            self._start(news)
+        elif isinstance(news, _End):
+            if news.start == self._number:
+                self._tell(news.end)
+        elif isinstance(news, Home):
+            self._patience = time.monotonic() + HOME_S
+        elif isinstance(news, _Asked):
+            self._asked = True
+            if self._live:  # the first rank must save what they have together
+                self._link.send(Leaving())
+                self._patience = time.monotonic() + LEAVE_S
+        elif news is None or isinstance(news, Kill):
+            self._kill()
+
+    def _start(self, start: Start) -> None:
+        folder = self._environment.directory
+        self._started, self._number = True, start.number
+        ranks = range(start.first, start.first + start.count)
+        self._live = set(ranks)
+        log.info("ranks %d to %d start here; they meet at %s", ranks[0], ranks[-1], start.address)
+        self._local = LocalRanks(
+            folder,
+            program=self._program,
+            on_end=lambda end: self._news.put(_End(start.number, end)),
+        )
+        try:
+            spec_file = spec_with(
+                MeshShape(*start.mesh), spec=self._spec, environment=self._environment
+            )
+            self._local.start(
+                _places(start),
+                own_address=address_towards(start.address, start.port) or start.address,
+                ATOLL_SPEC=str(spec_file),
+                ATOLL_MEMBER=member_of_hand(self._environment.member)[0],
+            )
+        except AtollError as error:
+            self._tell(RankEnd(ranks[0], 1, error))
+
+    def _tell(self, end: RankEnd) -> None:
+        """Tell the leader how a rank has ended."""
+        self._live.discard(end.rank)
+        level = logging.INFO if end.good else logging.WARNING
+        log.log(level, "rank %d has ended with %d", end.rank, end.code)
+        ended = Ended(
+            number=self._number,
+            rank=end.rank,
+            code=end.code,
+            error=end.error.to_dict() if end.error else None,
+            oom_kills=end.oom_kills,
+        )
+        self._link.send(ended)
+
+    def _kill(self) -> None:
+        """Kill what still lives; returns when it is gone."""
+        self._number, self._patience = -1, None  # how it ends is no news any more
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        self._live = set()
+
+
+def _places(start: Start) -> list[RankPlace]:
+    """Return the places of the ranks on this machine."""
+    return [
+        RankPlace(
+            start.first + local,
+            MeshShape(*start.mesh).ranks,
+            local_rank=local,
+            address=start.address,
+            port=start.port,
+            local_ranks=start.count,
+            machine=start.machine,
+            machines=start.machines,
+        )
+        for local in range(start.count)
+    ]

@@ -1,0 +1,148 @@
+"""The ranks of an island that run on this machine: started, listened to, killed together.
+
+No rank outlives the process that started it: the kernel kills them with it, and they are in its
+process group, which the node agent kills in the end.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from atoll import config
+from atoll.config import RankPlace
+from atoll.errors import JobError
+from atoll.node.agent import process_tree
+from atoll.node.agent.exits import count_oom_kills
+from atoll.node.agent.output import read_lines
+from atoll.node.islands.failure_cause import RankEnd, error_file
+from atoll.node.launchers.launcher import THREADS
+from atoll.node.launchers.resources import usable_cpus
+from atoll.node.machine.interfaces import interface_of, is_loopback
+
+log = logging.getLogger(__name__)
+
+GONE_S = 5.0
+"""How long the end of ranks that were killed, and their last lines, are waited for."""
+
+PROGRAM = (sys.executable, "-m", "atoll.node.worker")
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables by which libraries are told on which interface to meet others."""
+
+
+class LocalRanks:
+    """The ranks of one start on this machine. Only for the main thread, which they live as long as.
+
+    A process that dies with its parent dies with the thread that started it.
+    """
+
+    def __init__(
+        self, folder: Path, *, program: Sequence[str], on_end: Callable[[RankEnd], None]
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            folder: Where each rank leaves its error.
+            program: What every rank runs.
+            on_end: Called with every end, in a thread of its own.
+        """
+        self._folder, self._program, self._on_end = folder, program, on_end
+        self._ranks: dict[int, subprocess.Popen[bytes]] = {}
+        self._readers: list[threading.Thread] = []
+        self._oom_kills = count_oom_kills()
+
+    def start(self, places: Sequence[RankPlace], *, own_address: str, **more: str) -> None:
+        """Start ranks.
+
+        Args:
+            places: Which ones.
+            own_address: The address by which they meet the others.
+            more: Variables of theirs.
+
+        Raises:
+            JobError: the machine cannot.
+        """
+        defaults = _defaults(len(places), own_address)
+        for place in places:
+            with suppress(OSError):
+                (self._folder / error_file(place.rank)).unlink(missing_ok=True)
+            try:
+                self._start(place, {**config.rank_environment(place, defaults=defaults), **more})
+            except OSError as error:
+                raise JobError(
+                    "a machine cannot start the ranks of an island",
+                    given=f"rank {place.rank} of {place.ranks} ({error})",
+                    remedy="look at the memory and the limits of that machine, or take fewer ranks",
+                ) from error
+
+    def ask(self, rank: int) -> None:
+        """Ask a rank to leave; what was stopped, also the others, must run to hear of it."""
+        process_tree.wake(
+            one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)[:1]
+        )
+        with suppress(ProcessLookupError):
+            self._ranks[rank].send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Kill what still lives, and everything it started; returns when all is gone."""
+        families = [one for popen in self._ranks.values() for one in process_tree.tree(popen.pid)]
+        process_tree.signal_tree([*families, *process_tree.group_mates()], number=process_tree.KILL)
+        deadline = time.monotonic() + GONE_S
+        for popen in self._ranks.values():
+            with suppress(subprocess.TimeoutExpired):
+                popen.wait(timeout=max(0.0, deadline - time.monotonic()))
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, place: RankPlace, environment: Mapping[str, str]) -> None:
+        rank = place.rank
+        popen = subprocess.Popen(
+            self._program,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=process_tree.die_with_parent(),
+        )
+        self._ranks[rank] = popen
+        threading.Thread(target=self._await_end, args=(rank, popen), daemon=True).start()
+        stream = cast(io.BufferedReader, popen.stdout)
+        reader = threading.Thread(target=_pass_on, args=(rank, stream), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _await_end(self, rank: int, popen: subprocess.Popen[bytes]) -> None:
+        code = popen.wait()
+        killed = count_oom_kills() - self._oom_kills
+        self._on_end(RankEnd.read(rank, code, folder=self._folder, oom_kills=killed))
+
+
+def _defaults(ranks: int, address: str) -> dict[str, str]:
+    """Return variables that ranks get unless somebody has set them.
+
+    Gloo would look up this machine's name and may find an interface that others can dial, or that
+    they cannot; numeric libraries would take all cores for every rank.
+    """
+    names = INTERFACES[:1] if is_loopback(address) else INTERFACES
+    interface = interface_of(address)
+    found = dict.fromkeys(names, interface) if interface else {}
+    return found | dict.fromkeys(THREADS, str(max(1, len(usable_cpus()) // ranks)))
+
+
+def _pass_on(rank: int, stream: io.BufferedReader) -> None:
+    """Pass the lines of a rank on, whole; those of all but the first are marked with its number."""
+    mark = b"[rank %d] " % rank if rank else b""
+    with stream:
+        for line in read_lines(stream):
+            sys.stdout.buffer.write(mark + line + b"\n")
+            sys.stdout.buffer.flush()

@@ -1,0 +1,309 @@
+"""The keeper of an island: the process of a member that starts its ranks and ends them together.
+
+It loads no torch. A rank that dies takes the island with it: the ranks meet in collectives, which
+nobody can leave alone. The hub then launches the member again by the rules that hold for every
+member, and its new ranks take the committed state over from the other members.
+
+Where an island goes over several machines this is the keeper on the first one, which leads those on
+the others: it tells them what to start, hears how their ranks end, and decides for all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from atoll.config import JobSpec, RankPlace, WorkerEnvironment
+from atoll.errors import OutOfMemory, from_dict
+from atoll.node.agent import process_tree
+from atoll.node.agent.exits import ERROR_FILE
+from atoll.node.islands.failure_cause import RankEnd, cause, died, explain
+from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
+from atoll.node.islands.rendezvous import Asked, Formation, NewsQueue, OwnEnd, gather
+from atoll.node.islands.rendezvous_server import Gone, IslandGate, Said
+from atoll.node.islands.restart_history import Losses, spec_with
+from atoll.node.islands.supervisor_link import Ended, Home, Kill, Leaving, Start
+from atoll.wire.limits import EXIT_LEFT
+
+log = logging.getLogger(__name__)
+
+HERE = "127.0.0.1"
+PORT_TRIES = 3
+SETTLE_S = 1.0
+"""After a rank that only noticed the loss of another: how long that other one may take to end."""
+HOME_S = 10.0
+"""After the end of the first rank: how long the others may take to go home."""
+LEAVE_S = 60.0
+"""How long the first rank may take to leave when it is asked; the node agent has less patience."""
+
+
+def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM) -> int:
+    """Run the ranks of an island to their end; return the member's exit status.
+
+    To be called in the main thread, which the ranks live as long as.
+
+    Args:
+        environment: What the node agent told the member.
+        spec: The job.
+        program: What every rank runs.
+
+    Raises:
+        JobError: a machine cannot start so many processes, or the others cannot dial this one.
+    """
+    losses = Losses.read(environment.directory)
+    news: NewsQueue = queue.SimpleQueue()
+    asked = threading.Event()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        news.put(Asked())
+
+    signal.signal(signal.SIGTERM, hear)
+    machines = spec.island.machines
+    if machines == 1:
+        shape = losses.shape(spec) or spec.mesh
+        return _keep(environment, spec, Formation(shape, HERE), losses, program, news, asked)
+    with IslandGate(environment, machines=machines, tell=news.put) as gate:
+        first = not Losses.known(environment.directory)
+        formation = gather(gate, spec, losses, first=first, news=news, is_asked=asked.is_set)
+        if formation is None:
+            return EXIT_LEFT
+        return _keep(environment, spec, formation, losses, program, news, asked)
+
+
+def _keep(
+    environment: WorkerEnvironment, spec: JobSpec, formation: Formation, losses: Losses,
+    program: Sequence[str], news: NewsQueue, asked: threading.Event,
+) -> int:  # fmt: skip
+    """Run the ranks of an island whose machines are there to their end."""
+    folder, ranks = environment.directory, formation.shape.ranks
+    for number in range(PORT_TRIES):
+        with free_port(formation.address) as port:
+            island = Island(
+                environment, formation, number=number, program=program, news=news, asked=asked
+            )
+            began = time.monotonic()
+            try:
+                island.start(spec, port=port)
+                end = island.wait()
+            finally:
+                island.close()
+        if not end.port_taken or asked.is_set():
+            break
+        log.warning("port %d was taken meanwhile: the ranks start again", port)
+    failed = not (end.good or asked.is_set())
+    error = None
+    if failed:
+        error = explain(end, member=environment.member, ranks=ranks)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        with suppress(OSError):
+            (folder / ERROR_FILE).write_text(json.dumps(error.to_dict()), encoding="utf-8")
+    losses.after(
+        died=error is not None and died(end, error),
+        lacked_memory=isinstance(error, OutOfMemory),
+        worked_s=time.monotonic() - began,
+    ).write(folder)
+    return end.status
+
+
+class Island:
+    """The ranks of one start, on all machines."""
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        formation: Formation,
+        *,
+        number: int,
+        program: Sequence[str],
+        news: NewsQueue,
+        asked: threading.Event,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            environment: What the node agent told the member.
+            formation: Which ranks there are, and on which machines.
+            number: Of this start.
+            program: What every rank runs.
+            news: What happens.
+            asked: Set when this process is asked to leave.
+        """
+        self._environment, self._formation, self._number = environment, formation, number
+        self._news, self._asked = news, asked
+        self._local = LocalRanks(
+            environment.directory,
+            program=program,
+            on_end=lambda end: news.put(OwnEnd(number, end)),
+        )
+        runs = formation.runs
+        self._own = runs[0]
+        self._far = dict(zip(formation.hands, runs[1:], strict=True))
+        """Which ranks each hand has."""
+        self._ends: list[RankEnd] = []
+        self._live = set(range(formation.shape.ranks))
+
+    # ------------------------------------------------------------------------- starting
+
+    def start(self, spec: JobSpec, *, port: int) -> None:
+        """Start all ranks.
+
+        Args:
+            spec: The job.
+            port: Where the first rank is to listen.
+
+        Raises:
+            JobError: this machine cannot.
+        """
+        formation, shape = self._formation, self._formation.shape
+        machines = 1 + len(self._far)
+        on = f" on {machines} machines" if machines > 1 else ""
+        log.info("the island has %d ranks%s: %s", shape.ranks, on, shape)
+        for machine, (hand, ranks) in enumerate(self._far.items(), start=1):
+            start = Start(
+                number=self._number, mesh=shape.sizes, first=ranks[0], count=len(ranks),
+                machine=machine, machines=machines, address=formation.address, port=port,
+            )  # fmt: skip
+            hand.link.send(start)
+        places = [
+            RankPlace(
+                rank,
+                shape.ranks,
+                local_rank=rank,
+                address=formation.address,
+                port=port,
+                local_ranks=len(self._own),
+                machines=machines,
+            )
+            for rank in self._own
+        ]
+        spec_file = spec_with(shape, spec=spec, environment=self._environment)
+        self._local.start(places, own_address=formation.address, ATOLL_SPEC=str(spec_file))
+
+    # -------------------------------------------------------------------------- watching
+
+    def wait(self) -> RankEnd:
+        """Return the end that decides how the island has ended; others may still live.
+
+        That is the first rank's, unless one has failed by itself before.
+        """
+        patience: float | None = None
+        while True:
+            try:
+                end = self._next_end(patience)
+            except TimeoutError:
+                return self._cause()
+            if end is None:
+                if patience is None:
+                    self._local.ask(0)
+                    patience = time.monotonic() + LEAVE_S
+                continue
+            asked = self._asked.is_set()
+            if end.rank == 0 and (end.good or asked):
+                self._send_home()
+                return end
+            if end.good or asked:
+                continue  # the first rank will tell what that means
+            if not (end.follows and self._live):
+                return self._cause()
+            patience = patience or time.monotonic() + SETTLE_S
+
+    def _next_end(self, deadline: float | None) -> RankEnd | None:
+        """Wait for one more rank to end, and return how; None: the island was asked to leave.
+
+        Raises:
+            TimeoutError: none did.
+        """
+        while True:
+            try:
+                news = self._news.get(timeout=None if deadline is None else _left_s(deadline))
+            except queue.Empty:
+                raise TimeoutError from None
+            if isinstance(news, Asked):
+                return None
+            if isinstance(news, Said) and isinstance(news.word, Leaving) and news.hand in self._far:
+                log.info("%s was asked to leave", news.hand.name)
+                self._asked.set()
+                return None
+            end = self._end_in(news)
+            if end is not None:
+                self._ends.append(end)
+                return end
+
+    def _end_in(self, news: object) -> RankEnd | None:
+        """Return the end that something tells of, if it tells of one of this start."""
+        end: RankEnd | None = None
+        if isinstance(news, OwnEnd) and news.start == self._number:
+            end, gone = news.end, range(news.end.rank, news.end.rank + 1)
+        elif isinstance(news, Said) and isinstance(news.word, Ended):
+            word, had = news.word, self._far.get(news.hand, range(0))
+            if word.number != self._number or word.rank not in had:
+                return None
+            error = from_dict(word.error) if word.error else None
+            end = RankEnd(word.rank, word.code, error, word.oom_kills, hand=news.hand.name)
+            gone = range(word.rank, word.rank + 1)
+        elif isinstance(news, Gone) and news.hand in self._far:
+            gone = self._far[news.hand]
+            if self._live.isdisjoint(gone):
+                return None
+            end = RankEnd.of_lost_machine(
+                news.hand.name, had=gone, ranks=self._formation.shape.ranks, why=news.why
+            )
+        if end is not None:
+            self._live.difference_update(gone)
+            level = logging.INFO if end.good else logging.WARNING
+            log.log(level, "rank %d has ended with %d", end.rank, end.code)
+        return end
+
+    def _cause(self) -> RankEnd:
+        """Return the end that was the cause; a first rank that did not leave is killed now."""
+        if all(end.good for end in self._ends):
+            return RankEnd(0, -process_tree.KILL)
+        return cause(self._ends)
+
+    def _send_home(self) -> None:
+        """Give the others some time to end after the first one."""
+        for hand in self._far:
+            hand.link.send(Home())
+        deadline = time.monotonic() + HOME_S
+        with suppress(TimeoutError):
+            while self._live:
+                self._next_end(deadline)
+
+    # ---------------------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Kill what still lives; returns when all of it on this machine is gone."""
+        for hand in self._far:
+            hand.link.send(Kill())
+        self._local.close()
+
+
+@contextmanager
+def free_port(address: str = HERE) -> Iterator[int]:
+    """Yield a port of this machine that nobody else is given inside.
+
+    A socket that is bound but does not listen keeps it, while a process that names it can still
+    listen there. Systems that do not let two sockets share a port so get one that was free just
+    now.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((address, 0))
+        port = int(held.getsockname()[1])
+        if not sys.platform.startswith("linux"):
+            held.close()
+        yield port
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

@@ -1,0 +1,154 @@
+"""How a further machine of an island finds the first one, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import socket
+import time
+from collections.abc import Sequence
+
+from atoll.config import WorkerEnvironment
+from atoll.errors import AtollError, AuthError, JobError
+from atoll.ids import member_of_hand
+from atoll.net.http.client import HubClient
+from atoll.net.proxies import place_of
+from atoll.node.islands.supervisor_link import Here, KeeperLink, greet
+from atoll.node.machine.interfaces import address_towards
+from atoll.wire.messages import Gate
+
+log = logging.getLogger(__name__)
+
+SAY_S = 10.0
+"""Pause between two lines about what is waited for."""
+REFUSED_S = 60.0
+"""How long the hub may refuse this process before it takes that for the truth."""
+DIAL_S = 3.0
+"""How long one address of the first machine may take to answer."""
+NO_WAY_S = 30.0
+"""How long a gate may be there, and be renewed, and yet not be reached."""
+
+
+class GateSearch:
+    """Finds the first machine of an island."""
+
+    def __init__(self, environment: WorkerEnvironment, client: HubClient) -> None:
+        """Look nowhere yet.
+
+        Args:
+            environment: What the node agent told this process.
+            client: The hub.
+        """
+        self._environment, self._client = environment, client
+        self._member, _ = member_of_hand(environment.member)
+        self._over = ""
+        """The key of a gate whose leader is gone."""
+        self.key = ""
+        """Of the gate where `look` has led."""
+        self._newest: Gate | None = None
+        self._vain_since: float | None = None
+        """When the present gate was first dialled in vain."""
+        self._renewals = 0
+        """How often it was renewed since: so the first machine lives."""
+        self._refused_since: float | None = None
+        self._said = 0.0
+
+    def pass_by(self, key: str) -> None:
+        """Go to that gate no more: the process that opened it has come to its end."""
+        self._over = key
+
+    def look(self) -> KeeperLink | None:
+        """Return a connection with the first machine if it can be had now.
+
+        Raises:
+            JobError: it lives and cannot be reached.
+            AuthError: the hub does not know this process any more.
+        """
+        gate = self._ask()
+        if gate is None or _key(gate) == self._over:
+            self._say(f"waiting for the first machine of {self._member}")
+            self._vain_since, self._newest = None, None
+            return None
+        if self._newest is None or _key(gate) != _key(self._newest):
+            self._vain_since, self._renewals = None, 0
+        elif gate.secret != self._newest.secret:
+            self._renewals += 1
+        self._newest = gate
+        tried: list[str] = []
+        for dial in gate.dial.split():
+            try:
+                link = self._dial(dial, secret=_key(gate))
+            except (OSError, ValueError, AtollError) as error:
+                tried.append(f"{dial} ({_words(error)})")
+                continue
+            log.info("this is %s, and %s awaits it at %s", self._environment.member,
+                     self._member, dial)  # fmt: skip
+            self.key, self._vain_since = _key(gate), None
+            return link
+        self._in_vain(tried)
+        return None
+
+    def _ask(self) -> Gate | None:
+        """Return the gate that the hub knows of; None: none, or the hub does not answer now."""
+        now = time.monotonic()
+        try:
+            gate = self._client.gate(self._environment.job, self._member)
+        except AuthError:
+            self._refused_since = self._refused_since or now
+            if now >= self._refused_since + REFUSED_S:
+                raise
+            return None
+        except AtollError as error:
+            self._say(f"the hub does not tell where {self._member} is: {error}")
+            return None
+        self._refused_since = None
+        return gate
+
+    def _dial(self, dial: str, *, secret: str) -> KeeperLink:
+        place = place_of(f"http://{dial}")
+        sock = socket.create_connection((place.host, place.port), timeout=DIAL_S)
+        try:
+            link = greet(sock, secret=secret, name=self._environment.member)
+            link.send(Here(platform.node()))
+            return link
+        except BaseException:
+            sock.close()
+            raise
+
+    def _in_vain(self, tried: Sequence[str]) -> None:
+        """Note that the first machine was not reached.
+
+        Raises:
+            JobError: not for a long time, while it renews its gate.
+        """
+        now = time.monotonic()
+        self._vain_since = self._vain_since or now
+        self._say(f"the first machine of {self._member} is not reached: {'; '.join(tried)}")
+        if self._renewals < 2 or now < self._vain_since + NO_WAY_S:
+            return
+        place = place_of(f"http://{self._newest.dial.split()[0]}") if self._newest else None
+        own = address_towards(place.host, place.port) if place else ""
+        raise JobError(
+            "no way to the first machine of this island",
+            given=f"{self._environment.member} on {platform.node()} "
+            f"({own or 'no address of its own'}) dialled {'; '.join(tried)}",
+            expected="machines of one island reach each other at any port of one network",
+            remedy="open that way in the firewall of both, choose machines of one network by "
+            "labels in [needs], or set machines = 1: one island per machine",
+        )
+
+    def _say(self, text: str) -> None:
+        """Say what is waited for, now and then."""
+        now = time.monotonic()
+        if now >= self._said + SAY_S:
+            self._said = now
+            log.info("%s", text)
+
+
+def _key(gate: Gate) -> str:
+    """Return what stays of a gate's secret when it is renewed."""
+    return gate.secret.partition(".")[0]
+
+
+def _words(error: BaseException) -> str:
+    return error.what if isinstance(error, AtollError) else str(error) or type(error).__name__

@@ -1,0 +1,218 @@
+"""What a machine is and offers, measured without loading torch into the agent.
+
+The accelerators of a machine as NVIDIA's management library sees them, where it is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import atoll
+from atoll.node.imports import load
+from atoll.wire.messages import NodeInfo
+
+log = logging.getLogger(__name__)
+
+
+class Gpus:
+    """Asks the library; without it, or without an accelerator, there are none."""
+
+    def __init__(self) -> None:
+        """Open the library."""
+        self._library: Any = None
+        self._handles: list[Any] = []
+        try:
+            library: Any = importlib.import_module("pynvml")
+            library.nvmlInit()
+            self._handles = [
+                library.nvmlDeviceGetHandleByIndex(index)
+                for index in range(library.nvmlDeviceGetCount())
+            ]
+            self._library = library
+        except ImportError:
+            return
+        except Exception as error:  # the library has one class of errors, and it is not imported
+            log.debug("no accelerators can be asked: %s", error)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    @property
+    def name(self) -> str:
+        """Name of the first one; empty: there is none."""
+        if not self._handles:
+            return ""
+        name = self._library.nvmlDeviceGetName(self._handles[0])
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the first one."""
+        if not self._handles:
+            return 0
+        return int(self._library.nvmlDeviceGetMemoryInfo(self._handles[0]).total)
+
+    def figures(self) -> dict[str, float]:
+        """Return `gpu_percent` (the mean of all) and `gpu_memory_used_bytes` (their sum)."""
+        if not self._handles:
+            return {}
+        try:
+            library = self._library
+            busy = [library.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._handles]
+            used = [library.nvmlDeviceGetMemoryInfo(gpu).used for gpu in self._handles]
+        except Exception as error:  # e.g. the driver was updated under it
+            log.warning("the accelerators cannot be asked any more: %s", error)
+            self._handles = []
+            return {}
+        return {
+            "gpu_percent": float(sum(busy)) / len(busy),
+            "gpu_memory_used_bytes": float(sum(used)),
+        }
+
+
+MATMUL_TIMEOUT_S = 60.0
+"""Importing torch from a cold disk alone can take half of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a short trial in another process found."""
+
+    gflops: float = 0.0
+    """Billions of multiplications and additions per second, fp32 matmul; 0: not measured."""
+    gpu: str = ""
+    """Name of the first accelerator that torch can use."""
+    gpus: int = 0
+    """How many torch can use."""
+    gpu_memory_bytes: int = 0
+    """Memory of the first one."""
+    error: str = ""
+    """Why nothing was measured."""
+
+
+def node_info(
+    home: Path,
+    *,
+    slots: int = 1,
+    compute: Compute | None = None,
+    gpus: Gpus | None = None,
+    launchers: Sequence[str] = ("process",),
+) -> NodeInfo:
+    """Return the description of this machine that the hub shows and places jobs by.
+
+    Args:
+        home: Folder of the agent, on the disk that counts.
+        slots: How many processes it takes at once.
+        compute: What a trial found, if there was one.
+        gpus: Its accelerators, for when there was no trial.
+        launchers: How it can start processes.
+    """
+    compute = compute or Compute()
+    gpus = gpus or Gpus()
+    return NodeInfo(
+        hostname=platform.node(),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        atoll=atoll.__version__,
+        torch=torch_version(),
+        cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        disk_free_bytes=shutil.disk_usage(existing(home)).free,
+        gpu=compute.gpu or gpus.name,
+        gpus=compute.gpus or len(gpus),
+        gpu_memory_bytes=compute.gpu_memory_bytes or gpus.memory_bytes,
+        launchers=list(launchers),
+        slots=slots,
+        matmul_gflops=round(compute.gflops, 1),
+    )
+
+
+def torch_version() -> str:
+    """Return the installed torch's version without importing it; empty when there is none."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def usable_cores() -> int:
+    """Return the cores this process may run on (a container may have fewer than the machine)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def existing(path: Path) -> Path:
+    """Return the path or its nearest parent that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def measure_compute(*, timeout_s: float = MATMUL_TIMEOUT_S) -> Compute:
+    """Return the matmul speed and the accelerator, tried out in a process of its own."""
+    if not torch_version():
+        return Compute(error="torch is not installed")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll.node.machine.probe"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+        )
+        return Compute(**json.loads(done.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        return Compute(error=f"the trial took longer than {timeout_s:.0f} s")
+    except (subprocess.CalledProcessError, OSError, ValueError, IndexError) as error:
+        log.warning("the matmul trial failed: %s", error)
+        return Compute(error=str(error))
+
+
+def trial(*, seconds: float = 0.4, size: int = 512) -> Compute:
+    """Return the speed of fp32 matmuls of `size` x `size` in this process; imports torch."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    left = torch.randn(size, size, device=device)
+    out = left @ left
+    started = now = time.perf_counter()
+    count = 0
+    while now - started < seconds:
+        torch.mm(left, left, out=out)
+        count += 1
+        if device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+    found = Compute(gflops=count * 2 * size**3 / (now - started) / 1e9)
+    if device == "cpu":
+        return found
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    return dataclasses.replace(
+        found,
+        gpu=torch.cuda.get_device_name(0),
+        gpus=torch.cuda.device_count(),
+        gpu_memory_bytes=memory_bytes,
+    )
+
+
+if __name__ == "__main__":
+    load("torch")
+    found = trial()
+    sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")

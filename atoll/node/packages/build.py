@@ -1,0 +1,109 @@
+"""Programs that build something for a job: listened to, and ended with all they started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.node.agent import process_tree
+
+OnLine = Callable[[str], None]
+
+_KEPT_LINES = 200
+_TOLD_LINES = 12
+_MAX_LINE = 2000
+
+
+class Failed(Exception):
+    """A program ended with a status other than 0."""
+
+    def __init__(self, step: str, code: int) -> None:
+        super().__init__(f"{step}: {code}")
+        self.step = step
+        self.code = code
+
+
+class Build:
+    """Runs one program after the other."""
+
+    def __init__(self, *, on_line: OnLine) -> None:
+        """Run nothing yet; `on_line` gets what the programs print."""
+        self.pid = 0
+        """The program that runs now; 0: none."""
+        self._on_line = on_line
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def output(self) -> str:
+        """Return the last part of what was printed."""
+        return "\n".join(self._lines)
+
+    def last_lines(self) -> str:
+        """Return the last lines, for an error."""
+        told = [line for line in self._lines if line.strip()][-_TOLD_LINES:]
+        return "\n" + "\n".join(told) if told else "it printed nothing"
+
+    async def run(self, command: list[str], *, cwd: Path) -> None:
+        """Run a program to its end; when this is cancelled, kill it and all that it started.
+
+        Raises:
+            Failed: it ended with another status than 0.
+            OSError: it cannot be started.
+        """
+        cwd.mkdir(parents=True, exist_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=cwd,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_before_program(),
+        )
+        self.pid = process.pid
+        try:
+            if process.stdout is not None:
+                await self._listen(process.stdout)
+            code = await process.wait()
+        except BaseException:
+            family = process_tree.tree(process.pid)
+            process_tree.signal_tree(family, number=process_tree.KILL)
+            process_tree.kill_group(process.pid)
+            await asyncio.shield(process.wait())
+            raise
+        finally:
+            self.pid = 0
+        if code:
+            raise Failed(" ".join([Path(command[0]).name, *command[1:4]]), code)
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while block := await stream.read(65536):
+            *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+            for line in lines:
+                self._tell(line)
+            if len(rest) > _MAX_LINE:
+                self._tell(rest)
+                rest = b""
+        self._tell(rest)
+
+    def _tell(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip()[:_MAX_LINE]
+        if text:
+            self._lines.append(text)
+            self._on_line(text)
+
+
+def _before_program() -> Callable[[], None] | None:
+    """Return what the child does first: it dies with the agent, and is nice to the machine."""
+    die = process_tree.die_with_parent()
+    if die is None:
+        return None
+
+    def before() -> None:
+        die()
+        os.nice(10)
+
+    return before

@@ -1,0 +1,277 @@
+"""Python environments of jobs: built from their requirements, once for all that have the same.
+
+An environment sees, after its own packages, those of the agent: atoll and torch are there without
+being installed again. pip leaves alone what is there in a version that will do. The key of an
+environment is a hash of everything that decides what is in it; an entry is good when its
+`ready.json` is there, which is written last. It is locked by whoever builds it (alone) and by the
+agents whose processes use it (shared), so none is built twice or deleted under a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import re
+import shutil
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import atoll
+from atoll.errors import AtollError, ConfigError, JobError, StorageFull
+from atoll.node.agent.file_locks import FileLock
+from atoll.node.agent.threads import in_thread
+from atoll.node.packages.build import Build, Failed, OnLine
+
+log = logging.getLogger(__name__)
+
+MAX_CACHE_BYTES = 20 * 2**30
+
+BUILD_S = 3600.0
+"""How long a build may take: a GPU's libraries are gigabytes."""
+
+_READY = "ready.json"
+_SOURCE = "source"
+_REQUIREMENTS = "requirements.txt"
+
+_BY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*([<>=!~;(@ ].*)?")
+_OPTION = re.compile(
+    r"(-i|-f|--(index-url|extra-index-url|find-links))[ =]\s*https?://\S+"
+    r"|--(no-index|pre|prefer-binary|require-hashes)"
+    r"|--(no-binary|only-binary|trusted-host|use-feature)[ =]\s*\S+"
+)
+_NETWORK = re.compile(
+    r"Retrying \(Retry\(|ReadTimeout|ConnectionError|ProxyError|NewConnectionError"
+    r"|Temporary failure in name resolution|Network is unreachable|IncompleteRead"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an environment is made of."""
+
+    requirements: str
+    """Text of the file."""
+    name: str
+    """Where the file lies in the code."""
+    code: str
+    """Hash of the code."""
+    folder: Path
+    """A fresh copy of the code, for requirements that refer to it."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether the text says everything: it refers to no file of the code."""
+        text = re.sub(r"\\\n", "", self.requirements)
+        lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
+        return all(
+            not line
+            or _OPTION.fullmatch(line)
+            or (_BY_NAME.fullmatch(line) and "file:" not in line)
+            for line in lines
+        )
+
+    def key(self) -> str:
+        """Return what tells this environment from others; reads what the agent has installed."""
+        parts = [
+            self.requirements, "" if self.alone else f"{self.code} {self.name}", sys.version,
+            sys.prefix, *_site_folders(), *_base_packages(),
+        ]  # fmt: skip
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An environment in use; it is not deleted before `lock` is released."""
+
+    python: Path
+    lock: FileLock
+
+
+class Venvs:
+    """Environments in one folder, which several agents of this machine may share."""
+
+    def __init__(
+        self, folder: Path, *, max_bytes: int = MAX_CACHE_BYTES, build_s: float = BUILD_S
+    ) -> None:
+        """Build nothing yet."""
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._build_s = build_s
+        self._builds: set[Build] = set()
+
+    @property
+    def children(self) -> set[int]:
+        """Processes of the builds under way."""
+        return {build.pid for build in self._builds if build.pid}
+
+    async def use(self, recipe: Recipe, *, on_line: OnLine) -> Use:
+        """Return the environment of a recipe, built if it is not there yet.
+
+        Raises:
+            ConfigError: pip says that the requirements cannot be met.
+            JobError: it took too long, or the network failed.
+            StorageFull: the disk is full.
+        """
+        key = await in_thread(lambda wanted: recipe.key())
+        folder, lock = self._folder / key, FileLock(self._folder / f"{key}.lock")
+
+        def waiting() -> None:
+            on_line("another process builds the environment of the same requirements: waiting")
+
+        try:
+            while True:
+                await lock.lock(shared=True, on_wait=waiting)
+                if (folder / _READY).is_file():
+                    os.utime(folder / _READY)
+                    return Use(_python(folder), lock)
+                await lock.lock(shared=False, on_wait=waiting)
+                if not (folder / _READY).is_file():
+                    await self._build(recipe, folder, on_line)
+                lock.release()
+                await in_thread(lambda wanted: self._trim(keep=folder))
+        except BaseException:
+            lock.release()
+            raise
+
+    async def _build(self, recipe: Recipe, folder: Path, on_line: OnLine) -> None:
+        """Build an environment; what is not ready afterwards is not there."""
+        build = Build(on_line=on_line)
+        self._builds.add(build)
+        try:
+            async with asyncio.timeout(self._build_s):
+                await self._install(recipe, folder, build)
+        except TimeoutError:
+            raise JobError(
+                "the environment of the job was not ready in time",
+                given=f"{self._build_s:.0f} s; the last lines: {build.last_lines()}",
+                remedy="see whether this machine reaches the package index",
+            ) from None
+        except OSError as error:
+            raise StorageFull(
+                "the environment of a job cannot be written", given=f"{folder} ({error})"
+            ) from error
+        finally:
+            self._builds.discard(build)
+            if not (folder / _READY).is_file():
+                # Not in a thread: this may be a task that is being cancelled.
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _install(self, recipe: Recipe, folder: Path, build: Build) -> None:
+        await in_thread(lambda wanted: shutil.rmtree(folder, ignore_errors=True))
+        with_pip = importlib.util.find_spec("pip") is None
+        make = [sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), str(folder)]
+        await self._run(build, make, cwd=self._folder)
+        (_site_packages(folder) / "_agent.pth").write_text(_pth(), "utf-8")
+        if recipe.alone:
+            source = folder
+            requirements = folder / _REQUIREMENTS
+            requirements.write_text(recipe.requirements, "utf-8")
+        else:
+            source = folder / _SOURCE
+            await in_thread(lambda wanted: shutil.copytree(recipe.folder, source))
+            requirements = source / recipe.name
+        install = [
+            str(_python(folder)), "-m", "pip", "install", "--no-input", "--progress-bar", "off",
+            "--disable-pip-version-check", "-r", str(requirements),
+        ]  # fmt: skip
+        await self._run(build, install, cwd=source)
+        nbytes = await in_thread(lambda wanted: _bytes_in(folder))
+        scratch = folder / f"{_READY}.new"
+        scratch.write_text(json.dumps({"nbytes": nbytes}), "utf-8")
+        scratch.replace(folder / _READY)
+
+    async def _run(self, build: Build, command: list[str], *, cwd: Path) -> None:
+        """Run one step of a build; tell why it failed."""
+        try:
+            await build.run(command, cwd=cwd)
+        except Failed as failure:
+            raise _explain(failure, build) from failure
+
+    def _trim(self, *, keep: Path) -> None:
+        """Delete the environments that were not used for longest and that nobody uses."""
+        found = []
+        for left in self._folder.glob(".*"):  # of an agent that was killed while it deleted
+            shutil.rmtree(left, ignore_errors=True)
+        for ready in self._folder.glob(f"*/{_READY}"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                nbytes = int(json.loads(ready.read_text("utf-8"))["nbytes"])
+                found.append((ready.stat().st_mtime_ns, nbytes, ready.parent))
+        total = sum(nbytes for _, nbytes, _ in found)
+        for _, nbytes, folder in sorted(found):
+            if total <= self._max_bytes:
+                return
+            lock = FileLock(self._folder / f"{folder.name}.lock")
+            if folder == keep or not lock.try_lock(shared=False):
+                continue
+            # Under another name first: half of one is none. It fails where it is in use (Windows).
+            away = folder.with_name(f".{folder.name}")
+            with contextlib.suppress(OSError):
+                folder.rename(away)
+                total -= nbytes
+                log.info("environment %s was not used for longest: deleted", folder.name[:12])
+            shutil.rmtree(away, ignore_errors=True)
+            lock.release()
+
+
+def _explain(failure: Failed, build: Build) -> AtollError:
+    """Return why a step of a build failed, for the person whose job it is."""
+    lines = build.last_lines()
+    if _NETWORK.search(build.output()):
+        return JobError(
+            "the environment of the job could not be built: the network failed",
+            given=lines,
+            remedy="see whether this machine reaches the package index",
+        )
+    return ConfigError(
+        "the environment of the job cannot be built",
+        given=f"{failure.step} ended with {failure.code}: {lines}",
+        remedy="try `pip install -r` with the same file and the same Python by hand",
+    )
+
+
+def _python(folder: Path) -> Path:
+    """Return the interpreter of an environment."""
+    windows = sys.platform == "win32"
+    return folder / ("Scripts/python.exe" if windows else "bin/python")
+
+
+def _site_packages(folder: Path) -> Path:
+    """Return where an environment has its packages."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+
+
+def _site_folders() -> list[str]:
+    """Return the folders with the agent's own packages."""
+    own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    user = site.getusersitepackages()
+    found = dict.fromkeys([*own, *([user] if user in sys.path else [])])
+    return list(found)
+
+
+def _pth() -> str:
+    """Return the file by which an environment sees the agent's packages, after its own.
+
+    `addsitedir` also obeys the `.pth` files there: packages may be installed as links.
+    """
+    lines = [f"import site; site.addsitedir({folder!r})" for folder in _site_folders()]
+    return "\n".join([*lines, str(Path(atoll.__file__).resolve().parents[2]), ""])
+
+
+def _base_packages() -> list[str]:
+    """Return the agent's packages with their versions."""
+    distributions = importlib.metadata.distributions(path=_site_folders())
+    return sorted({f"{found.name}=={found.version}" for found in distributions})
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*"))

@@ -1,0 +1,326 @@
+"""Who fetches what: chunks of the shared image from everybody, the inner image from one.
+
+Every source says first what it has. Shared images of the same round must be equal; what most
+sources have is taken, and fetched from the first moment on. The others are dropped, with a reason,
+as soon as most have agreed or all have spoken. Nothing counts as complete before that.
+
+Where members carry different states on purpose, and all that were asked say so, everything comes
+from one of them; the others stand by in case it is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.clock import RealClock
+from atoll.ids import slot_of
+from atoll.recovery.partial_state import Target
+from atoll.recovery.source import SourceDiffers, SourceFailed, SourceLied
+from atoll.wire.recovery_messages import MAX_RANGE, StateManifest
+
+AHEAD_S = 0.5
+"""A source is asked for what it sends in so many seconds at a time."""
+
+FIRST_CHUNKS = 2
+TRIED_CHUNKS = 4
+"""After so many the speed of a source is known well enough to take the inner image from it."""
+
+MOST_SOURCES = 4
+"""Sources that are asked at a time; each copies its state for it. The others replace them."""
+
+CLAIM_S = 45.0
+"""A source of which no chunk came for so long, though it was asked, is given up."""
+
+_POLL_S = 0.1
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are here and the bytes in all; from any thread, must be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one source fetches next."""
+
+    target: Target
+    indices: list[int]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One source that has said what it has."""
+
+    shared: StateManifest
+    root: str
+    inner: StateManifest
+    alike: bool = True
+    """Whether it says that others must have the same."""
+    delivered: int = 0
+    busy_s: float = 0.0
+    began: float = 0.0
+    """When its present claim began; 0: it has none."""
+
+    @property
+    def rate(self) -> float:
+        """Chunks per second; 0 while unknown."""
+        return self.delivered / self.busy_s if self.busy_s > 0 else 0.0
+
+    def most(self) -> int:
+        """Return how many chunks to ask for at once."""
+        if not self.delivered:
+            return FIRST_CHUNKS
+        return max(1, min(MAX_RANGE, int(self.rate * AHEAD_S)))
+
+
+@dataclass(slots=True)
+class Board:
+    """Shared by the threads of all sources, and the one that waits for them."""
+
+    waiting: list[str]
+    """Sources that were not asked yet, in the order in which to ask them."""
+    kept: Target | None = None
+    """A shared image that an earlier attempt began; it goes on if it is still wanted."""
+    progress: Progress | None = None
+    over: bool = field(default=False, init=False)
+    shared: Target | None = field(default=None, init=False)
+    inner: Target | None = field(default=None, init=False)
+    gave: set[str] = field(default_factory=set, init=False)
+    """Sources of at least one chunk."""
+    nbytes: int = field(default=0, init=False)
+    """Bytes of chunks that came and were new."""
+    _expected: set[str] = field(default_factory=set, init=False)
+    """Sources that were asked and have not said yet what they have."""
+    _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
+    _inner_from: str = field(default="", init=False)
+    _settled: bool = field(default=False, init=False)
+    _condition: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _clock: RealClock = field(default_factory=RealClock, init=False)
+
+    # ------------------------------------------------------------------ threads of sources
+
+    def opened(
+        self, member: str, shared: StateManifest, inner: StateManifest, *, alike: bool = True
+    ) -> None:
+        """A source says what it has, and whether others must have the same shared image."""
+        with self._condition:
+            self._expected.discard(member)
+            self._entries[member] = _Entry(shared, shared.root, inner, alike)
+            self._elect()
+            self._condition.notify_all()
+
+    def claim(self, member: str) -> Claim | None:
+        """Return what a source is to fetch next; None: nothing ever. Waits for either.
+
+        Raises:
+            SourceFailed: this source is not wanted.
+        """
+        with self._condition:
+            while not self.over:
+                entry = self._entry(member)
+                claim = self._next(member, entry)
+                if claim is not None:
+                    entry.began = self._clock.monotonic()
+                    return claim
+                self._condition.wait(_POLL_S)
+            return None
+
+    def put(self, member: str, target: Target, index: int, chunk: memoryview) -> None:
+        """A chunk came.
+
+        Raises:
+            SourceLied: it is wrong.
+        """
+        target.check(index, chunk)
+        with self._condition:
+            entry = self._entry(member)
+            new = target.store(index, chunk)
+            now = self._clock.monotonic()
+            entry.busy_s += max(0.0, now - entry.began)
+            entry.began = now
+            entry.delivered += 1
+            if new:
+                self.nbytes += chunk.nbytes
+                if target in (self.shared, self.inner):  # else it was dropped meanwhile
+                    self.gave.add(member)
+            if target.complete:
+                self._check()
+            done, total = self._amount()
+        if new and self.progress is not None:
+            self.progress(done, total)
+
+    def fetched(self, member: str) -> None:
+        """A source has finished its claim, or broke off: what is missing is free again."""
+        with self._condition:
+            entry = self._entries.get(member)
+            if entry is not None:
+                entry.began = 0.0
+            self._give_back(member)
+            self._condition.notify_all()
+
+    def left(self, member: str) -> None:
+        """A source is of no use any more."""
+        with self._condition:
+            self._expected.discard(member)
+            self._entries.pop(member, None)
+            self._give_back(member)
+            if member == self._inner_from:
+                if self.inner is not None and not self.inner.complete:
+                    self.inner = None
+                self._inner_from = ""
+            self._elect()
+            self._check()
+            self._condition.notify_all()
+
+    # -------------------------------------------------------------------------- the waiter
+
+    def due(self) -> list[str]:
+        """Return the sources to ask now, so that there are as many as should be."""
+        with self._condition:
+            places = MOST_SOURCES - len(self._entries) - len(self._expected)
+            due = self.waiting[: max(0, places)] if not self.over else []
+            del self.waiting[: len(due)]
+            self._expected.update(due)
+            return due
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is over, for a moment at most."""
+        with self._condition:
+            if not self.over:
+                self._condition.wait(timeout_s)
+
+    def settle(self) -> None:
+        """Wait for no further source before what most have is taken for right."""
+        with self._condition:
+            if self._entries:
+                self._settled = True
+                self._check()
+                self._condition.notify_all()
+
+    def stop(self) -> None:
+        """End it as it is."""
+        with self._condition:
+            self.over = True
+            self._condition.notify_all()
+
+    def late(self) -> list[str]:
+        """Return the sources that do not get done with what they claimed."""
+        with self._condition:
+            now = self._clock.monotonic()
+            return [m for m, e in self._entries.items() if e.began and now - e.began > CLAIM_S]
+
+    @property
+    def heard(self) -> bool:
+        """Whether any source has said what it has."""
+        with self._condition:
+            return bool(self._entries)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the shared image is here; the inner one may be missing if nobody gives it."""
+        with self._condition:
+            return self._settled and self.shared is not None and self.shared.complete
+
+    # ------------------------------------------------------------------- with the lock held
+
+    def _entry(self, member: str) -> _Entry:
+        if member not in self._entries:
+            raise SourceFailed("it was given up already")
+        return self._entries[member]
+
+    def _next(self, member: str, entry: _Entry) -> Claim | None:
+        shared = self.shared
+        if shared is None or entry.root != shared.root:
+            if self._settled and not self._apart:
+                raise SourceDiffers(
+                    "its state differs from that of the other members",
+                    given=f"digest {entry.root[:16]}",
+                    expected=shared.root[:16] if shared is not None else "",
+                )
+            return None
+        now, most = self._clock.monotonic(), entry.most()
+        if not self._inner_from and self._suits(entry, shared):
+            self._inner_from = member
+            self.inner = Target(entry.inner)
+        if self.inner is not None and member == self._inner_from:
+            indices = self.inner.claim(member, most=most, now=now)
+            if indices:
+                return Claim(self.inner, indices)
+        indices = shared.claim(member, most=most, now=now)
+        return Claim(shared, indices) if indices else None
+
+    def _suits(self, entry: _Entry, shared: Target) -> bool:
+        """Return whether the inner image should come from this source: none is much faster."""
+        if not shared.untouched:
+            return True
+        fastest = max(other.rate for other in self._entries.values())
+        return entry.delivered >= TRIED_CHUNKS and entry.rate >= fastest / 2
+
+    @property
+    def _apart(self) -> bool:
+        """Whether members carry different states: only if all say so is none of them wrong."""
+        return not any(entry.alike for entry in self._entries.values())
+
+    def _elect(self) -> None:
+        """Aim at the shared image that most sources have; at equal numbers the first slot's."""
+        roots = Counter(entry.root for entry in self._entries.values())
+        aim = self.shared.root if self.shared is not None else ""
+        if roots and not (self._settled and roots[aim]):
+            best = min(self._entries, key=lambda m: (-roots[self._entries[m].root], slot_of(m)))
+            if self._entries[best].root != aim:
+                self._aim_at(self._entries[best].shared)
+        asked = len(self._entries) + len(self._expected)
+        if roots and self.shared is not None and 2 * roots[self.shared.root] > asked:
+            self._settled = True  # whatever the others say
+        elif roots and not self._expected:
+            self._settled = True
+
+    def _aim_at(self, manifest: StateManifest) -> None:
+        self.inner, self._inner_from = None, ""
+        self.gave.clear()
+        if self.kept is not None and self.kept.root == manifest.root:
+            self.shared = self.kept
+            self.shared.begin_again()
+        else:
+            self.shared = Target(manifest)
+
+    def _check(self) -> None:
+        """End it when everything is here, or nobody is left."""
+        if not self._entries and not self._expected and not self.waiting:
+            self.over = True
+        elif self._settled and self.shared is not None and self.shared.complete:
+            self.over = self.inner is not None and self.inner.complete
+        if self.over:
+            self._condition.notify_all()
+
+    def _give_back(self, member: str) -> None:
+        for target in (self.shared, self.inner):
+            if target is not None:
+                target.give_back(member)
+
+    def _amount(self) -> tuple[int, int]:
+        """Return bytes here and bytes in all; the inner image is guessed until it is begun."""
+        targets = [target for target in (self.shared, self.inner) if target is not None]
+        total = sum(target.manifest.nbytes for target in targets)
+        if self.inner is None:
+            total += max(entry.inner.nbytes for entry in self._entries.values())
+        return sum(target.done_bytes for target in targets), total
+
+
+def check_manifest(
+    manifest: StateManifest, *, job: str, round_: int, base: str, name: str
+) -> StateManifest:
+    """Return a manifest that is of what was asked for.
+
+    Raises:
+        SourceLied: it is of another job, round or image.
+    """
+    given = (manifest.job, manifest.round, manifest.base, manifest.name)
+    if given != (job, round_, base, name):
+        raise SourceLied(
+            "its state is not the one that was asked for",
+            given=f"{manifest.name[:20]} of job {manifest.job[:80]}, round {manifest.round}",
+            expected=f"{name} of job {job}, round {round_}",
+        )
+    return manifest

@@ -1,0 +1,189 @@
+"""One source from first word to last: offer and manifests, then chunks, on the better way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from atoll.clock import RealClock
+from atoll.errors import WireError
+from atoll.ids import session_id
+from atoll.net.sync_link import SyncLink
+from atoll.recovery.chunk_scheduler import Board, check_manifest
+from atoll.recovery.direct_source import DirectSource
+from atoll.recovery.relay_source import RelaySource
+from atoll.recovery.source import Source, SourceFailed, SourceLied, SourceMoved, WayBroken, refused
+from atoll.wire import messages
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.recovery_messages import (
+    GONE,
+    INNER,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_RANGE,
+    OFFER,
+    OK,
+    SHARED,
+    WAIT,
+    ImageOffer,
+    StateAnswer,
+    StateAsk,
+    StateManifest,
+    count_chunks,
+    decode_state_manifest,
+)
+
+READY_S = 90.0
+"""Longest wait for a donor that says "wait": it stands in the middle of an optimizer step."""
+
+BEHIND_S = 10.0
+"""Longest wait for a donor that has not heard yet of the round that was committed."""
+
+_POLL_S = 0.03
+_MAX_POLL_S = 0.5
+_BREAKS = 3
+"""Breaks of direct connections after which only the relay is used."""
+
+
+class Asking:
+    """The conversation with one donor. `run` is called on a thread of its own."""
+
+    def __init__(
+        self, link: SyncLink, peer: messages.Source, *, job: str, round_: int, board: Board
+    ) -> None:
+        """Prepare to ask `peer` for the state of a round."""
+        self.member = peer.member
+        self._job, self._round, self._board = job, round_, board
+        self._relay = RelaySource(link, address=session_id(job, peer.member))
+        self._direct: DirectSource | None = None
+        self._clock = RealClock()
+        self._key = ""
+        self._dials = list(peer.state[:4])
+        self._breaks = 0
+        self._closed = False
+
+    def run(self) -> None:
+        """Fetch what the board deals out, until it is over.
+
+        Raises:
+            SourceFailed: this source is of no use any more; says why.
+            SourceMoved: it stands on another round.
+        """
+        member = self.member
+        try:
+            offer = self._offer()
+            self._key = offer.key
+            self._connect()
+            shared, inner = (self._manifest(offer, name) for name in (SHARED, INNER))
+            self._board.opened(member, shared, inner, alike=offer.alike)
+            while (claim := self._board.claim(member)) is not None:
+                try:
+                    target = claim.target
+                    self._way.fetch(
+                        self._round,
+                        target.manifest.name,
+                        claim.indices,
+                        lambda index, chunk, target=target: self._board.put(  # type: ignore[misc]
+                            member, target, index, chunk
+                        ),
+                    )
+                except WayBroken:
+                    self._reconnect()
+                finally:
+                    self._board.fetched(member)
+        finally:
+            self._relay.close()
+            if self._direct is not None:
+                self._direct.release()
+
+    def close(self) -> None:
+        """End every wait; called from another thread."""
+        self._closed = True
+        self._relay.close()
+        if self._direct is not None:
+            self._direct.close()
+
+    @property
+    def _way(self) -> Source:
+        return self._direct if self._direct is not None else self._relay
+
+    # --------------------------------------------------------------------------- beginning
+
+    def _offer(self) -> StateAnswer:
+        """Return what the donor has ready; waits while it prepares."""
+        began, pause_s = self._clock.monotonic(), _POLL_S
+        while True:
+            answer, _ = self._relay.ask(StateAsk(0, OFFER, self._round))
+            waited_s = self._clock.monotonic() - began
+            if answer.status == OK:
+                return answer
+            if answer.status == GONE:
+                if answer.round > self._round or waited_s > BEHIND_S:
+                    raise SourceMoved(answer.round)
+            elif answer.status != WAIT:
+                raise refused(answer)
+            if waited_s > READY_S or self._closed:
+                raise SourceFailed("its state was not ready in time", given=f"{waited_s:.0f} s")
+            time.sleep(pause_s)
+            pause_s = min(_MAX_POLL_S, pause_s * 1.5)
+
+    def _connect(self) -> None:
+        """Dial the donor; without an answer the relay is what is left."""
+        self._direct = None
+        for dial in self._dials:
+            try:
+                self._direct = DirectSource(dial, key=self._key)
+            except WayBroken:
+                continue
+            if self._closed:
+                self._direct.close()
+            return
+
+    def _reconnect(self) -> None:
+        """Dial again after a break, a few times."""
+        if self._direct is not None:
+            self._direct.release()
+        self._breaks += 1
+        if self._breaks >= _BREAKS:
+            self._dials = []
+        self._connect()
+
+    def _manifest(self, offer: StateAnswer, name: str) -> StateManifest:
+        """Return the manifest of one image, checked against the offer and what was asked for."""
+        line = next((image for image in offer.images if image.name == name), None)
+        if line is None or not 0 < line.manifest_bytes <= MAX_MANIFEST_BYTES:
+            raise SourceLied("its offer is incomplete", given=f"no {name}, or too large a manifest")
+        try:
+            manifest = decode_state_manifest(self._read(line))
+        except WayBroken:
+            self._reconnect()
+            return self._manifest(offer, name)
+        except WireError as error:
+            raise SourceLied("its manifest is malformed", given=error.message()[:300]) from error
+        if manifest.root != line.root or manifest.nbytes != line.nbytes:
+            raise SourceLied("its manifest is not the one it offered", given=name)
+        return check_manifest(
+            manifest, job=self._job, round_=self._round, base=offer.base, name=name
+        )
+
+    def _read(self, line: ImageOffer) -> bytes:
+        """Return the bytes of a manifest."""
+        data = bytearray()
+        step = MAX_RANGE if self._direct is not None else 1
+        for first in range(0, count_chunks(line.manifest_bytes), step):
+            answer, body = self._way.ask(StateAsk(0, MANIFEST, self._round, line.name, first, step))
+            if answer.status in (GONE, WAIT):
+                raise SourceMoved(answer.round)
+            if answer.status != OK:
+                raise refused(answer)
+            data += body
+            if len(data) > line.manifest_bytes or len(body) > step * CHUNK_BYTES:
+                raise SourceLied("its manifest is longer than it said", given=line.name)
+        return bytes(data)
+
+
+def in_turn(peers: Sequence[messages.Source], *, me: int) -> list[str]:
+    """Return whom to ask in which order: newcomers do not all begin with the same member."""
+    members = [peer.member for peer in peers]
+    start = me % len(members) if members else 0
+    return members[start:] + members[:start]

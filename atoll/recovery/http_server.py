@@ -1,0 +1,193 @@
+"""The donor's own port: HTTP/1.1 of one method, for members that can dial it.
+
+Written on plain sockets because a chunk should cost one call of `sendall` and little else while
+the interpreter lock is held. Whoever does not bring the key sees nothing; heads are short and in
+time, and connections are few, so that a stranger can take neither memory nor threads.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from atoll.clock import RealClock
+from atoll.errors import WireError
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.recovery_messages import OK, StateAnswer, StateAsk, ask_of, encode_answer
+
+log = logging.getLogger(__name__)
+
+Answerer = Callable[[StateAsk], tuple[StateAnswer, memoryview]]
+
+MAX_CONNECTIONS = 16
+MAX_HEAD_BYTES = 4096
+FIRST_HEAD_S = 5.0
+"""Time in which a stranger has to show the key."""
+
+IDLE_S = 30.0
+"""Time for every later head, and for every chunk to be taken."""
+
+
+class Door:
+    """A server in threads of its own, from its making until `close`."""
+
+    def __init__(
+        self,
+        answer: Answerer,
+        *,
+        address: str,
+        keys: tuple[str, ...],
+        most: int = MAX_CONNECTIONS,
+    ) -> None:
+        """Listen on a free port of `address`.
+
+        Args:
+            answer: Called for every ask, from several threads.
+            address: An address of this machine.
+            keys: What may be brought as bearer.
+            most: Connections at a time; more are closed at once.
+
+        Raises:
+            OSError: the address is none of this machine.
+        """
+        self._server = _Server(address, answer, keys=keys, most=most)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.2},
+            name="state-door",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening and cut every connection."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.cut()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 32
+
+    def __init__(self, address: str, answer: Answerer, *, keys: tuple[str, ...], most: int) -> None:
+        if ":" in address:
+            self.address_family = socket.AF_INET6
+        self.answer = answer
+        self.keys = tuple(key.encode() for key in keys)
+        self._places = threading.BoundedSemaphore(most)
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        super().__init__((address, 0), _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take a connection if there is a place for it."""
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one connection and free its place."""
+        with self._lock:
+            self._open.add(request)
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._open.discard(request)
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note a connection that broke; the other side comes back or goes elsewhere."""
+        log.debug("a connection of %s ended", client_address, exc_info=True)
+
+    def cut(self) -> None:
+        """End every connection."""
+        with self._lock:
+            for request in self._open:
+                try:
+                    request.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: _Server
+    request: socket.socket
+
+    def handle(self) -> None:
+        """Answer asks until the connection ends, or one is wrong."""
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        rest, time_s = b"", FIRST_HEAD_S
+        while True:
+            head, rest = self._head(rest, time_s)
+            if not head or not self._reply(head):
+                return
+            time_s = IDLE_S
+
+    def _head(self, data: bytes, time_s: float) -> tuple[bytes, bytes]:
+        """Return the head of the next ask, and what came behind it."""
+        deadline = RealClock().monotonic() + time_s
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            left_s = deadline - RealClock().monotonic()
+            if len(data) > MAX_HEAD_BYTES or left_s <= 0:
+                return b"", b""
+            self.request.settimeout(left_s)
+            try:
+                more = self.request.recv(MAX_HEAD_BYTES)
+            except OSError:
+                return b"", b""
+            if not more:
+                return b"", b""
+            data += more
+        return data[:end], data[end + 4 :]
+
+    def _reply(self, head: bytes) -> bool:
+        """Answer one ask; return whether the connection goes on."""
+        lines = head.split(b"\r\n")
+        words = lines[0].split(b" ")
+        if not self._may_enter(lines[1:]):
+            self._send(b"401 Unauthorized", b"")
+            return False
+        if len(words) != 3 or words[0] != b"GET":
+            self._send(b"405 Method Not Allowed", b"")
+            return False
+        try:
+            answer, body = self.server.answer(ask_of(words[1].decode("ascii", "replace")))
+        except WireError:
+            self._send(b"400 Bad Request", b"")
+            return False
+        if body:
+            self._send(b"200 OK", body)
+        else:
+            status = b"203 Offer" if answer.status == OK else b"409 Conflict"
+            self._send(status, encode_answer(answer))
+        return True
+
+    def _may_enter(self, lines: list[bytes]) -> bool:
+        """Return whether one header has a right key; takes the same time for every wrong one."""
+        for line in lines:
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"authorization":
+                given = value.strip().removeprefix(b"Bearer ")
+                found = [hmac.compare_digest(given, key) for key in self.server.keys if key]
+                return any(found)
+        return False
+
+    def _send(self, status: bytes, body: bytes | memoryview) -> None:
+        """Send head and body; the timeout is for each piece, not for all."""
+        self.request.settimeout(IDLE_S)
+        head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        self.request.sendall(head)
+        view = memoryview(body)
+        for start in range(0, len(view), CHUNK_BYTES):
+            self.request.sendall(view[start : start + CHUNK_BYTES])

@@ -1,0 +1,152 @@
+"""Taking over the committed state: from members that have it, whoever of them stays alive."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.checkpoint.format.memory_image import part_of
+from atoll.checkpoint.format.part import Part
+from atoll.clock import RealClock
+from atoll.errors import CheckpointCorrupt, DeadlineExceeded, GroupLeft
+from atoll.net.sync_link import SyncLink
+from atoll.recovery.chunk_scheduler import Board, Progress
+from atoll.recovery.fetch import Fetch
+from atoll.recovery.partial_state import Target
+from atoll.wire.messages import Event, Recover, Sources
+from atoll.wire.recovery_messages import INNER, SHARED
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Pause between two attempts; it doubles while no attempt brings a new round."""
+
+Checkpoint = Callable[[int], tuple[Part, Part | None]]
+"""Returns shared and inner part of the checkpoint of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A committed state as it came, still to be put into a task."""
+
+    round: int
+    """Rounds committed; the next one to join."""
+    base: str
+    """Digest of the state, as its sources say; whoever loads it checks that."""
+    shared: Part | None
+    """Equal on all members; None: nobody has it, see `answer.checkpoint_round`."""
+    inner: Part | None
+    """A member's own optimizer; None: nobody gave one."""
+    sources: list[str]
+    """Who gave it: members in slot order, or `checkpoint`."""
+    seconds: float
+    nbytes: int
+    """Bytes of state that were transferred."""
+    answer: Sources
+    """What the hub said last."""
+
+
+def recover(
+    link: SyncLink,
+    *,
+    job: str,
+    token: str = "",
+    ask: Callable[[Recover], Sources],
+    me: str,
+    on_event: Callable[[Event], None],
+    deadline: float,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+    distrusted: list[str] | None = None,
+) -> Recovered:
+    """Fetch the committed state from the members that have it, several at once.
+
+    Sources that die, are silent, lie or differ from the others are dropped with an event
+    (`recovery-source-lost`, `recovery-source-refused`) and replaced; what came from them and is
+    right stays. While another round is committed meanwhile, the newer one is fetched.
+
+    Args:
+        link: This member's session with the hub.
+        job: The job's id.
+        token: Not needed: donors know their askers by the session with the hub.
+        ask: Asks the hub who has the state.
+        me: Own member id.
+        on_event: Takes events for people; called from several threads.
+        deadline: Monotonic time at which to give up.
+        stop: Asked again and again; True: give up.
+        progress: Told the bytes that are here and the bytes in all.
+        checkpoint: Reads a checkpoint when no member has the state; without it the caller does.
+        distrusted: Members whose state did not fit before: asked only if nobody else is left.
+
+    Raises:
+        DeadlineExceeded: it took too long.
+        GroupLeft: `stop` said so.
+        AtollError: what `ask` or `checkpoint` raised.
+    """
+    clock = RealClock()
+    began, nbytes, pause_s = clock.monotonic(), 0, FIRST_PAUSE_S
+    failed = set(distrusted or ())
+    kept: Target | None = None
+    round_ = -1
+    while True:
+        answer = ask(Recover(sorted(failed)))
+        if not answer.peers:
+            return _without_peers(answer, checkpoint, clock.monotonic() - began)
+        if answer.round != round_:
+            round_, kept, pause_s = answer.round, None, FIRST_PAUSE_S
+        fetch = Fetch(
+            link, answer, job, me, on_event, deadline, stop=stop, progress=progress, kept=kept
+        )
+        board = fetch.run()
+        nbytes += board.nbytes
+        parts = _parts(board, fetch) if board.complete else None
+        if parts is not None and board.shared is not None:
+            return Recovered(
+                answer.round, board.shared.manifest.base, parts[0], parts[1],
+                sorted(board.gave), clock.monotonic() - began, nbytes, answer,
+            )  # fmt: skip
+        failed |= fetch.failed.keys() - fetch.differing
+        kept = board.shared if not board.complete else None
+        log.info("no source of round %d is left; asking the hub again", answer.round)
+        _pause(pause_s, deadline=deadline, stop=stop)
+        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def _without_peers(answer: Sources, checkpoint: Checkpoint | None, seconds: float) -> Recovered:
+    """Return what is left when no member has the state."""
+    shared: Part | None = None
+    inner: Part | None = None
+    sources: list[str] = []
+    if checkpoint is not None and answer.checkpoint_round >= 0:
+        shared, inner = checkpoint(answer.checkpoint_round)
+        sources = ["checkpoint"]
+    return Recovered(answer.round, "", shared, inner, sources, seconds, 0, answer)
+
+
+def _parts(board: Board, fetch: Fetch) -> tuple[Part, Part | None] | None:
+    """Return the parts in complete images; None if what all sources agree on is no state."""
+    if board.shared is None:
+        return None
+    try:
+        shared = part_of(board.shared.buffer, SHARED)
+        inner = board.inner
+        whole = inner is not None and inner.complete
+        return shared, part_of(inner.buffer, INNER) if inner is not None and whole else None
+    except CheckpointCorrupt as error:
+        for member in board.gave:
+            fetch.refuse(member, error.message())
+        return None
+
+
+def _pause(seconds: float, *, deadline: float, stop: Callable[[], bool]) -> None:
+    """Wait before the next attempt."""
+    until = RealClock().monotonic() + seconds
+    while (now := RealClock().monotonic()) < until:
+        if stop():
+            raise GroupLeft("the recovery was given up")
+        if now >= deadline:
+            raise DeadlineExceeded("the state could not be fetched in time")
+        time.sleep(min(0.05, until - now))

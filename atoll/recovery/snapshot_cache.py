@@ -1,0 +1,328 @@
+"""A donor's images of its committed state: made when somebody asks, shared by all who ask.
+
+The training thread is held up for one copy into warm memory and for nothing else: sizes are found
+and memory is touched before, digests are computed after. Images of at most two rounds are kept, and
+none for longer than `IDLE_S` after the last ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from atoll.checkpoint.format.memory_image import Image, image_nbytes
+from atoll.checkpoint.format.part import Part
+from atoll.clock import RealClock
+from atoll.errors import AtollError, DeadlineExceeded
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.recovery_messages import (
+    CHUNK,
+    GONE,
+    INNER,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_RANGE,
+    OFFER,
+    OK,
+    REFUSED,
+    SHARED,
+    WAIT,
+    ImageOffer,
+    StateAnswer,
+    StateAsk,
+    encode_state_manifest,
+    state_manifest,
+)
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 30.0
+"""An image that nobody asked for so long is dropped."""
+
+MOST_ROUNDS = 2
+STILL_S = 60.0
+"""Longest wait for the state to rest: one optimizer step of a slow machine."""
+
+FRESH_S = 0.2
+"""For so long it is believed that the donor still stands where it stood."""
+
+_TOLD_S = 5.0
+_MOST_WANTED = 8
+_SWEEP_S = 1.0
+_NOTHING = memoryview(b"")
+
+
+class StateOf(Protocol):
+    """A member's committed state; everything of it is read inside `still` only."""
+
+    @property
+    def round(self) -> int:
+        """Rounds committed."""
+        ...
+
+    @property
+    def base(self) -> str:
+        """Digest of the committed state."""
+        ...
+
+    @property
+    def alike(self) -> bool:
+        """Whether the shared part is equal on all members that stand on the same round."""
+        ...
+
+    def parts(self) -> tuple[Part, Part]:
+        """Return the shared part and the inner part; the tensors are copied afterwards."""
+        ...
+
+
+Still = Callable[..., AbstractContextManager[None]]
+"""`Gate.still`: called with `timeout_s`, the state does not change inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One image and its manifest."""
+
+    view: memoryview
+    manifest: memoryview
+    offer: ImageOffer
+
+
+@dataclass(slots=True)
+class _Shelved:
+    """The images of one round."""
+
+    base: str
+    alike: bool
+    images: dict[str, _Held]
+    used: float
+    """Monotonic time of the last ask."""
+    seen: float
+    """When the donor was last found to stand on this round, or beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Why there are no images of a round."""
+
+    status: str
+    stands: int
+    reason: str
+    at: float
+
+
+class Shelf:
+    """Answers asks, from any thread, without ever waiting for the training."""
+
+    def __init__(self, *, job: str, key: str = "", idle_s: float = IDLE_S) -> None:
+        """Start the thread that makes images; it sleeps until somebody asks.
+
+        Args:
+            job: Whose state it is; part of every manifest.
+            key: What opens the donor's own port, told with every offer.
+            idle_s: See `IDLE_S`.
+        """
+        self._job, self._key, self._idle_s = job, key, idle_s
+        self._clock = RealClock()
+        self._condition = threading.Condition()
+        self._state: tuple[StateOf, Still] | None = None
+        self._rounds: dict[int, _Shelved] = {}
+        self._wanted: list[int] = []
+        self._outcomes: dict[int, _Outcome] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="state-images", daemon=True)
+        self._thread.start()
+
+    def offer(self, state: StateOf, *, still: Still) -> None:
+        """Give this state from now on; images of another one are dropped."""
+        with self._condition:
+            self._state = state, still
+            self._rounds.clear()
+            self._outcomes.clear()
+
+    def close(self) -> None:
+        """Drop everything; every later ask is refused."""
+        with self._condition:
+            self._closed = True
+            self._state = None
+            self._rounds.clear()
+            self._condition.notify_all()
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds whose images are in memory."""
+        with self._condition:
+            return sorted(self._rounds)
+
+    # ------------------------------------------------------------------------ answering
+
+    def answer(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
+        """Return what an ask gets, at once; the bytes are views into the images."""
+        with self._condition:
+            shelved = self._rounds.get(ask.round)
+            if shelved is None:
+                return self._without(ask), _NOTHING
+            shelved.used = now = self._clock.monotonic()
+            if ask.kind == OFFER and now - shelved.seen > FRESH_S:
+                self._want(ask.round)
+        if ask.kind == OFFER:
+            offers = [held.offer for held in shelved.images.values()]
+            answer = StateAnswer(
+                ask.number, OK, ask.round, base=shelved.base, key=self._key, images=offers,
+                alike=shelved.alike,
+            )  # fmt: skip
+            return answer, _NOTHING
+        held = shelved.images.get(ask.image)
+        if held is None or ask.kind not in (MANIFEST, CHUNK):
+            return self._refusal(
+                ask, f"there is no {ask.kind[:20]} of {ask.image[:20]!r}"
+            ), _NOTHING
+        whole = held.view if ask.kind == CHUNK else held.manifest
+        start = ask.first * CHUNK_BYTES
+        if not (0 <= start < whole.nbytes and 0 < ask.count <= MAX_RANGE):
+            reason = f"chunks {ask.first} to {ask.first + ask.count} of {whole.nbytes} bytes"
+            return self._refusal(ask, reason), _NOTHING
+        answer = StateAnswer(ask.number, OK, ask.round, image=ask.image, index=ask.first)
+        return answer, whole[start : start + ask.count * CHUNK_BYTES]
+
+    def _without(self, ask: StateAsk) -> StateAnswer:
+        """Answer an ask for a round that is not in memory, and have it made."""
+        if self._closed:
+            return StateAnswer(ask.number, REFUSED, -1, reason="this member is leaving")
+        if self._state is None:
+            return StateAnswer(ask.number, GONE, -1, reason="this member has no state yet")
+        outcome = self._outcomes.get(ask.round)
+        age_s = self._clock.monotonic() - outcome.at if outcome is not None else _TOLD_S
+        if age_s > FRESH_S:
+            self._want(ask.round)
+        if outcome is None or age_s >= _TOLD_S:
+            return StateAnswer(ask.number, WAIT, ask.round)
+        return StateAnswer(ask.number, outcome.status, outcome.stands, reason=outcome.reason)
+
+    def _want(self, round_: int) -> None:
+        """Have the thread look at the state; with the lock held."""
+        if round_ not in self._wanted and len(self._wanted) < _MOST_WANTED:
+            self._wanted.append(round_)
+            self._condition.notify_all()
+
+    def _refusal(self, ask: StateAsk, reason: str) -> StateAnswer:
+        return StateAnswer(ask.number, REFUSED, ask.round, reason=reason)
+
+    # --------------------------------------------------------------------------- making
+
+    def _work(self) -> None:
+        """Make what is wanted, drop what is idle, until closed."""
+        while True:
+            with self._condition:
+                if not self._wanted and not self._closed:
+                    self._condition.wait(_SWEEP_S if self._rounds or self._outcomes else None)
+                if self._closed:
+                    return
+                self._sweep()
+                state, wanted = self._state, self._wanted[:1]
+            if wanted and state is not None:
+                self._settle(wanted[0], state)
+            with self._condition:
+                self._wanted = [round_ for round_ in self._wanted if round_ not in wanted]
+
+    def _settle(self, round_: int, state: tuple[StateOf, Still]) -> None:
+        """Make the images of a round, or note why there are none."""
+        status, stands, reason = REFUSED, round_, ""
+        try:
+            stands = self._make(round_, *state)
+            status = GONE
+        except DeadlineExceeded:
+            status = WAIT  # a step that takes very long; whoever still wants it asks again
+        except AtollError as error:
+            reason = error.message()[:300]
+            log.warning("the state cannot be given to others: %s", error)
+        except Exception as error:  # the state may be the user's own code: it must not end this
+            reason = f"{type(error).__name__}: {error}"[:300]
+            log.exception("the state cannot be given to others")
+        with self._condition:
+            if round_ not in self._rounds:
+                now = self._clock.monotonic()
+                self._outcomes[round_] = _Outcome(status, stands, reason, now)
+
+    def _make(self, round_: int, state: StateOf, still: Still) -> int:
+        """Copy the state if it stands on the round; return the round it stands on."""
+        with still(timeout_s=STILL_S):
+            stands = state.round
+            if stands != round_ or self._still_right(stands, state):
+                self._drop_after(stands)
+                return stands
+            sizes = [image_nbytes(part) for part in state.parts()]
+        self._make_room()
+        # Untouched memory makes the copy eight times as slow, and the copy is what training waits
+        # for; so it is touched here.
+        buffers = [torch.empty(size, dtype=torch.uint8).zero_().numpy().data for size in sizes]
+        with still(timeout_s=STILL_S):
+            stands, base = state.round, state.base
+            if stands != round_:
+                return stands
+            images = [
+                Image(part, buffer=buffer if buffer.nbytes >= image_nbytes(part) else None)
+                for part, buffer in zip(state.parts(), buffers, strict=True)
+            ]
+        held = {
+            name: self._held(image.view, round_, base, name)
+            for name, image in zip((SHARED, INNER), images, strict=True)
+        }
+        with self._condition:
+            if self._state is not None and self._state[0] is state:
+                now = self._clock.monotonic()
+                self._rounds[round_] = _Shelved(base, state.alike, held, now, now)
+                self._outcomes.pop(round_, None)
+        return stands
+
+    def _still_right(self, stands: int, state: StateOf) -> bool:
+        """Return whether there are images of the very state that the donor stands on.
+
+        A run that was set back to a checkpoint comes to the same rounds again with other states.
+        """
+        with self._condition:
+            shelved = self._rounds.get(stands)
+        if shelved is None:
+            return False
+        if shelved.base == state.base:
+            shelved.seen = self._clock.monotonic()
+            return True
+        with self._condition:
+            self._rounds.pop(stands, None)
+        return False
+
+    def _drop_after(self, stands: int) -> None:
+        """Drop the images of rounds that the donor does not have any more: it was set back."""
+        with self._condition:
+            self._rounds = {r: s for r, s in self._rounds.items() if r <= stands}
+
+    def _held(self, view: memoryview, round_: int, base: str, name: str) -> _Held:
+        manifest = state_manifest(view, job=self._job, round_=round_, base=base, name=name)
+        encoded = encode_state_manifest(manifest)
+        if len(encoded) > MAX_MANIFEST_BYTES:
+            raise AtollError(
+                "the state is too large to be given to others",
+                given=f"{view.nbytes} bytes of {name}",
+                expected=f"a manifest of at most {MAX_MANIFEST_BYTES} bytes",
+                remedy="newcomers start from a checkpoint",
+            )
+        offer = ImageOffer(name, view.nbytes, manifest.root, len(encoded))
+        return _Held(view, memoryview(encoded), offer)
+
+    def _make_room(self) -> None:
+        """Drop the round that was asked for longest ago, if there are as many as allowed."""
+        with self._condition:
+            while len(self._rounds) >= MOST_ROUNDS:
+                del self._rounds[min(self._rounds, key=lambda r: self._rounds[r].used)]
+
+    def _sweep(self) -> None:
+        """Drop what nobody asked for in a while; with the lock held."""
+        now = self._clock.monotonic()
+        self._rounds = {r: s for r, s in self._rounds.items() if now - s.used < self._idle_s}
+        self._outcomes = {r: o for r, o in self._outcomes.items() if now - o.at < _TOLD_S}

@@ -1,0 +1,123 @@
+"""Contributions as the rows of a matrix that is never whole in memory.
+
+Legend: n rows (contributions), P columns (elements of a vector), w columns of a strip.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec, Packet
+from atoll.codec.quantized.cast import STRIP
+from atoll.errors import WireError
+from atoll.reducer.mean import Share
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """A codec whose packets can be cut, so that a part is decoded alone."""
+
+    @property
+    def grain(self) -> int:
+        """Elements that a cut must be a multiple of."""
+
+    def cut(self, packet: Packet, start: int, stop: int) -> Packet:
+        """Return the packet of the elements from `start` to `stop`."""
+
+
+class Rows:
+    """n contributions, decoded strip by strip.
+
+    Codecs whose packets can be cut need memory for one strip of each vector; packets of others are
+    decoded whole, and then n vectors lie in memory.
+    """
+
+    def __init__(
+        self, shares: Sequence[Share], codec: Codec, *, scales: Sequence[float] | None = None
+    ) -> None:
+        """Look at contributions of one codec and size.
+
+        Args:
+            shares: The rows.
+            codec: Decodes them.
+            scales: What each row is multiplied by; None: nothing.
+        """
+        self.shares, self._codec = list(shares), codec.base
+        self._scales = list(scales) if scales is not None else [1.0] * len(shares)
+        self.num_elements = shares[0].packet.num_elements
+        self._whole: dict[int, Tensor] = {}
+        """Rows of a codec whose packets cannot be cut."""
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def strips(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield where a strip is, and all rows of it: float32, (n, w), overwritten by the next."""
+        width = self._width()
+        matrix = torch.empty(len(self), min(width, self.num_elements))
+        for start in range(0, self.num_elements, width):
+            stop = min(start + width, self.num_elements)
+            part = matrix[:, : stop - start]
+            for index in range(len(self)):
+                part[index].copy_(self._part(index, start, stop))
+                if self._scales[index] != 1.0:
+                    part[index].mul_(self._scales[index])
+            yield slice(start, stop), part
+
+    def combination(self, factors: Sequence[float]) -> Tensor:
+        """Return the sum of all rows times a factor each, (P,); rows times 0 are not looked at."""
+        vector = torch.zeros(self.num_elements)
+        for share, scale, factor in zip(self.shares, self._scales, factors, strict=True):
+            if scale * factor != 0.0:
+                self._codec.decode_add(share.packet, out=vector, weight=scale * factor)
+        return vector
+
+    def digests(self) -> list[bytes]:
+        """Return what tells equal scores apart: a digest of what was sent."""
+        return [
+            hashlib.blake2b(share.packet.data, digest_size=16).digest() for share in self.shares
+        ]
+
+    def norms(self) -> list[float]:
+        """Return the Euclidean norm of every row; not finite exactly where the row is not.
+
+        A packet that cannot be decoded counts as one that is not finite.
+        """
+        found = []
+        for index in range(len(self)):
+            try:
+                squares = sum(
+                    float(self._part(index, start, stop).double().square().sum())
+                    for start, stop in self._bounds()
+                )
+            except WireError:
+                squares = math.nan
+            found.append(self._scales[index] * math.sqrt(squares))
+        return found
+
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        width = self._width()
+        for start in range(0, self.num_elements, width):
+            yield start, min(start + width, self.num_elements)
+
+    def _width(self) -> int:
+        """Return the columns of a strip."""
+        if not isinstance(self._codec, Cuttable):
+            return STRIP
+        grain = self._codec.grain
+        return max(1, STRIP // grain) * grain
+
+    def _part(self, index: int, start: int, stop: int) -> Tensor:
+        """Return a piece of a row as it was sent, (stop - start,)."""
+        if isinstance(self._codec, Cuttable):
+            packet = self._codec.cut(self.shares[index].packet, start, stop)
+            return self._codec.decode(packet)
+        if index not in self._whole:
+            self._whole[index] = self._codec.decode(self.shares[index].packet)
+        return self._whole[index][start:stop]

@@ -1,0 +1,237 @@
+"""The parameter server of a reducer process, as members reach it over the relay.
+
+One thread takes asks in, applies them and sends answers. Frames that were in a broken socket are
+lost: members look after a while, and hear what is here of their ask, or get what they lack of the
+answer. A member is lost when the hub has no session of it any more, or when it was silent for much
+longer than it usually is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.base import Packet
+from atoll.errors import AtollError, DeadlineExceeded, WireError
+from atoll.ids import session_id
+from atoll.net.dispatcher import Relayed
+from atoll.net.sync_link import SyncLink
+from atoll.reducer.parameter_server import Answers, ParameterServer, expected_sizes
+from atoll.wire.messages import Event, Undeliverable
+from atoll.wire.parameter_server_frames import (
+    MARK,
+    Pieces,
+    ServingHead,
+    frames,
+    pack_frame,
+    unpack_frame,
+)
+from atoll.wire.parameter_server_messages import Answer, pack_serving, unpack_ask
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+PING_S = 3.0
+"""Silence of a member after which the server asks the hub, in a way, whether it is there."""
+LEASE_S = 180.0
+"""Silence after which clocks wait for a member no more, however alive its connection is."""
+LEASE_TIMES = 8.0
+"""The same in times of what it usually takes between two pushes, if that is longer."""
+SEND_S = 300.0
+MAX_BYTES = 16 * 2**30
+"""Largest ask that is taken in."""
+
+
+@dataclass(slots=True)
+class _Caller:
+    """One member at the desk."""
+
+    heard: float
+    usual_s: float = 0.0
+    """Seconds between two asks, at most; that is forgotten slowly."""
+    asked: float = 0.0
+    pinged: float = 0.0
+    pieces: Pieces | None = None
+    answered: int = -1
+    """The call that `answer` belongs to."""
+    answer: tuple[bytes, Packet | None] = (b"", None)
+    taken: int = -1
+    """The last call that was taken in whole."""
+    stream: Future[int] | None = field(default=None)
+    sends: int = -1
+    """The call whose answer is in the stream."""
+
+
+class ServerDesk:
+    """Serves one job's members over a session with the hub."""
+
+    def __init__(self, link: SyncLink, *, job: str, clock: Clock | None = None) -> None:
+        """Listen to frames of servings on `link`."""
+        self._link, self._job = link, job
+        self._clock = clock if clock is not None else RealClock()
+        self.server = ParameterServer()
+        self._callers: dict[str, _Caller] = {}
+        self._inbox = link.subscribe(notices=(Undeliverable,), prefix=MARK)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="parameter-server", daemon=True)
+
+    def start(self) -> None:
+        """Serve on a thread of its own until :meth:`close`."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._inbox.close()
+        self._thread.join(timeout=5.0)
+
+    def _serve(self) -> None:
+        ticked = self._clock.monotonic()
+        while not self._stop.is_set():
+            now = self._clock.monotonic()
+            if now - ticked >= _POLL_S:
+                ticked = now
+                self._tick(now)
+            try:
+                item = self._inbox.receive(deadline=now + _POLL_S)
+            except DeadlineExceeded:
+                continue
+            except AtollError:  # the link or the inbox is closed
+                return
+            if isinstance(item, Undeliverable):
+                self._undelivered(item.to)
+            elif isinstance(item, Relayed):
+                self._receive(item)
+
+    # ---------------------------------------------------------------------- intake
+
+    def _receive(self, item: Relayed) -> None:
+        """Take one frame in; what a member sent wrong is its own trouble."""
+        job, _, member = item.source.rpartition("/")
+        if job != self._job:
+            return
+        now = self._clock.monotonic()
+        caller = self._callers.setdefault(member, _Caller(heard=now))
+        caller.heard = now
+        try:
+            head, piece = unpack_frame(item.payload)
+            if head.kind == "ask":
+                self._take(member, caller, head, piece)
+            elif head.kind == "look":
+                self._look(member, caller, head)
+        except WireError as error:
+            log.warning("a frame from %s is not usable: %s", member, error)
+            self._link.notify(
+                Event(kind="contribution-refused", text=str(error), fields={"member": member})
+            )
+
+    def _take(self, member: str, caller: _Caller, head: ServingHead, piece: memoryview) -> None:
+        """Store a piece of an ask, and handle the ask when it is complete."""
+        if head.call <= caller.taken:
+            return  # it is answered, or will be; the member looks if the answer was lost
+        if caller.pieces is None or caller.pieces.call != head.call:
+            if head.index or (caller.pieces is not None and caller.pieces.call > head.call):
+                return  # the first piece says what it is: a look brings it
+            caller.pieces = _opened(head)
+        if not caller.pieces.put(head, piece) or not caller.pieces.complete:
+            return
+        whole, caller.pieces, caller.taken = caller.pieces, None, head.call
+        now = self._clock.monotonic()
+        since_s = now - caller.asked if caller.asked else 0.0
+        caller.usual_s, caller.asked = max(since_s, 0.9 * caller.usual_s), now
+        ask = unpack_ask(whole.body)
+        sizes = tuple(expected_sizes(ask))
+        codec = getattr(ask, "codec", "fp32")
+        packet = Packet(whole.data, codec, sizes) if sizes else None
+        try:
+            answers = self.server.handle(member, ask, packet)
+        except Exception as error:  # the member must hear of it, whatever it is
+            log.exception("an ask of %s failed", member)
+            failed = WireError("the parameter server failed", given=repr(error))
+            answers = [(member, Answer("refused", error=failed.to_dict()), None)]
+        self._deliver(answers)
+
+    def _look(self, member: str, caller: _Caller, head: ServingHead) -> None:
+        """A member says what it has of an answer: send what it lacks, or say what lacks here."""
+        if caller.answered == head.call:
+            self._send(member, caller, skip=frozenset(head.have))
+            return
+        here = caller.pieces
+        have = sorted(here.have) if here is not None and here.call == head.call else []
+        if caller.taken == head.call:
+            have = list(range(head.count))
+        self._put(member, ServingHead("have", head.call, have=have))
+
+    # --------------------------------------------------------------------- answers
+
+    def _deliver(self, answers: Answers) -> None:
+        """Send answers to whom they are for: each belongs to the member's last ask."""
+        for member, answer, packet in answers:
+            caller = self._callers.get(member)
+            if caller is None or caller.taken < 0:
+                continue
+            caller.answer, caller.answered = (pack_serving(answer), packet), caller.taken
+            self._send(member, caller, skip=frozenset())
+
+    def _send(self, member: str, caller: _Caller, *, skip: frozenset[int]) -> None:
+        streaming = caller.stream is not None and not caller.stream.done()
+        if streaming and caller.sends == caller.answered:
+            return  # it looks again if something is still missing after this stream
+        caller.sends = caller.answered
+        body, packet = caller.answer
+        parts = frames(
+            "answer", caller.answered, body, packet.data if packet is not None else b"", skip=skip
+        )
+        caller.stream = self._link.relay_later(
+            session_id(self._job, member), parts, deadline=self._clock.monotonic() + SEND_S
+        )
+
+    def _put(self, member: str, head: ServingHead) -> None:
+        self._link.relay_later(
+            session_id(self._job, member), iter([pack_frame(head)]),
+            deadline=self._clock.monotonic() + SEND_S,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------ loss
+
+    def _undelivered(self, address: str) -> None:
+        job, _, member = address.rpartition("/")
+        if job == self._job:
+            self._lose(member, "the hub has no session of it")
+
+    def _lose(self, member: str, why: str) -> None:
+        pupil = self.server.roll.pupils.get(member)
+        if pupil is None or pupil.standing != "lost":
+            log.warning("the parameter server waits for %s no more: %s", member, why)
+        self._deliver(self.server.lose(member))
+
+    def _tick(self, now: float) -> None:
+        """Find out who is gone, of those that others may wait for."""
+        expected = self.server.expected
+        for member in {*self.server.computing, *expected}:
+            caller = self._callers.setdefault(member, _Caller(heard=now))
+            silent_s = now - caller.heard
+            patient = self.server.setup.mode == "asynchronous" and member not in expected
+            if not patient and silent_s > max(LEASE_S, LEASE_TIMES * caller.usual_s):
+                self._lose(member, f"it was silent for {silent_s:.0f} s")
+            elif silent_s > PING_S and now - caller.pinged > PING_S:
+                caller.pinged = now
+                self._put(member, ServingHead("ping", -1))
+
+
+def _opened(head: ServingHead) -> Pieces:
+    """Return the empty ask that a first piece announces.
+
+    Raises:
+        WireError: it is larger than what it says it holds.
+    """
+    ask = unpack_ask(head.body)
+    most = min(MAX_BYTES, 8 * sum(expected_sizes(ask)) + 65_536)
+    if min(expected_sizes(ask), default=0) < 0 or head.total_bytes > most:
+        raise WireError(
+            "an ask is too large", given=f"{head.total_bytes} bytes", expected=f"at most {most}"
+        )
+    return Pieces(head.call, head.total_bytes)

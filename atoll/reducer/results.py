@@ -1,0 +1,69 @@
+"""What came of an exchange, and how it is cut into pieces for each member."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from atoll.reducer.all_to_all import Dealt, Handout
+from atoll.reducer.mean import Mean
+from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk
+from atoll.wire.frames import Buffer
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.messages import RoundPlan
+
+Parts = Iterator[tuple[Buffer, Buffer]]
+"""Heads and pieces, ready to be parts of relay frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A mean, equal for all, or what everybody gave in a swap."""
+
+    plan: RoundPlan
+    phase: int
+    what: Mean | Dealt
+
+    def parts(self, member: str, *, skip: Collection[int]) -> Parts:
+        """Yield a member's pieces, without those in `skip`."""
+        if isinstance(self.what, Mean):
+            return result_parts(self.plan, self.what, skip=skip, phase=self.phase)
+        return dealt_parts(self.plan, self.what, member, skip=skip, phase=self.phase)
+
+
+def in_slot_order(mean: Mean, plan: RoundPlan) -> Mean:
+    """Return a mean whose contributors are in the order of the plan, whoever spoke for them."""
+    named = set(mean.contributors)
+    return replace(mean, contributors=tuple(m for m in plan.members if m in named))
+
+
+def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: int = 0) -> Parts:
+    """Yield the pieces of a mean as parts of relay frames, without those in `skip`."""
+    data = memoryview(mean.packet.data)
+    count = count_pieces(len(data))
+    head = ChunkHead(
+        kind="result", epoch=plan.epoch, round=plan.round, index=0, count=count,
+        total_bytes=len(data), codec=mean.packet.codec, sizes=list(mean.packet.sizes),
+        weight=mean.weight, contributors=list(mean.contributors), phase=phase,
+    )  # fmt: skip
+    for index in range(count):
+        if index not in skip:
+            piece = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+            yield pack_chunk(msgspec.structs.replace(head, index=index), piece)
+
+
+def dealt_parts(
+    plan: RoundPlan, dealt: Dealt, member: str, *, skip: Collection[int], phase: int
+) -> Parts:
+    """Yield the pieces of what a member gets in a swap, without those in `skip`."""
+    handout: Handout = dealt.for_member(member)
+    weights = dealt.weights
+    head = ChunkHead(
+        kind="result", epoch=plan.epoch, round=plan.round, index=0,
+        count=count_pieces(handout.nbytes), total_bytes=handout.nbytes, codec=PARCELS, sizes=[],
+        weight=sum(weights.values()), contributors=list(weights), phase=phase,
+    )  # fmt: skip
+    for index, piece in handout.pieces(skip=skip):
+        yield pack_chunk(msgspec.structs.replace(head, index=index), piece)

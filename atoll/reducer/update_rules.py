@@ -1,0 +1,145 @@
+"""What an arrival does to the vector of a parameter server: rules on one flat float32 vector.
+
+Legend: theta the vector, x what arrived (a gradient, or a move `before - after`), lr the rate, mu
+the momentum, N the arrivals per step of the momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.errors import WireError
+from atoll.wire.parameter_server_messages import Setup
+
+
+class Rule(Protocol):
+    """Changes theta by what arrives, and remembers what it needs."""
+
+    vectors: dict[str, Tensor]
+    """State, each of the length of theta."""
+    scalars: dict[str, float]
+
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+        """Change `theta` in place; `x` is used up."""
+        ...
+
+
+class Plain:
+    """theta -= lr x: bit for bit `torch.optim.SGD` without momentum."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Remember nothing."""
+        self.vectors: dict[str, Tensor] = {}
+        self.scalars: dict[str, float] = {}
+
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+        """See :meth:`Rule.apply`."""
+        theta.add_(x, alpha=-lr)
+
+
+class Momentum:
+    """v = mu v + x (x the first time); theta -= lr v. With Nesterov: theta -= lr (x + mu v)."""
+
+    def __init__(self, setup: Setup, *, nesterov: bool) -> None:
+        """Start without velocity."""
+        self._mu, self._nesterov = setup.momentum, nesterov
+        self.vectors = {"velocity": torch.zeros(setup.parameters)}
+        self.scalars = {"moving": 0.0}
+
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+        """See :meth:`Rule.apply`."""
+        velocity = self.vectors["velocity"]
+        if self.scalars["moving"]:
+            velocity.mul_(self._mu).add_(x)
+        else:
+            velocity.copy_(x)
+            self.scalars["moving"] = 1.0
+        move = x.add_(velocity, alpha=self._mu) if self._nesterov else velocity
+        theta.add_(move, alpha=-lr)
+
+
+class DelayedNesterov:
+    """Momentum that moves once in N arrivals, as if these had come together.
+
+    Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling"
+    (https://arxiv.org/abs/2401.09135), Algorithm 2. Legend: m the momentum, D the sum of what
+    arrived since it moved, c the share of it that every arrival moves already.
+
+        D += x
+        every N-th arrival:  m = mu m + D / N ; theta -= lr ((1 - c N + c) mu m + x / N) ; D = 0
+        any other:           theta -= lr (c mu m + x / N)
+
+    With c = 0 and all N computed from the same theta the moves add up to one step of Nesterov's
+    momentum on their mean.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Start at rest."""
+        self._mu, self._n, self._c = setup.momentum, setup.buffer, setup.activation
+        self.vectors = {
+            "momentum": torch.zeros(setup.parameters),
+            "arrived": torch.zeros(setup.parameters),
+        }
+        self.scalars = {"arrivals": 0.0}
+
+    def apply(self, theta: Tensor, x: Tensor, *, lr: float) -> None:
+        """See :meth:`Rule.apply`."""
+        momentum, arrived = self.vectors["momentum"], self.vectors["arrived"]
+        arrived.add_(x)
+        self.scalars["arrivals"] += 1.0
+        share = self._c
+        if self.scalars["arrivals"] >= self._n:
+            momentum.mul_(self._mu).add_(arrived, alpha=1.0 / self._n)
+            arrived.zero_()
+            self.scalars["arrivals"] = 0.0
+            share = 1.0 - self._c * self._n + self._c
+        theta.add_(x, alpha=-lr / self._n)
+        if share:
+            theta.add_(momentum, alpha=-lr * share * self._mu)
+
+
+RULES: Mapping[str, Callable[[Setup], Rule]] = {
+    "sgd": Plain,
+    "momentum": lambda setup: Momentum(setup, nesterov=False),
+    "nesterov": lambda setup: Momentum(setup, nesterov=True),
+    "delayed-nesterov": DelayedNesterov,
+}
+"""Name -> what makes the rule."""
+
+
+def make_rule(setup: Setup) -> Rule:
+    """Return the rule that a setup names.
+
+    Raises:
+        WireError: there is none of that name.
+    """
+    if setup.rule not in RULES:
+        raise WireError(
+            "unknown rule of a parameter server", given=setup.rule, expected=", ".join(RULES)
+        )
+    return RULES[setup.rule](setup)
+
+
+def late_factor(setup: Setup, staleness: int) -> float:
+    """Return what a push counts that is so many versions late.
+
+    `inverse` is 1 / max(1, tau) (Zhang et al. 2015, https://arxiv.org/abs/1511.05950), `power` is
+    (1 + tau) ** -a (Xie et al. 2019, https://arxiv.org/abs/1903.03934).
+    """
+    if setup.staleness == "inverse":
+        return 1.0 / max(1, staleness)
+    if setup.staleness == "power":
+        return float((1 + staleness) ** -setup.power)
+    return 1.0
+
+
+def compensate(x: Tensor, now: Tensor, read: Tensor, *, strength: float) -> None:
+    """Correct a late gradient in place for how far theta has moved since it was read.
+
+    Zheng et al. 2017, DC-ASGD (https://arxiv.org/abs/1609.08326): g + lambda g g (now - read).
+    """
+    x.add_(x * x * (now - read), alpha=strength)

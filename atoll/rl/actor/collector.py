@@ -1,0 +1,210 @@
+"""Lets a policy live in its environments, and hands back what happened as a trajectory."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.errors import DataError
+from atoll.rl.actor.trajectory import Trajectory
+from atoll.rl.environments.spaces import TaskSpec
+from atoll.rl.environments.vector_env import Columns, Rollout
+from atoll.rl.nets.distributions import ActionSampler
+from atoll.rl.nets.policy import RunningNorm
+
+
+class Acting(Protocol):
+    """A policy, as far as collecting goes."""
+
+    norm: RunningNorm | None
+
+    @property
+    def log_deviation(self) -> Tensor | None:
+        """[d], of continuous actions."""
+        ...
+
+    def put_out(
+        self, observations: Tensor, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what decides on actions in states [B, *shape], and the memory then."""
+        ...
+
+    def initial(self, columns: int) -> Tensor | None:
+        """Return what a recurrent policy knows at the start, [B, H]."""
+        ...
+
+    def forget(self, hidden: Tensor | None, ended: Tensor) -> Tensor | None:
+        """Return `hidden` as at the start wherever an episode ended ([B], bool)."""
+        ...
+
+
+class Collector:
+    """Collects trajectories of one actor.
+
+    Args:
+        columns: The environments.
+        task: The policy's task.
+        actor: Name of this actor in trajectories, e.g. `w1`.
+        seed: Of the choice of actions.
+    """
+
+    def __init__(
+        self, columns: Columns, task: TaskSpec, *, actor: str = "", seed: int = 0
+    ) -> None:  # fmt: skip
+        self.columns, self.task, self.actor = columns, task, actor
+        self.sequence = 0
+        """Trajectories handed out; the number of the last one."""
+        self.steps = 0
+        """Environment steps lived, those of dropped trajectories included."""
+        self.not_finite = 0
+        """Trajectories dropped because something in them was not finite."""
+        self._generator = torch.Generator().manual_seed(seed)
+        self._hidden: Tensor | None = None
+
+    def collect(self, policy: Acting, length: int) -> Trajectory:
+        """Return the next `length` steps of every column.
+
+        The policy must not change meanwhile; its normaliser is used, not updated.
+
+        Raises:
+            DataError: something became NaN or infinite; the policy, the step and the column are
+                named. The trajectory is dropped and counted in `not_finite`, and that column
+                starts a new episode: collecting may go on.
+            ScriptError: an environment raised.
+        """
+        if self._hidden is None:
+            self._hidden = policy.initial(self.columns.count)
+        before = None if self._hidden is None else self._hidden.clone()
+        room = self.columns.room(length)
+        sampler = ActionSampler(
+            self.task.actions, policy.log_deviation, length=length, columns=self.columns.count,
+            generator=self._generator,
+        )  # fmt: skip
+        self._live(policy, room, sampler)
+        log_probabilities = sampler.log_probabilities(torch.from_numpy(room.actions))
+        # In order of cause and effect. All at once: at every step it would cost a few per cent.
+        self._check("observations", room.observations)
+        self._check_cuts(room)
+        if room.states is not None:
+            self._check("joint states", room.states)
+        self._check("rewards", room.rewards)
+        self._check("log-probabilities of actions", log_probabilities.numpy())
+        self.sequence += 1
+        return self._trajectory(room, log_probabilities, before, policy.norm)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next trajectory depends on, the policy aside."""
+        saved = {f"columns.{k}": v for k, v in self.columns.state_dict().items()}
+        saved["counts"] = torch.tensor([self.sequence, self.steps, self.not_finite])
+        saved["generator"] = self._generator.get_state()
+        if self._hidden is not None:
+            saved["hidden"] = self._hidden.clone()
+        return saved
+
+    def load_state_dict(self, saved: dict[str, Tensor]) -> None:
+        """Go on where `state_dict` was taken, bit for bit if the environment is repeatable."""
+        anew = self.columns.load_state_dict(
+            {k.removeprefix("columns."): v for k, v in saved.items() if k.startswith("columns.")}
+        )
+        self.sequence, self.steps, self.not_finite = saved["counts"].tolist()
+        self._generator.set_state(saved["generator"])
+        self._hidden = saved["hidden"].clone() if "hidden" in saved else None
+        self._forget(anew)
+
+    def _live(self, policy: Acting, room: Rollout, sampler: ActionSampler) -> None:
+        """Fill the room step by step."""
+        observed = torch.from_numpy(room.observations).unbind(0)
+        chosen = torch.from_numpy(room.actions).unbind(0)
+        floats = chosen[0].is_floating_point()
+        with torch.inference_mode():
+            for step in range(len(chosen)):
+                output, hidden = policy.put_out(observed[step], self._hidden)
+                chosen[step].copy_(sampler.choose(step, output))
+                if floats and not np.isfinite(room.actions[step]).all():
+                    # Not every environment survives such an action.
+                    self._check("observations", room.observations[: step + 1])
+                    self._check("actions", room.actions[: step + 1])
+                self.columns.step(room, step)
+                self.steps += self.columns.count
+                if hidden is not None:
+                    ended = torch.from_numpy(room.terminated[step] | room.truncated[step])
+                    self._hidden = policy.forget(hidden, ended)
+
+    def _trajectory(
+        self, room: Rollout, log_probabilities: Tensor, hidden: Tensor | None,
+        norm: RunningNorm | None,
+    ) -> Trajectory:  # fmt: skip
+        """Return what the room holds; its arrays become the tensors, without a copy."""
+        cuts = room.cuts
+        at = torch.tensor([cut[:2] for cut in cuts], dtype=torch.int64).reshape(-1, 2)
+        return Trajectory(
+            policy=self.task.policy,
+            observations=torch.from_numpy(room.observations),
+            actions=torch.from_numpy(room.actions),
+            log_probabilities=log_probabilities,
+            rewards=torch.from_numpy(room.rewards),
+            terminated=torch.from_numpy(room.terminated),
+            truncated=torch.from_numpy(room.truncated),
+            cut_at=at,
+            cut_observations=_stacked([cut[2] for cut in cuts], self.columns.observation),
+            states=None if room.states is None else torch.from_numpy(room.states),
+            cut_states=None if room.states is None else _stacked(
+                [cut[3] for cut in cuts if cut[3] is not None], self.columns.state
+            ),
+            hidden=hidden,
+            scale=None if norm is None else norm.scale(),
+            sequence=self.sequence,
+            actor=self.actor,
+            returns=room.returns,
+        )  # fmt: skip
+
+    def _check(self, what: str, values: NDArray[Any]) -> None:
+        """Drop the trajectory if one of its values [T, B, ...] is not finite."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            self._drop(what, np.argwhere(~finite.reshape(*finite.shape[:2], -1).all(-1)))
+
+    def _check_cuts(self, room: Rollout) -> None:
+        """Drop the trajectory if an episode was cut off where something is not finite."""
+        wrong = [
+            (step, column) for step, column, seen, state in room.cuts
+            if not (np.isfinite(seen).all() and (state is None or np.isfinite(state).all()))
+        ]  # fmt: skip
+        if wrong:
+            self._drop("last observations of episodes", np.array(wrong))
+
+    def _drop(self, what: str, places: NDArray[Any]) -> NoReturn:
+        """Give up this trajectory, and the episodes in which something is wrong.
+
+        Args:
+            what: What is not finite.
+            places: [N, 2], steps and columns where it is not, the first one first.
+        """
+        agents, first = self.columns.agents, places[0]
+        for environment in sorted({int(column) // agents for column in places[:, 1]}):
+            self.columns.restart(environment * agents)
+            self._forget(list(range(environment * agents, (environment + 1) * agents)))
+        self.not_finite += 1
+        raise DataError(
+            f"{what} are not finite",
+            given=f"policy {self.task.policy}, actor {self.actor or '?'}, trajectory "
+            f"{self.sequence + 1}, step {int(first[0])}, column {int(first[1])}",
+            expected="finite numbers",
+            remedy="look at the environment (or at the learning rate, if it is the actions); the "
+            "trajectory was dropped, and the column starts a new episode",
+        )
+
+    def _forget(self, columns: list[int]) -> None:
+        """Make a recurrent policy forget what happened in columns that start anew."""
+        if self._hidden is not None and columns:
+            self._hidden = self._hidden.clone()
+            self._hidden[columns] = 0.0
+
+
+def _stacked(parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Tensor:
+    """Return arrays of one shape as [K, *shape]."""
+    return torch.from_numpy(np.stack(parts)) if parts else torch.empty(0, *shape)

@@ -1,0 +1,154 @@
+"""What an actor lived through between two updates, as tensors.
+
+Where an actor gets the values of what it saw: its own critic, a pooled one, or a service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.errors import DataError
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """T steps of B columns; a column is one copy of the environment, or one agent in one.
+
+    When an episode ends at step t, `observations[t + 1]` is the first one of the next episode. If
+    it was only cut off (truncated), the last one of the old episode is in `cut_observations`: its
+    value is bootstrapped from. Observations are as the environment gives them, not normalised.
+    """
+
+    policy: str
+    """Whose experience it is."""
+    observations: Tensor
+    """[T + 1, B, *shape], float32."""
+    actions: Tensor
+    """[T, B, width]: int64 for discrete ones, float32 for continuous ones."""
+    log_probabilities: Tensor
+    """[T, B], float32: of the actions, under the policy that acted."""
+    rewards: Tensor
+    """[T, B], float32."""
+    terminated: Tensor
+    """[T, B], bool: the episode ended, nothing comes after."""
+    truncated: Tensor
+    """[T, B], bool: the episode was cut off, its value goes on; never where it terminated."""
+    cut_at: Tensor
+    """[K, 2], int64: step and column of each truncation, in order of steps, then columns."""
+    cut_observations: Tensor
+    """[K, *shape], float32: the observation there, before the reset."""
+    states: Tensor | None = None
+    """[T + 1, B, *state], float32: the joint state at each step, for a centralised critic."""
+    cut_states: Tensor | None = None
+    """[K, *state]."""
+    hidden: Tensor | None = None
+    """[B, H]: what a recurrent policy remembered before the first step."""
+    scale: tuple[Tensor, Tensor] | None = None
+    """Mean and deviation, each [*shape], by which the actor normalised observations."""
+    sequence: int = 0
+    """Counts the trajectories of one actor, from 1."""
+    actor: str = ""
+    """Who lived it, e.g. `w1`: with `sequence` it names the trajectory."""
+    policy_version: int = 0
+    """Updates of the policy that acted."""
+    value_version: int = 0
+    """Updates of the critic whose values the actor used."""
+    returns: list[float] = field(default_factory=list)
+    """Undiscounted returns of the episodes that ended in it."""
+
+    @property
+    def steps(self) -> int:
+        """Environment steps in it: T times the columns (agents count as columns)."""
+        return self.rewards.numel()
+
+    @property
+    def ended(self) -> Tensor:
+        """[T, B], bool: where an episode ended, for whatever reason."""
+        return self.terminated | self.truncated
+
+    def next_values(self, values: Tensor, cut_values: Tensor) -> Tensor:
+        """Return the value after each step: V of the next observation, or of the cut one.
+
+        Args:
+            values: [T + 1, B], of `observations`.
+            cut_values: [K], of `cut_observations`.
+        """
+        following = values[1:].clone()
+        if len(self.cut_at):
+            following[self.cut_at[:, 0], self.cut_at[:, 1]] = cut_values
+        return following
+
+    def check(self) -> Trajectory:
+        """Return itself if its parts fit together and every number is finite.
+
+        Raises:
+            DataError: they do not; the step and the column are named.
+        """
+        length, columns = self.rewards.shape
+        expected = {
+            "observations": (length + 1, columns), "actions": (length, columns),
+            "log_probabilities": (length, columns), "terminated": (length, columns),
+            "truncated": (length, columns), "cut_at": (len(self.cut_observations), 2),
+        }  # fmt: skip
+        for name, shape in expected.items():
+            if tuple(getattr(self, name).shape[:2]) != shape:
+                raise DataError(
+                    "a trajectory does not fit together",
+                    given=f"{self.policy}: {name} of shape {tuple(getattr(self, name).shape)}",
+                    expected=f"{shape} first",
+                )
+        for name in ("rewards", "observations", "log_probabilities", "actions", "states"):
+            self._check_finite(name)
+        self._check_finite("cut_observations")
+        self._check_finite("cut_states")
+        return self
+
+    def _check_finite(self, name: str) -> None:
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None or not tensor.is_floating_point():
+            return
+        wrong = (~torch.isfinite(tensor)).nonzero()
+        if len(wrong):
+            at = self.cut_at[wrong[0, 0]] if name.startswith("cut_") else wrong[0, :2]
+            step, column = (int(n) for n in at)
+            raise DataError(
+                f"a trajectory has {name} that are not finite",
+                given=f"policy {self.policy}, actor {self.actor or '?'}, trajectory "
+                f"{self.sequence}, step {step}, column {column}",
+                expected="finite numbers",
+                remedy="look at the environment; the trajectory was dropped",
+            )
+
+
+def batch_of(parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return the parts that are there, on the CPU and contiguous: what a queue takes."""
+    return {k: v.detach().cpu().contiguous() for k, v in parts.items() if v is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """The values of one trajectory, in the units of its rewards."""
+
+    values: Tensor
+    """[T + 1, B]."""
+    cut_values: Tensor
+    """[K]."""
+    version: int
+    """Updates of the critic they come from; 0: it has not learned anything yet."""
+
+
+class Values(Protocol):
+    """Answers what states are worth."""
+
+    def of(self, trajectory: Trajectory) -> Valued:
+        """Return the values of everything in a trajectory.
+
+        Raises:
+            DeadlineExceeded: a service did not answer in time.
+        """
+        ...

@@ -1,0 +1,243 @@
+"""One learner for all policies: actors only act, and what they send is corrected by V-trace.
+
+IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures
+(https://arxiv.org/abs/1802.01561).
+
+Differs from the paper:
+  * the value network is the critic, which knows every policy; it learns V-trace's targets;
+  * a trajectory is cut into `minibatches` groups of columns, a gradient step each, and V-trace is
+    computed anew for each with the policy as it is then; `epochs` goes over them again, which
+    V-trace corrects like any other staleness;
+  * advantages are divided by their deviation, so that the size of rewards does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import unknown
+from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.algorithms.losses import (
+    approximate_divergence,
+    explained_variance,
+    policy_gradient_loss,
+    vtrace,
+)
+from atoll.rl.algorithms.targets import OffPolicyBatch
+from atoll.rl.algorithms.trained_policy import TrainedPolicy
+from atoll.rl.environments.spaces import TaskSpec
+from atoll.rl.nets.policy import Policy
+from atoll.rl.state_saver import load_module, parts_of, prefixed
+
+VERSION = "version"
+"""Name of the number of updates in a snapshot."""
+SMALLEST_DEVIATION = 1e-8
+APART = 1_000_003
+"""Between the seeds of two policies."""
+
+
+class Taught(Protocol):
+    """A critic that can be told what its values should have been."""
+
+    def values_of(self, trajectories: Sequence[Trajectory]) -> list[Valued]:
+        """Return the values of several trajectories."""
+        ...
+
+    def learn(
+        self, trajectories: Sequence[Trajectory], *, targets: Sequence[Tensor] | None = None
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Learn targets [T, B] of each trajectory; return statistics of each policy."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next update depends on."""
+        ...
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        ...
+
+
+class ImpalaLearner:
+    """All policies of a job and their critic, learning from what actors send."""
+
+    def __init__(
+        self, tasks: Iterable[TaskSpec], rl: RlTable, critic: Taught, *, total_steps: int, seed: int
+    ) -> None:
+        """Build a policy for each task.
+
+        Args:
+            tasks: One per policy; `critic` knows them.
+            rl: Every number of the algorithm.
+            critic: Whose values are used, and which learns V-trace's targets.
+            total_steps: Environment steps of each policy at whose end its learning rate is zero.
+            seed: Of everything random.
+        """
+        self.rl, self.critic, self.total_steps, self.seed = rl, critic, total_steps, seed
+        self.learners: dict[str, TrainedPolicy] = {}
+        for task in tasks:
+            self.add_policy(task)
+
+    def add_policy(self, task: TaskSpec) -> None:
+        """Take in another policy, a fresh one; one that is there already stays as it is."""
+        if task.policy not in self.learners:
+            self.learners[task.policy] = TrainedPolicy(
+                task, self.rl, total_steps=self.total_steps,
+                seed=self.seed + APART * len(self.learners),
+            )  # fmt: skip
+
+    def version(self, policy: str) -> int:
+        """Return the updates of a policy so far."""
+        return self._learner(policy).version
+
+    def snapshot(self, policy: str) -> dict[str, Tensor]:
+        """Return what an actor needs to act by this policy; `load_snapshot` takes it up."""
+        learner = self._learner(policy)
+        weights = prefixed("policy", learner.policy.state_dict())
+        return {**weights, VERSION: torch.tensor(learner.version)}
+
+    def learn(self, trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+        """Improve the policies that the trajectories are of, and the critic.
+
+        The order of the trajectories does not matter.
+
+        Returns:
+            Of each policy `policy_loss`, `entropy` and `kl` (of the acting policy from the
+            learner's: what V-trace had to correct), both before the update, `rho` (mean importance
+            weight, cut off), `explained_variance` (of the values against V-trace's targets), `lr`,
+            and what the critic tells, e.g. `value_loss`.
+
+        Raises:
+            ConfigError: nobody knows a policy.
+            DataError: rewards or values are not finite; nothing was learned.
+        """
+        arrived = sorted(trajectories, key=lambda t: (t.policy, t.actor, t.sequence))
+        looks = [
+            self._look(trajectory, valued)
+            for trajectory, valued in zip(arrived, self.critic.values_of(arrived), strict=True)
+        ]
+        told: dict[str, dict[str, float]] = {}
+        for name in dict.fromkeys(t.policy for t in arrived):
+            mine = [look for look in looks if look.policy == name]
+            told[name] = self._improve(self._learner(name), mine)
+        for name, stats in told.items():
+            self._learner(name).end([t for t in arrived if t.policy == name], stats)
+        taught = self.critic.learn(arrived, targets=[look.targets for look in looks])
+        return {name: {**taught.get(name, {}), **stats} for name, stats in told.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next update depends on, the critic's part included."""
+        state = prefixed("critic", self.critic.state_dict())
+        for number, learner in enumerate(self.learners.values()):
+            state |= prefixed(str(number), learner.state_dict())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; the policies MUST be the same, in the same order.
+
+        Raises:
+            CheckpointCorrupt: it is of other networks.
+        """
+        self.critic.load_state_dict(parts_of(state, "critic"))
+        for number, learner in enumerate(self.learners.values()):
+            learner.load_state_dict(parts_of(state, str(number)))
+
+    # -------------------------------------------------------------------------------- one update
+
+    def _learner(self, policy: str) -> TrainedPolicy:
+        if policy not in self.learners:
+            raise unknown("policy of a trajectory", policy, self.learners)
+        return self.learners[policy]
+
+    @torch.no_grad()
+    def _look(self, trajectory: Trajectory, valued: Valued) -> Look:
+        """Correct a trajectory to its policy as it is now, before anything is learned."""
+        learner = self._learner(trajectory.policy)
+        batch = OffPolicyBatch.of(trajectory, valued, learner.policy)
+        chances = learner.policy.over(batch.prepared, batch.hidden, batch.ended)
+        log_ratios = chances.log_probability(batch.actions) - batch.before
+        targets, advantages = self._vtrace(learner, batch, log_ratios)
+        learner.check_advantages(advantages)
+        return Look(
+            policy=trajectory.policy, batch=batch, log_ratios=log_ratios, targets=targets,
+            entropy=chances.entropy(),
+        )  # fmt: skip
+
+    def _improve(self, learner: TrainedPolicy, looks: list[Look]) -> dict[str, float]:
+        """Do the gradient steps of one policy; return what is told about the update."""
+        rate = learner.begin()
+        losses = [
+            self._step(learner, look.batch.columns(part))
+            for _ in range(self.rl.epochs)
+            for look in looks
+            for part in self._parts(learner, look.batch)
+        ]
+        log_ratios = torch.cat([look.log_ratios.flatten() for look in looks])
+        values = torch.cat([look.batch.values.flatten() for look in looks])
+        targets = torch.cat([look.targets.flatten() for look in looks])
+        return {
+            "policy_loss": float(torch.stack(losses).mean()),
+            "entropy": float(torch.cat([look.entropy.flatten() for look in looks]).mean()),
+            "kl": float(approximate_divergence(log_ratios).mean()),
+            "rho": float(log_ratios.exp().clamp(max=self.rl.rho_clip).mean()),
+            "explained_variance": float(explained_variance(values, targets)),
+            "lr": rate,
+        }
+
+    def _parts(self, learner: TrainedPolicy, batch: OffPolicyBatch) -> Sequence[Tensor]:
+        """Return the numbers of the columns of each minibatch, in random order."""
+        order = torch.randperm(batch.count, generator=learner.generator)
+        return order.tensor_split(max(1, min(self.rl.minibatches, batch.count)))
+
+    def _step(self, learner: TrainedPolicy, part: OffPolicyBatch) -> Tensor:
+        """Take one gradient step; return the loss."""
+        chances = learner.policy.over(part.prepared, part.hidden, part.ended)
+        log_probabilities = chances.log_probability(part.actions)
+        with torch.no_grad():
+            _, advantages = self._vtrace(learner, part, log_probabilities - part.before)
+            advantages = advantages / (advantages.std(correction=0) + SMALLEST_DEVIATION)
+        loss = policy_gradient_loss(log_probabilities, advantages).mean()
+        told = loss.detach()
+        if self.rl.entropy:
+            loss = loss - self.rl.entropy * chances.entropy().mean()
+        learner.descend(loss)
+        return told
+
+    def _vtrace(
+        self, learner: TrainedPolicy, batch: OffPolicyBatch, log_ratios: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return vtrace(
+            log_ratios, batch.rewards, batch.values, batch.next_values,
+            batch.terminated, batch.ended, gamma=learner.task.gamma,
+            lam=self.rl.gae_lambda, rho_clip=self.rl.rho_clip, c_clip=self.rl.c_clip,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A trajectory as its policy sees it before an update."""
+
+    policy: str
+    batch: OffPolicyBatch
+    log_ratios: Tensor
+    """ln π - ln μ, [T, B]."""
+    targets: Tensor
+    """Of the values, by V-trace, [T, B]."""
+    entropy: Tensor
+    """[T, B]."""
+
+
+def load_snapshot(policy: Policy, snapshot: Mapping[str, Tensor]) -> int:
+    """Let an actor's policy be what `ImpalaLearner.snapshot` returned; return its version.
+
+    Raises:
+        CheckpointCorrupt: it is of another network.
+    """
+    load_module(policy, parts_of(snapshot, "policy"), what="the policy that the learner sent")
+    return int(snapshot[VERSION])

@@ -1,0 +1,184 @@
+"""The losses of policies and values, one number per step: the caller takes the mean.
+
+What is logged about an update (divergence, share of clipped steps, explained variance) is here
+too. Tensors may have any shape, the same for all, and any floating dtype.
+
+How much better an action was than expected: GAE, n-step returns and V-trace.
+
+All take tensors [T, B] of any floating dtype and go backward in time over each column:
+
+* `values[t]` is V(s_t), `next_values[t]` is V of what followed step t: the next state, or the last
+  one of an episode that was cut off (`Trajectory.next_values`).
+* `terminated[t]`: nothing followed, the bootstrapped value counts as zero.
+* `gamma` and `lam` may be tensors that broadcast, e.g. [B]: one number for each column.
+* `ended[t]`: what is at t + 1 belongs to another episode (terminated or cut off), so that nothing
+  flows back across; an episode that was cut off still bootstraps from `next_values[t]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_policy_loss(log_ratios: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
+    """Return PPO's loss of each step, the pessimistic one of the ratio and the clipped ratio.
+
+    Proximal Policy Optimization Algorithms, eq. 7 (https://arxiv.org/abs/1707.06347), negated.
+
+    Args:
+        log_ratios: ln π(a|s) now minus when it acted.
+        advantages: How much better the action was than expected.
+        clip: ε, how far a ratio may go from 1 and still gain.
+    """
+    ratios = log_ratios.exp()
+    return torch.maximum(-advantages * ratios, -advantages * ratios.clamp(1 - clip, 1 + clip))
+
+
+def policy_gradient_loss(log_probabilities: Tensor, advantages: Tensor) -> Tensor:
+    """Return the loss of each step whose gradient is the policy gradient: -A ln π(a|s)."""
+    return -advantages.detach() * log_probabilities
+
+
+def value_loss(
+    values: Tensor, targets: Tensor, *, before: Tensor | None = None, clip: float = 0.0
+) -> Tensor:
+    """Return half the squared error of each value.
+
+    Args:
+        values: What the network says now.
+        targets: What it should say.
+        before: What it said when the batch was made; needed for `clip`.
+        clip: A value that moved by more than this away from `before` gains nothing by it; 0: no
+            limit.
+    """
+    squared = (values - targets).square()
+    if clip > 0 and before is not None:
+        near = before + (values - before).clamp(-clip, clip)
+        squared = torch.maximum(squared, (near - targets).square())
+    return 0.5 * squared
+
+
+def approximate_divergence(log_ratios: Tensor) -> Tensor:
+    """Return an unbiased estimate, never negative, of KL(old || new) from each step: r - 1 - ln r.
+
+    `log_ratios` are ln of new over old, of actions that the old policy drew.
+    """
+    return torch.expm1(log_ratios) - log_ratios
+
+
+def clipped_share(log_ratios: Tensor, *, clip: float) -> Tensor:
+    """Return which share of the ratios is beyond the clip, a scalar."""
+    return ((log_ratios.exp() - 1).abs() > clip).to(log_ratios.dtype).mean()
+
+
+def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than a constant.
+
+    Targets that are all the same explain nothing: 0.
+    """
+    spread = targets.var(correction=0)
+    rest = (targets - values).var(correction=0)
+    return torch.where(spread > 0, 1 - rest / spread.clamp_min(1e-30), torch.zeros_like(spread))
+
+
+def standardised(advantages: Tensor) -> Tensor:
+    """Return advantages of mean 0 and deviation 1 over all of them."""
+    deviation = advantages.std(correction=0)
+    return (advantages - advantages.mean()) / (deviation + 1e-8)
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    *,
+    gamma: float | Tensor,
+    lam: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and targets of the value, each [T, B].
+
+    High-Dimensional Continuous Control Using Generalized Advantage Estimation, eq. 16
+    (https://arxiv.org/abs/1506.02438): δ_t = r_t + γ V(s_{t+1}) - V(s_t), A_t = δ_t + γλ A_{t+1};
+    the target is A_t + V(s_t).
+    """
+    errors = rewards + gamma * next_values * (~terminated) - values
+    advantages = backward_sum(errors, (gamma * lam) * (~ended).to(errors.dtype))
+    return advantages, advantages + values
+
+
+def n_step(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    *,
+    gamma: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and n-step returns: rewards to the end of the stretch, then the value.
+
+    Asynchronous Methods for Deep Reinforcement Learning, algorithm S3
+    (https://arxiv.org/abs/1602.01783): R_t = r_t + γ R_{t+1}, bootstrapped at the end; GAE with
+    λ = 1.
+    """
+    return gae(rewards, values, next_values, terminated, ended, gamma=gamma, lam=1.0)
+
+
+def vtrace(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    *,
+    gamma: float | Tensor,
+    lam: float | Tensor = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Return targets v_s of the value and advantages of the policy, each [T, B].
+
+    IMPALA, eq. 1 and section 4.2 (https://arxiv.org/abs/1802.01561), in its backward form:
+    v_s = V_s + ρ_s δ_s + γ c_s (v_{s+1} - V_{s+1}); the policy's advantage is
+    ρ_s (r_s + γ v_{s+1} - V_s).
+
+    Differs from the paper:
+      * c_s has the factor λ of its remark 2, and episodes that were cut off bootstrap.
+
+    Args:
+        log_ratios: ln π(a|s) - ln μ(a|s) of the learner's and of the acting policy.
+        rewards: See the module, like the rest.
+        values: V(s_t).
+        next_values: V of what followed.
+        terminated: Nothing followed.
+        ended: What followed is of another episode.
+        gamma: Discount per step.
+        lam: λ of the traces.
+        rho_clip: ρ̄, the largest weight of a temporal difference: it decides what is learned.
+        c_clip: c̄, the largest trace: it decides only how fast; MUST be at most `rho_clip`.
+    """
+    ratios = log_ratios.exp()
+    rho, trace = ratios.clamp(max=rho_clip), lam * ratios.clamp(max=c_clip)
+    discount = gamma * (~terminated).to(values.dtype)
+    errors = rho * (rewards + discount * next_values - values)
+    goes_on = (~ended).to(values.dtype)
+    corrections = backward_sum(errors, gamma * trace * goes_on)  # v_s - V_s
+    following = torch.zeros_like(corrections)
+    following[:-1] = corrections[1:]
+    next_targets = next_values + goes_on * following
+    return values + corrections, rho * (rewards + discount * next_targets - values)
+
+
+def backward_sum(terms: Tensor, factors: Tensor) -> Tensor:
+    """Return x with x_t = terms_t + factors_t · x_{t+1}, and nothing after the last; [T, B]."""
+    found: list[Tensor] = []
+    last = torch.zeros_like(terms[0])
+    for term, factor in zip(reversed(terms.unbind(0)), reversed(factors.unbind(0)), strict=True):
+        last = torch.addcmul(term, factor, last)
+        found.append(last)
+    found.reverse()
+    return torch.stack(found)

@@ -1,0 +1,88 @@
+"""What slow policies sent last, learned again while fast ones send more: none is drowned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.rl.actor.trajectory import Trajectory
+from atoll.rl.channel.messages import decode_trajectory, encode_trajectory
+
+KEPT = 2
+"""Trajectories that are kept of each policy, the newest."""
+AT_MOST = 8
+"""Absent policies that are rehearsed in one update: it must not grow with the pool."""
+FORGOTTEN = 100
+"""Updates after which a policy that sent nothing is not rehearsed any more."""
+
+
+class Rehearsal:
+    """The newest trajectories of each policy, and when it was last learned."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kept: dict[str, list[Trajectory]] = {}
+        self._heard: dict[str, int] = {}
+        self._learned: dict[str, int] = {}
+
+    def absent(self, present: Sequence[Trajectory], *, update: int) -> list[Trajectory]:
+        """Return what is rehearsed in an update, of policies that sent nothing for it.
+
+        Those that were not learned for longest come first.
+
+        Args:
+            present: What was sent.
+            update: Number of the update.
+        """
+        here = {trajectory.policy for trajectory in present}
+        names = sorted(
+            (self._learned[name], name)
+            for name, heard in self._heard.items()
+            if name not in here and update - heard <= FORGOTTEN
+        )[:AT_MOST]
+        for _, name in names:
+            self._learned[name] = update
+        return [trajectory for _, name in names for trajectory in self._kept[name]]
+
+    def keep(self, present: Sequence[Trajectory], *, update: int) -> None:
+        """Take in what was sent for an update, in the order in which it was learned."""
+        for name in {trajectory.policy for trajectory in present}:
+            newest = [trajectory for trajectory in present if trajectory.policy == name]
+            self._kept[name] = [*self._kept.get(name, []), *newest][-KEPT:]
+            self._heard[name] = self._learned[name] = update
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all of it, flat."""
+        state: dict[str, Tensor] = {}
+        for number, name in enumerate(sorted(self._kept)):
+            state[f"{number}.at"] = torch.tensor([self._heard[name], self._learned[name]])
+            for place, trajectory in enumerate(self._kept[name]):
+                for key, tensor in encode_trajectory(trajectory).items():
+                    state[f"{number}.{place}.{key}"] = tensor
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises:
+            DataError: a trajectory in it is damaged.
+        """
+        self._forget()
+        number = 0
+        while f"{number}.at" in state:
+            some, place = [], 0
+            while f"{number}.{place}.about" in state:
+                start = f"{number}.{place}."
+                message = {
+                    k.removeprefix(start): v for k, v in state.items() if k.startswith(start)
+                }  # fmt: skip
+                some.append(decode_trajectory(message, None))
+                place += 1
+            name = some[0].policy
+            heard, learned = state[f"{number}.at"].tolist()
+            self._kept[name], self._heard[name], self._learned[name] = some, heard, learned
+            number += 1

@@ -1,0 +1,340 @@
+"""The critic's end of the channel: experience of all actors in, weights out, each counted once.
+
+Experience stays leased until a saved state that contains it is durable. A critic that dies leaves
+it to its successor; what that one finds in its own saved state is acknowledged without learning.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import DataError
+from atoll.rl.channel.actor_queue import ActorQueue, Arrived
+from atoll.rl.channel.critic_heartbeat import CriticHeartbeat
+from atoll.rl.channel.latest import Newest, Publisher
+from atoll.rl.channel.messages import SENT_AT, decode_snapshot, decode_trajectory, encode_snapshot
+from atoll.rl.channel.names import (
+    SILENT_S,
+    SNAPSHOTS_KEPT,
+    Desk,
+    Names,
+    most_unsaved,
+    queue_options,
+)
+from atoll.rl.critic.actor_registry import Roster, SeenSequences, load_seen
+from atoll.rl.environments.spaces import TaskSpec
+
+log = logging.getLogger(__name__)
+
+Decode = Callable[[Mapping[str, Tensor], TaskSpec | None], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One item of experience that is to be learned from."""
+
+    trajectory: Any
+    """A `Trajectory`, or what else `decode` returns."""
+    age: int
+    """Versions that its policy has had since, as far as is known here."""
+    travelled_s: float
+    """From the actor's `send` to here, by the clocks of both machines; 0: not known."""
+
+
+class CriticSide:
+    """Reads the queues of all actors in turn. For one thread; it has its own."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        rl: RlTable,
+        job: str = "",
+        decode: Decode = decode_trajectory,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin to listen.
+
+        Args:
+            desk: The run, or a shelf of queues.
+            rl: The job's `[rl]`.
+            job: Its name; only needed in a pool.
+            decode: Returns the experience in a message; DataError drops it.
+            stopping: Whether to wait no longer.
+        """
+        self._desk, self._rl, self._decode, self._stopping = desk, rl, decode, stopping
+        self._names = Names.of(rl, job=job)
+        self.counts: Counter[str] = Counter()
+        """What was dropped or odd: `stale`, `duplicate`, `damaged`, `out_of_order`."""
+        self.staleness: Counter[int] = Counter()
+        """How many trajectories were how many versions old when they were taken."""
+        self._queues: dict[str, ActorQueue] = {}
+        self._seen: dict[str, SeenSequences] = {}
+        self._versions: dict[str, int] = {}
+        self._arrived = threading.Condition()
+        self._turn = 0
+        self._last_calls: dict[str, int] = {}
+        self._policies: dict[str, Newest] = {}
+        kept = {"max_items": SNAPSHOTS_KEPT}
+        self._values = Publisher(desk.topic(self._names.values, **kept))
+        self._published: dict[str, Publisher] = {}
+        self._roster = Roster(desk, self._names, on_actor=self._open)
+        self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
+        self._roster.begin()
+
+    # ------------------------------------------------------------------------- who there is
+
+    def newcomers(self) -> list[TaskSpec]:
+        """Return the tasks of policies that were announced since the last call."""
+        return self._roster.newcomers()
+
+    @property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """The task of every policy that was ever announced, by its name."""
+        return self._roster.tasks
+
+    def ended(self, *, expected: int) -> bool:
+        """Return whether nothing more will come.
+
+        Args:
+            expected: How many actors there have to be at least.
+        """
+        ended = self._roster.all_ended(expected=expected, silent=self._silent())
+        if not ended or self._heartbeat.may_be_owed:
+            self._last_calls = {}
+            return False
+        # A question that was asked before the last actor was done does not count.
+        for actor, queue in self._queues.items():
+            self._last_calls.setdefault(actor, queue.empties + 2)
+        return set(self._roster.tasks_of()) <= set(self._queues) and all(
+            not queue.depth and queue.empties >= self._last_calls[actor]
+            for actor, queue in self._queues.items()
+        )
+
+    def _silent(self) -> list[str]:
+        """Return the actors of a pool that nothing was heard of for long.
+
+        Another job may have been stopped, or have lost its machines: nobody tells a pool. In a job
+        of its own the hub knows better, and ends the critic.
+        """
+        if not self._rl.pool:
+            return []
+        since = time.monotonic() - SILENT_S
+        return [actor for actor, queue in self._queues.items() if queue.heard_at < since]
+
+    @property
+    def running(self) -> list[str]:
+        """The actors that were announced and have not said that they are done."""
+        return self._roster.running()
+
+    # ------------------------------------------------------------------------- experience
+
+    def take(self, limit: int, *, wait_s: float = 0.0, least: int = 1) -> list[Received]:
+        """Return up to `limit` trajectories, one of each actor in turn.
+
+        Args:
+            limit: At most so many.
+            wait_s: Longest wait for `least` of them.
+            least: How many to wait for.
+        """
+        deadline = time.monotonic() + wait_s
+        taken: list[Arrived] = []
+        with self._arrived:
+            while True:
+                taken += self._in_turn(limit - len(taken))
+                left_s = deadline - time.monotonic()
+                if len(taken) >= min(least, limit) or left_s <= 0 or self._stopping():
+                    break
+                self._arrived.wait(min(left_s, 0.25))
+        if not taken:
+            return []
+        fresh = [arrived for arrived in taken if self._is_new(arrived)]
+        received = [self._received(arrived) for arrived in fresh]
+        self._heartbeat.soon()
+        return [one for one in received if self._is_recent(one)]
+
+    @property
+    def depth(self) -> dict[str, int]:
+        """How many trajectories wait here, by actor."""
+        return {actor: queue.depth for actor, queue in self._queues.items()}
+
+    @property
+    def lost(self) -> int:
+        """Trajectories that made room for newer ones before they came here."""
+        return sum(seen.missing for seen in self._seen.values())
+
+    @property
+    def unsaved(self) -> int:
+        """Trajectories that were taken and are in no durable state yet."""
+        return sum(len(queue.held) for queue in self._queues.values())
+
+    @property
+    def should_save(self) -> bool:
+        """Whether so much of an actor is unsaved that nothing more of it is taken soon."""
+        most = most_unsaved(self._rl) // 2
+        return any(len(queue.held) >= most for queue in self._queues.values())
+
+    def settling(self) -> Callable[[], None]:
+        """Return what acknowledges everything that was taken until now.
+
+        Make it together with `state_dict`, when all of it is learned; call it once that state is
+        durable. It may be called in another thread.
+        """
+        held = [(queue, queue.held) for queue in self._queues.values()]
+
+        def settle() -> None:
+            for queue, items in held:
+                queue.settle(items)
+
+        return settle
+
+    def _in_turn(self, limit: int) -> list[Arrived]:
+        """Take one of each actor until there is enough; the next call begins with the next."""
+        queues = list(self._queues.values())
+        taken: list[Arrived] = []
+        idle = 0
+        while queues and len(taken) < limit and idle < len(queues):
+            self._turn = (self._turn + 1) % len(queues)
+            arrived = queues[self._turn].take()
+            idle = 0 if arrived is not None else idle + 1
+            if arrived is not None:
+                taken.append(arrived)
+        return taken
+
+    def _is_new(self, arrived: Arrived) -> bool:
+        """Return whether an item makes sense and was not had before."""
+        item = arrived.value
+        if item is None:
+            self.counts["damaged"] += 1
+            return False
+        seen = self._seen.setdefault(item.actor, SeenSequences())
+        if item.sequence < seen.highest:
+            self.counts["out_of_order"] += 1
+        if not seen.add(item.sequence):
+            self.counts["duplicate"] += 1
+            return False
+        newest = max(self._versions.get(item.policy, 0), item.policy_version)
+        self._versions[item.policy] = newest
+        return True
+
+    def _received(self, arrived: Arrived) -> Received:
+        item = arrived.value
+        travelled_s = max(0.0, time.time() - arrived.sent_at) if arrived.sent_at else 0.0
+        return Received(item, self._versions[item.policy] - item.policy_version, travelled_s)
+
+    def _is_recent(self, received: Received) -> bool:
+        self.staleness[received.age] += 1
+        if received.age <= self._rl.staleness:
+            return True
+        self.counts["stale"] += 1
+        count, item = self.counts["stale"], received.trajectory
+        if count & (count - 1) == 0:  # the first, second, fourth, ...
+            log.warning(
+                "trajectory %d of %s (policy %s) is %d versions old and was dropped, the limit "
+                "is %d; %d were so far",
+                item.sequence, item.actor, item.policy, received.age, self._rl.staleness, count,
+            )  # fmt: skip
+        return False
+
+    def _open(self, actor: str) -> None:
+        """Begin to read the queue of an actor; called in the background."""
+        name = self._names.experience(actor)
+        queue = ActorQueue(
+            self._desk.queue(name, **queue_options(self._rl)),
+            decode=lambda message: self._read(message, actor),
+            ahead=self._rl.queue_items,
+            most_held=most_unsaved(self._rl),
+            wake=self._wake,
+        )
+        with self._arrived:
+            self._queues = {**self._queues, actor: queue}
+
+    def _read(self, message: Mapping[str, Tensor], actor: str) -> tuple[Any, float]:
+        policy = self._roster.policy_of(actor)
+        rest = dict(message) if isinstance(message, Mapping) else message
+        sent = rest.pop(SENT_AT, None) if isinstance(rest, dict) else None
+        item = self._decode(rest, self.tasks.get(policy))
+        if (item.actor, item.policy) != (actor, policy):
+            raise DataError(
+                "a trajectory is in the wrong queue",
+                given=f"actor {item.actor}, policy {item.policy}",
+                expected=f"actor {actor}, policy {policy}",
+            )
+        return item, float(sent[0]) if sent is not None and sent.numel() else 0.0
+
+    def _wake(self) -> None:
+        with self._arrived:
+            self._arrived.notify_all()
+
+    # ------------------------------------------------------------------------- weights
+
+    def publish(self, snapshot: Mapping[str, Tensor], *, version: int) -> None:
+        """Publish the critic's weights in the background."""
+        self._values.put(encode_snapshot(snapshot))
+        self._heartbeat.version = version
+
+    def publish_policy(self, policy: str, snapshot: Mapping[str, Tensor]) -> None:
+        """Publish the weights of a policy that this learner trains, in the background."""
+        if policy not in self._published:
+            topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
+            self._published[policy] = Publisher(topic)
+        self._published[policy].put(encode_snapshot(snapshot))
+
+    def newest_policy(self, policy: str) -> dict[str, Tensor] | None:
+        """Return the weights that a policy's actor has published, if there are newer ones."""
+        if policy not in self._policies:
+            topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
+            self._policies[policy] = Newest(topic, reader="critic").begin()
+        found = self._policies[policy].take()
+        return None if found is None else decode_snapshot(found)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of weights that were published."""
+        return self._values.sent_bytes + sum(p.sent_bytes for p in self._published.values())
+
+    # ------------------------------------------------------------------------- ends
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a restarted critic has to know, in what JSON can say."""
+        return {
+            "seen": {actor: seen.to_list() for actor, seen in self._seen.items()},
+            "versions": dict(self._versions),
+            "counts": dict(self.counts),
+            "staleness": {str(age): count for age, count in self.staleness.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a saved critic stood."""
+        self._seen = load_seen(state["seen"])
+        self._versions = {policy: int(v) for policy, v in state["versions"].items()}
+        self.counts = Counter({str(name): int(n) for name, n in state["counts"].items()})
+        self.staleness = Counter({int(a): int(n) for a, n in state["staleness"].items()})
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Send what waits, give back what was not taken, and say that this critic ends."""
+        for publisher in (self._values, *self._published.values()):
+            publisher.close(timeout_s=timeout_s)
+        self._roster.close()
+        readers: list[ActorQueue | Newest] = [*self._queues.values(), *self._policies.values()]
+        for reader in readers:
+            reader.end()
+        for reader in readers:
+            reader.close()
+        self._heartbeat.close(owed=self.unsaved > 0)
+
+    def _beat(self) -> dict[str, int]:
+        return {actor: seen.highest for actor, seen in list(self._seen.items())}
+
+    def _extend(self) -> None:
+        for queue in list(self._queues.values()):
+            queue.extend()

@@ -1,0 +1,74 @@
+"""Tells the actors that the critic lives, and how far it has read each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from atoll.errors import AtollError
+from atoll.rl.channel.latest import Background
+from atoll.rl.channel.names import BEAT_S, EXTEND_S, LEASE_S, LEAST_BEAT_GAP_S, Desk, Names
+
+
+class CriticHeartbeat:
+    """Publishes in the background what a critic has taken, at least once a second.
+
+    Args:
+        desk: Queues and topics.
+        names: Their names.
+        beats: Returns the last number taken of each actor.
+        every: Called every few seconds, to renew leases.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        names: Names,
+        *,
+        beats: Callable[[], dict[str, int]],
+        every: Callable[[], None],
+    ) -> None:
+        self.version = 0
+        """Updates of the critic, told with each heartbeat."""
+        self._topic = desk.topic(names.heartbeat, max_items=1)
+        self._beats, self._every = beats, every
+        self._news = threading.Event()
+        self._began = time.monotonic()
+        self._extended_at = self._began
+        last = self._topic.subscribe("critic", start="oldest").newest()
+        before = last.value if last is not None else {}
+        self._owed = bool(before) and (not before.get("closed") or bool(before.get("owed")))
+        # Whoever comes after a critic that dies has to know that there was one that held leases.
+        self._topic.publish(self._told(), timeout_s=10.0)
+        self._thread = Background("heartbeat of the critic", self._beat)
+
+    @property
+    def may_be_owed(self) -> bool:
+        """Whether leases of a critic that died may still hold something back."""
+        return self._owed and time.monotonic() - self._began < LEASE_S + 2.0
+
+    def soon(self) -> None:
+        """Something was taken: actors may wait to hear of it."""
+        self._news.set()
+
+    def close(self, *, owed: bool) -> None:
+        """Say that this critic ends; `owed`: it holds experience that it could not settle."""
+        self._thread.end()
+        self._news.set()
+        self._thread.close()
+        with contextlib.suppress(AtollError):  # no hub: actors hear nothing, which says the same
+            self._topic.publish({**self._told(), "closed": True, "owed": owed}, timeout_s=5.0)
+
+    def _beat(self) -> None:
+        self._news.wait(BEAT_S)
+        self._news.clear()
+        self._topic.publish(self._told(), timeout_s=10.0)
+        if time.monotonic() - self._extended_at >= EXTEND_S:
+            self._extended_at = time.monotonic()
+            self._every()
+        time.sleep(LEAST_BEAT_GAP_S)
+
+    def _told(self) -> dict[str, object]:
+        return {"format": 1, "version": self.version, "taken": self._beats()}

@@ -1,0 +1,392 @@
+"""The critic: learns what states are worth for every policy, from everybody's experience."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.config.rl_tables import RlTable
+from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.algorithms.ppo import in_order, minibatches
+from atoll.rl.algorithms.replay import Rehearsal
+from atoll.rl.algorithms.targets import Evaluates, Lesson, corrected_targets, own_targets
+from atoll.rl.environments.spaces import TaskSpec
+from atoll.rl.nets.optimizer import adam, limit_gradients, load_optimizer_tensors, optimizer_tensors
+from atoll.rl.nets.value import Encoder, ValueNet
+from atoll.rl.nets.value_heads import OWN, UNCONDITIONED, Seat, Seats
+from atoll.rl.state_saver import load_module, parts_of, prefixed
+
+log = logging.getLogger(__name__)
+
+CORRECTED = "corrected"
+LARGEST_TARGET = 1e12
+"""Values beyond this are a mistake of an environment; squared they would leave float32."""
+
+
+class Critic:
+    """Values of many policies: what learns them, and what answers.
+
+    An actor's own critic is the same thing with one policy. A critic that only answers takes up
+    snapshots of the one that learns.
+
+    Args:
+        rl: How wide it is and how it learns.
+        seed: Of its first weights and of the order of its batches.
+        kind: One of `CRITICS`; empty: what `rl.critic` says.
+    """
+
+    def __init__(self, rl: RlTable, *, seed: int, kind: str = "") -> None:
+        self.rl = rl
+        self.kind = kind or rl.critic
+        self.version = 0
+        self.refused = 0
+        """Trajectories not learned, because their targets were not finite or too large."""
+        self._generator = torch.Generator().manual_seed(seed)
+        self._evaluators: dict[str, Evaluates] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with a network that knows no policy."""
+        self._seats = Seats(self.kind)
+        self.net = ValueNet(
+            self.rl.critic_hidden,
+            conditioned=self.kind not in (UNCONDITIONED, OWN),
+            generator=self._generator,
+        )
+        self._optimizer: Optimizer | None = None
+        self._rehearsal = Rehearsal()
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the policies it knows, in the order they came."""
+        return tuple(self._seats.by_name)
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Let it know a policy; a new one begins as the mean of those there are.
+
+        Raises:
+            ConfigError: the name is known with other spaces, or a joint critic cannot see the
+                state of this one.
+        """
+        if spec.policy in self._seats:
+            self._seats.check_same(spec)
+            return
+        optimized = {id(p) for p in self._parameters()}
+        self._seats.add(spec, self.net)
+        added = [p for p in self.net.parameters() if id(p) not in optimized]
+        if self._optimizer is None:
+            self._optimizer = adam(added, lr=self.rl.critic_lr)
+        else:  # one group for all: Adam is one call for each
+            self._optimizer.param_groups[0]["params"].extend(added)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return what is learned, in the order it came."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def set_policy(self, name: str, policy: Evaluates) -> None:
+        """Take a policy as it is now: `corrected` weighs everybody's experience by it."""
+        self._evaluators[name] = policy
+
+    def of(self, trajectory: Trajectory) -> Valued:
+        """Return the values of everything in a trajectory, for the policy that lived it."""
+        return self.values_of([trajectory])[0]
+
+    def values_of(
+        self, trajectories: Sequence[Trajectory], *, policies: Sequence[str] = ()
+    ) -> list[Valued]:
+        """Return the values of several trajectories, in one pass through the network.
+
+        Args:
+            trajectories: Of any policies it knows.
+            policies: Whose value each is asked for; empty: the policy that lived it.
+        """
+        names = list(policies) or [t.policy for t in trajectories]
+        seats = [self._seats[name] for name in names]
+        raw = [self._seats.inputs(t, s, cut=True) for t, s in zip(trajectories, seats, strict=True)]
+        answers = self._answers(raw, seats)
+        out = []
+        for trajectory, answer in zip(trajectories, answers, strict=True):
+            length, columns = trajectory.rewards.shape
+            split = (length + 1) * columns
+            values = answer[:split].reshape(length + 1, columns)
+            out.append(Valued(values, answer[split:], self.version))
+        return out
+
+    @torch.no_grad()
+    def _answers(self, raw: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor]:
+        """Return values in reward units, float32, for the rows of each input."""
+        if not raw:
+            return []
+        order = sorted(range(len(raw)), key=lambda i: seats[i].encoder)
+        inputs: list[Tensor | None] = []
+        for index in range(len(self.net.encoders)):
+            some = [raw[i] for i in order if seats[i].encoder == index]
+            inputs.append(self._normalised(index, torch.cat(some)) if some else None)
+        sizes = [len(raw[i]) for i in order]
+        asked, which = _asked([seats[i].head for i in order], sizes)
+        means, deviations = (part[asked] for part in self.net.scales())
+        found = self.net(inputs, asked, which).double() * deviations[which] + means[which]
+        parts: list[Tensor] = [found] * len(raw)
+        for i, part in zip(order, found.float().split(sizes), strict=True):
+            parts[i] = part
+        return parts
+
+    def _normalised(self, encoder: int, raw: Tensor) -> Tensor:
+        module = self.net.encoders[encoder]
+        assert isinstance(module, Encoder)
+        out: Tensor = module.norm(raw)
+        return out
+
+    def learn(
+        self, trajectories: Sequence[Trajectory], *, targets: Sequence[Tensor] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Learn from trajectories, and return figures of each policy.
+
+        Args:
+            trajectories: Of any policies it knows; their order does not matter. Policies that
+                are not among them are rehearsed from what they sent last.
+            targets: What to regress, [T, B] for each in reward units; None: own GAE returns, or
+                V-trace with `corrected`. Nothing is rehearsed with targets.
+
+        Returns:
+            For each policy that sent something: `value_loss` (squared error in units of its scale),
+            `explained_variance` (of the targets, by the values before), `value_mean` and
+            `value_scale` (its statistics), `steps`.
+        """
+        order = in_order(trajectories)
+        some = [trajectories[i] for i in order]
+        self._see(some)
+        if targets is None:
+            stats = self._learn_all(some)
+        else:
+            given = [Lesson(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)]
+            stats = self._study(self._sound(given), passes=self.rl.critic_epochs)
+        self.version += 1
+        return stats
+
+    def _learn_all(self, sent: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+        """Learn what was sent, and of absent policies what they sent last."""
+        again = self._rehearsal.absent(sent, update=self.version) if sent else []
+        lessons = self._sound(self._lessons([*sent, *again]))
+        fresh, everybody = (len({t.policy for t in part}) for part in (sent, [*sent, *again]))
+        # As many passes over everything as make the usual number over what was sent.
+        stats = self._study(lessons, passes=-(-self.rl.critic_epochs * fresh // max(1, everybody)))
+        learned = {id(lesson.trajectory) for lesson in lessons}
+        new = [t for t in sent if id(t) in learned]
+        self._rehearsal.keep(new, update=self.version)
+        taught = {x.policy for x in lessons if any(x.trajectory is t for t in new)}
+        return {name: figures for name, figures in stats.items() if name in taught}
+
+    def _sound(self, lessons: Sequence[Lesson]) -> list[Lesson]:
+        """Return the lessons whose targets can be learned."""
+        return [lesson for lesson in lessons if self._is_sound(lesson)]
+
+    def _is_sound(self, lesson: Lesson) -> bool:
+        """Return whether targets can be learned; one that cannot would ruin everybody's values."""
+        sizes = lesson.targets.abs()
+        if bool((sizes <= LARGEST_TARGET).all()):
+            return True
+        self.refused += 1
+        # The last one: targets before it were made from it.
+        step, column = (~(sizes <= LARGEST_TARGET)).nonzero()[-1].tolist()
+        log.warning(
+            "policy %s, actor %s, trajectory %d: the value at step %d, column %d would be %g; "
+            "the trajectory was not learned",
+            lesson.policy, lesson.trajectory.actor, lesson.trajectory.sequence, step, column,
+            float(lesson.targets[step, column]),
+        )  # fmt: skip
+        return False
+
+    def _see(self, trajectories: Sequence[Trajectory]) -> None:
+        """Let the encoders' normalisation take in what was seen, in one batch each."""
+        if not self.rl.normalise:
+            return
+        seats = [self._seats[t.policy] for t in trajectories]
+        for index, encoder in enumerate(self.net.encoders):
+            assert isinstance(encoder, Encoder)
+            some = [
+                self._seats.inputs(t, s, cut=False)
+                for t, s in zip(trajectories, seats, strict=True)
+                if s.encoder == index
+            ]
+            if some:
+                encoder.norm.update(torch.cat(some))
+
+    def _lessons(self, trajectories: Sequence[Trajectory]) -> list[Lesson]:
+        """Return what each policy learns from them."""
+        rl = self.rl
+        if self.kind != CORRECTED:
+            valued = self.values_of(trajectories)
+            gammas = {name: seat.spec.gamma for name, seat in self._seats.by_name.items()}
+            found = own_targets(trajectories, valued, gammas=gammas, lam=rl.gae_lambda)
+            return [
+                Lesson(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)
+            ]  # fmt: skip
+        pairs = [
+            (t, name)
+            for name in self.policies
+            for t in trajectories
+            if t.policy == name or self._stands_in(t.policy, name)
+        ]
+        valued = self.values_of([t for t, _ in pairs], policies=[name for _, name in pairs])
+        return [
+            Lesson(t, name, corrected_targets(
+                t, answer, policy=self._evaluators.get(name),
+                gamma=self._seats[name].spec.gamma, lam=rl.gae_lambda,
+                rho_clip=rl.rho_clip, c_clip=rl.c_clip,
+            ))
+            for (t, name), answer in zip(pairs, valued, strict=True)
+        ]  # fmt: skip
+
+    def _stands_in(self, actor: str, name: str) -> bool:
+        """Whether what another policy lived can be weighed for this one."""
+        mine, other = self._seats[name].spec, self._seats[actor].spec
+        return mine.task == other.task and name in self._evaluators
+
+    def _study(self, lessons: Sequence[Lesson], *, passes: int) -> dict[str, dict[str, float]]:
+        """Regress the targets of all lessons, a group of rows for each policy."""
+        if not lessons:
+            return {}
+        names = sorted({lesson.policy for lesson in lessons}, key=self._seats.place)
+        seats = [self._seats[name] for name in names]
+        raw, goals = [], []
+        for name, seat in zip(names, seats, strict=True):
+            mine = [lesson for lesson in lessons if lesson.policy == name]
+            raw.append(torch.cat([self._seats.inputs(x.trajectory, seat, cut=False) for x in mine]))
+            goals.append(torch.cat([x.targets.flatten() for x in mine]))
+        before = self._answers(raw, seats)
+        wanted = self._scaled(goals, seats)
+        rows = [self._normalised(s.encoder, r) for r, s in zip(raw, seats, strict=True)]
+        losses = self._regress(rows, wanted, seats, passes=passes)
+        return {
+            name: self._figures(seat, goal, value, float(loss))
+            for name, seat, goal, value, loss in zip(
+                names, seats, goals, before, losses, strict=True
+            )
+        }
+
+    def _scaled(self, goals: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor]:
+        """Let each head take in its targets, and return them in its units."""
+        heads = self.net.all_heads()
+        for index, head in enumerate(heads):
+            some = [g for g, s in zip(goals, seats, strict=True) if s.head == index]
+            if some:
+                shares = [torch.full((len(g),), 1.0 / len(g)) for g in some]
+                head.observe(torch.cat(some), weights=torch.cat(shares))
+        means, deviations = self.net.scales()
+        return [
+            ((goal.double() - means[seat.head]) / deviations[seat.head]).float()
+            for goal, seat in zip(goals, seats, strict=True)
+        ]
+
+    def _regress(
+        self,
+        rows: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        seats: Sequence[Seat],
+        *,
+        passes: int,
+    ) -> Tensor:
+        """Take the steps of one update; return the mean squared error of each group, [groups]."""
+        sizes = [len(part) for part in rows]
+        heads = [seat.head for seat in seats]
+        optimizer, parameters = self._optimizer, self._parameters()
+        assert optimizer is not None
+        total, taken = torch.zeros(len(rows)), 0
+        for _ in range(passes):
+            for part in minibatches(
+                sizes, parts=self.rl.critic_minibatches, generator=self._generator
+            ):
+                picked = [r.index_select(0, i) for r, i in zip(rows, part.rows, strict=True)]
+                goals = torch.cat([w[i] for w, i in zip(wanted, part.rows, strict=True)])
+                asked, which = _asked(heads, [len(i) for i in part.rows])
+                inputs = self._by_encoder(picked, seats)
+                errors = (self.net(inputs, asked, which) - goals).square()
+                optimizer.zero_grad(set_to_none=True)
+                (0.5 * (errors * part.weights).sum()).backward()
+                limit_gradients(parameters, max_norm=self.rl.max_norm)
+                optimizer.step()
+                shares = (errors.detach() * part.weights).split([len(i) for i in part.rows])
+                total += torch.stack([share.sum() for share in shares]) * len(rows)
+                taken += 1
+        return total / max(1, taken)
+
+    def _by_encoder(self, picked: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor | None]:
+        """Join the groups that one encoder reads."""
+        out: list[Tensor | None] = []
+        for index in range(len(self.net.encoders)):
+            some = [p for p, s in zip(picked, seats, strict=True) if s.encoder == index]
+            out.append(torch.cat(some) if some else None)
+        return out
+
+    def _figures(self, seat: Seat, goal: Tensor, value: Tensor, loss: float) -> dict[str, float]:
+        mean, deviation = self.net.all_heads()[seat.head].scale()
+        spread = float(goal.double().var(correction=0))
+        left = float((goal.double() - value.double()).var(correction=0))
+        return {
+            "value_loss": loss,
+            "explained_variance": 1.0 - left / spread if spread > 0 else 0.0,
+            "value_mean": float(mean),
+            "value_scale": float(deviation),
+            "steps": float(len(goal)),
+        }
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return what it takes to answer: weights, statistics, tasks, version."""
+        return {
+            "version": torch.tensor(self.version),
+            "specs": self._seats.to_tensor(),
+            **prefixed("net", self.net.state_dict()),
+        }
+
+    def load_snapshot(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `snapshot` returned; policies it lacks begin as the mean of its own.
+
+        Raises:
+            CheckpointCorrupt: it is something else, or of a network of other widths.
+        """
+        specs = self._seats.read(tensors)
+        mine = self._seats.specs
+        if [spec.policy for spec in specs] != [spec.policy for spec in mine]:
+            self._begin()
+            for spec in specs:
+                self.add_policy(spec)
+        load_module(self.net, parts_of(tensors, "net"), what="the critic")
+        self.version = int(tensors["version"])
+        for spec in mine:
+            self.add_policy(spec)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything: learning goes on from it as if it had not stopped."""
+        kept = {} if self._optimizer is None else optimizer_tensors(self._optimizer)
+        return {
+            **self.snapshot(),
+            **prefixed("optimizer", kept),
+            **prefixed("rehearsal", self._rehearsal.state_dict()),
+            "generator": self._generator.get_state().clone(),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned.
+
+        Raises:
+            CheckpointCorrupt: it is something else, or of a network of other widths.
+        """
+        self._begin()
+        self.load_snapshot(tensors)
+        if self._optimizer is not None:
+            load_optimizer_tensors(self._optimizer, parts_of(tensors, "optimizer"))
+        self._rehearsal.load_state_dict(parts_of(tensors, "rehearsal"))
+        self._generator.set_state(tensors["generator"].clone())
+
+
+def _asked(heads: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], Tensor]:
+    """Return the different heads, and for each row of all groups the place of its head there."""
+    asked = sorted(set(heads))
+    places = torch.tensor([asked.index(head) for head in heads])
+    return asked, places.repeat_interleave(torch.tensor(sizes))

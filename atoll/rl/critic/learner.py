@@ -1,0 +1,211 @@
+"""What learns from everybody's experience: the pooled critic, or a critic and all policies.
+
+A critic for each policy, side by side: what a learner has instead of a pooled one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import ConfigError
+from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.algorithms.impala import ImpalaLearner
+from atoll.rl.channel.critic import CriticSide
+from atoll.rl.critic.critic import Critic
+from atoll.rl.environments.spaces import TaskSpec
+from atoll.rl.nets.policy import Policy
+from atoll.rl.seeds import seed_for
+from atoll.rl.state_saver import parts_of, prefixed
+
+
+class SeparateCritics:
+    """Speaks as one critic, but no policy's experience touches another's values."""
+
+    def __init__(self, rl: RlTable, *, seed: int) -> None:
+        """Begin with nobody."""
+        self._rl, self._seed = rl, seed
+        self._critics: dict[str, Critic] = {}
+        self.version = 0
+        """Updates so far."""
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Make a critic for a policy; again is no mistake."""
+        if spec.policy not in self._critics:
+            seed = seed_for(self._seed, "critic", spec.policy)
+            self._critics[spec.policy] = Critic(self._rl, seed=seed, kind="own")
+        self._critics[spec.policy].add_policy(spec)
+
+    def values_of(self, trajectories: Sequence[Trajectory]) -> list[Valued]:
+        """Return the values of several trajectories."""
+        return [self._critics[one.policy].of(one) for one in trajectories]
+
+    def learn(
+        self, trajectories: Sequence[Trajectory], *, targets: Sequence[Tensor] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Let each critic learn from its own; see `Critic.learn`."""
+        told: dict[str, dict[str, float]] = {}
+        for name, critic in self._critics.items():
+            mine = [i for i, one in enumerate(trajectories) if one.policy == name]
+            if mine:
+                goals = None if targets is None else [targets[i] for i in mine]
+                told |= critic.learn([trajectories[i] for i in mine], targets=goals)
+        self.version += 1
+        return told
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next update depends on."""
+        state: dict[str, Tensor] = {}
+        for number, critic in enumerate(self._critics.values()):
+            state |= prefixed(str(number), critic.state_dict())
+        return state
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; the policies MUST be the same, in the same order."""
+        for number, critic in enumerate(self._critics.values()):
+            critic.load_state_dict(parts_of(tensors, str(number)))
+            self.version = max(self.version, critic.version)
+
+
+log = logging.getLogger(__name__)
+
+
+class CriticLearner:
+    """One critic of many policies."""
+
+    name = "critic"
+
+    def __init__(self, rl: RlTable, *, seed: int) -> None:
+        """Begin with a network that knows nobody."""
+        self._rl = rl
+        self._critic = Critic(rl, seed=seed)
+        self._tasks: dict[str, TaskSpec] = {}
+        self._policies: dict[str, Policy] = {}
+        self._answering: Critic | None = None
+        """A copy that nobody learns in, for who asks."""
+
+    def answer(self, trajectory: Trajectory) -> Valued:
+        """Return values as they were published last; from any thread.
+
+        Raises:
+            ConfigError: nothing was published yet, or the policy is not known.
+        """
+        if self._answering is None:
+            raise ConfigError("this critic has published nothing yet", expected="a moment's time")
+        return self._answering.of(trajectory)
+
+    @property
+    def module(self) -> nn.Module:
+        """Its network."""
+        return self._critic.net
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        return self._critic.version
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Let it know a policy; a new one begins as the mean of the others."""
+        self._critic.add_policy(spec)
+        self._tasks[spec.policy] = spec
+
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+        """Learn from trajectories of any policies; correct by their newest weights if need be."""
+        if self._rl.critic == "corrected":
+            self._follow(side)
+        before = self._critic.refused
+        told = self._critic.learn(trajectories)
+        side.counts["not_finite"] += self._critic.refused - before
+        return told
+
+    def publish(self, side: CriticSide) -> None:
+        """Publish its weights, or let who asks be answered by them."""
+        snapshot = self._critic.snapshot()
+        if self._rl.values == "service":
+            answering = Critic(self._rl, seed=0)
+            answering.load_snapshot(snapshot)
+            self._answering = answering
+        side.publish(snapshot, version=self.version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on."""
+        return self._critic.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        self._critic.load_state_dict(state)
+
+    def _follow(self, side: CriticSide) -> None:
+        """Take the newest weights of each policy, by which others' experience is weighed."""
+        for name, task in self._tasks.items():
+            weights = side.newest_policy(name)
+            if weights is None:
+                continue
+            if name not in self._policies:
+                self._policies[name] = Policy.build(task, self._rl, generator=torch.Generator())
+            self._policies[name].load_state_dict(weights)
+            self._critic.set_policy(name, self._policies[name])
+
+
+class PoliciesLearner:
+    """All policies and their critic, for actors that only act."""
+
+    name = "learner"
+
+    def __init__(self, rl: RlTable, *, seed: int) -> None:
+        """Begin with nobody."""
+        self._rl = rl
+        own = rl.critic == "own"
+        self._critic: Critic | SeparateCritics = (
+            SeparateCritics(rl, seed=seed) if own else Critic(rl, seed=seed)
+        )
+        self._learner = ImpalaLearner([], rl, self._critic, total_steps=rl.steps, seed=seed)
+        self._tasks: dict[str, TaskSpec] = {}
+        self._published: dict[str, int] = {}
+        """The newest version of each policy that its actors can have."""
+        self.module = nn.ModuleDict()
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        return self._critic.version
+
+    def add_policy(self, spec: TaskSpec) -> None:
+        """Begin with a policy of a task."""
+        if spec.policy in self._tasks:
+            return
+        steps = [table.steps for table in self._rl.policies if table.name == spec.policy]
+        self._learner.total_steps = next((n for n in steps if n), self._rl.steps)
+        self._critic.add_policy(spec)
+        self._learner.add_policy(spec)
+        self._tasks[spec.policy] = spec
+        # Names of modules have no dots, those of policies may.
+        self.module[spec.policy.replace(".", "_")] = self._learner.learners[spec.policy].policy
+
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+        """Improve the policies whose trajectories these are, and the critic."""
+        return self._learner.learn(trajectories)
+
+    def publish(self, side: CriticSide) -> None:
+        """Publish each policy that has changed for its actors."""
+        for policy in self._tasks:
+            version = self._learner.version(policy)
+            if self._published.get(policy) != version:
+                side.publish_policy(policy, self._learner.snapshot(policy))
+                self._published[policy] = version
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on."""
+        tasks = [task.to_json() for task in self._tasks.values()]
+        return {"tasks": tasks, "learner": self._learner.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned."""
+        for task in state["tasks"]:
+            self.add_policy(TaskSpec.from_json(task))
+        self._learner.load_state_dict(state["learner"])

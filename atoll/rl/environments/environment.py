@@ -1,0 +1,312 @@
+"""Environments, made by name, as flat arrays of numbers.
+
+Whatever an environment's observations are made of, the rest of this room sees float32 vectors;
+whatever its actions are, it gives rows of integers or of floats. An environment has one agent, or
+several that are columns of their own (see :mod:`atoll.rl.environments.multi_agent`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.config.rl_tables import PolicyTable, RlTable
+from atoll.errors import AtollError, ConfigError
+from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE, Actions, TaskSpec
+
+Array = NDArray[Any]
+
+EXTRAS = {
+    "gymnasium": "rl", "pygame": "rl", "pil": "rl", "box2d": "box2d", "swig": "box2d",
+    "mujoco": "mujoco", "imageio": "mujoco",
+}  # fmt: skip
+"""What may be missing, in small letters -> the extra of atoll that brings it."""
+SUPPORTED = (
+    "observations of numbers (Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict of them), "
+    "actions of kind Discrete, MultiDiscrete, MultiBinary, or Box of floats"
+)
+
+
+class Environment(Protocol):
+    """One environment; its agents are rows."""
+
+    observation: tuple[int, ...]
+    """Shape of one agent's flat observation."""
+    actions: Actions
+    """Of one agent."""
+    agents: int
+    state_width: int
+    """Numbers in the joint state."""
+    frames_per_s: float
+    """Of the real thing, for recordings."""
+
+    def reset(self, seed: int) -> Array:
+        """Start an episode that depends on the seed alone; return observations as `step` does."""
+        ...
+
+    def step(self, actions: Array) -> tuple[Array, Any, Any, Any, bool]:
+        """Do one step.
+
+        Args:
+            actions: [agents, width], as the policy chose them: they are clipped here.
+
+        Returns:
+            Observations [agents, *observation], of one agent also without the first; rewards,
+            whether each terminated, and whether it was cut off: numbers, or arrays [agents]; and
+            whether the episode is over.
+        """
+        ...
+
+    def joint_state(self) -> Array:
+        """Return the joint state after the last reset or step, [state_width]."""
+        ...
+
+    def render(self) -> Array | None:
+        """Return a picture [height, width, 3] in bytes; None: there is none."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+def make_environment(table: PolicyTable, *, render: bool = False) -> Environment:
+    """Return a new environment of a policy.
+
+    Args:
+        table: Names it: a Gymnasium name, or `module:factory`, with its options.
+        render: Whether pictures will be asked for.
+
+    Raises:
+        ConfigError: there is no such environment, a package is missing (the extra that brings it
+            is named), an option is wrong, or its spaces are not supported.
+    """
+    from atoll.rl.environments.multi_agent import ManyAgents, is_parallel
+
+    try:
+        with warnings.catch_warnings():
+            # Box2D's compiled types warn as they are imported; where warnings are errors that is
+            # one which ends the process.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = _made(table, {"render_mode": "rgb_array"} if render else {})
+        if is_parallel(made):
+            return ManyAgents(made, name=table.env)
+        return OneAgent(made, name=table.env)
+    except AtollError:
+        raise
+    except Exception as error:
+        raise _explained(table, error) from error
+
+
+def task_of(table: PolicyTable, rl: RlTable, environment: Environment) -> TaskSpec:
+    """Return what everybody has to know about a policy's task."""
+    return TaskSpec(
+        policy=table.name, task=table.task_word, env=table.env, observation=environment.observation,
+        actions=environment.actions, gamma=rl.gamma, agents=environment.agents,
+        state=(environment.state_width,) if rl.critic == "joint" else (),
+    )  # fmt: skip
+
+
+class OneAgent:
+    """An environment of Gymnasium.
+
+    Args:
+        environment: A `gymnasium.Env`.
+        name: What it is called in errors.
+    """
+
+    agents = 1
+
+    def __init__(self, environment: Any, *, name: str) -> None:
+        self._environment = environment
+        self.actions, self._to_action = actions_of(environment.action_space, name=name)
+        width, self._flat = observations_of(environment.observation_space, name=name)
+        self.observation: tuple[int, ...] = (width,)
+        self.state_width = width
+        self.frames_per_s = float(environment.metadata.get("render_fps", 30))
+        self._last: Array = np.zeros(width, dtype=np.float32)
+
+    def reset(self, seed: int) -> Array:
+        """Start an episode that depends on the seed alone."""
+        observation, _ = self._environment.reset(seed=seed)
+        self._last = self._flat(observation)
+        return self._last
+
+    def step(self, actions: Array) -> tuple[Array, Any, Any, Any, bool]:
+        """Do one step; what ended by itself was not cut off."""
+        observation, reward, terminated, truncated, _ = self._environment.step(
+            self._to_action(actions)
+        )
+        self._last = self._flat(observation)
+        return (
+            self._last, reward, terminated, truncated and not terminated, terminated or truncated
+        )  # fmt: skip
+
+    def joint_state(self) -> Array:
+        """Return its observation: there is nobody else."""
+        return np.asarray(self._last, dtype=np.float32).reshape(-1)
+
+    def render(self) -> Array | None:
+        """Return a picture of it."""
+        return picture_of(self._environment)
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._environment.close()
+
+
+def observations_of(space: Any, *, name: str) -> tuple[int, Callable[[Any], Array]]:
+    """Return how many numbers an observation has, and what makes a flat array of one.
+
+    Raises:
+        ConfigError: the space cannot be flattened.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        flat = len(space.shape) == 1
+        return int(np.prod(space.shape)), _as_it_is if flat else _flat_box
+    if isinstance(space, spaces.Discrete):
+        choices, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
+        return int(space.n), lambda observation: choices[int(observation) - start]
+    if not space.is_np_flattenable:
+        raise ConfigError(
+            f"the observations of {name} cannot be used", given=str(space), expected=SUPPORTED,
+            remedy="wrap the environment, and give arrays of one size",
+        )  # fmt: skip
+    flatten = spaces.utils.flatten
+    return int(spaces.utils.flatdim(space)), lambda observation: _flat_box(
+        flatten(space, observation)
+    )
+
+
+def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any]]:
+    """Return a space of actions, and what makes an action of an array of its numbers.
+
+    Raises:
+        ConfigError: actions of this kind are not supported.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        kind = Actions(kind=DISCRETE, sizes=(int(space.n),))
+        return kind, (lambda row: row.item() + start) if start else (lambda row: row.item())
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        binary = isinstance(space, spaces.MultiBinary)
+        shape, dtype = space.shape, space.dtype
+        whole: Any = space
+        sizes = (2,) * int(np.prod(shape)) if binary else _integers(whole.nvec)
+        first = 0 if binary else np.asarray(whole.start).reshape(-1)
+        return Actions(
+            kind=MULTI_DISCRETE, sizes=sizes
+        ), lambda row: (row + first).reshape(shape).astype(dtype)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high, shape = space.low.reshape(-1), space.high.reshape(-1), space.shape
+        kind = Actions(
+            kind=CONTINUOUS, sizes=(low.size,), low=tuple(map(float, low)),
+            high=tuple(map(float, high)),
+        )  # fmt: skip
+        # Twice as quick as np.clip at this size, and the same numbers.
+        return kind, lambda row: np.minimum(np.maximum(row.reshape(-1), low), high).reshape(shape)
+    raise ConfigError(
+        f"the actions of {name} cannot be used", given=str(space), expected=SUPPORTED,
+        remedy="wrap the environment, and give it one of these",
+    )  # fmt: skip
+
+
+def picture_of(environment: Any) -> Array | None:
+    """Return a picture [height, width, 3] of an environment; None: it was not made for that."""
+    if getattr(environment, "render_mode", None) != "rgb_array":
+        return None
+    picture = environment.render()
+    return picture if isinstance(picture, np.ndarray) else None
+
+
+def _as_it_is(observation: Any) -> Array:
+    """Return a vector itself: it is cast where it is written, and copying it costs more."""
+    vector: Array = observation
+    return vector
+
+
+def _flat_box(observation: Any) -> Array:
+    flat: Array = np.asarray(observation, dtype=np.float32).reshape(-1)
+    return flat
+
+
+def _integers(sizes: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in np.asarray(sizes).reshape(-1))
+
+
+def _made(table: PolicyTable, extra: Mapping[str, Any]) -> Any:
+    """Return the environment, of whatever kind."""
+    import gymnasium
+
+    options = {**table.options, **extra}
+    module, _, factory = table.env.partition(":")
+    if factory.isidentifier():
+        function = getattr(importlib.import_module(module), factory, None)
+        if function is None:
+            raise ConfigError(
+                f"there is no {factory} in {module}", given=f"env = {table.env!r}",
+                expected="module:factory, a function that returns an environment",
+            )  # fmt: skip
+        if extra and not _takes(function, extra):
+            options = dict(table.options)
+        return function(**options)
+    # The checker only repeats what is checked here, at the cost of a call per step.
+    return gymnasium.make(table.env, disable_env_checker=True, **options)
+
+
+def bringing(package: str) -> str:
+    """Return what to do so that a package is there."""
+    package = package.partition(".")[0]
+    extra = EXTRAS.get(package.lower())
+    what = f'pip install "atoll[{extra}]"' if extra else f"install {package}"
+    return f"{what}, on every machine that acts for this policy"
+
+
+def _takes(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Return whether a function has parameters of these names."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return True
+    return set(options) <= {parameter.name for parameter in parameters}
+
+
+def _explained(table: PolicyTable, error: Exception) -> ConfigError:
+    """Return why an environment could not be made, in words that help."""
+    said = " ".join(f"{dict(table.options)}: {type(error).__name__}: {error}".split())[:400]
+    what, remedy = "", "see the name and the options in [[rl.policies]]"
+    module, missing = table.env.partition(":")[0], missing_package(error)
+    if missing and f"{module}.".startswith(f"{missing}."):
+        what = f": there is no module {missing} here"
+        remedy = "install it, or name the folder it is in as `code` in [job]: that travels along"
+    elif missing:
+        what, remedy = f": the package {missing.partition('.')[0]} is missing", bringing(missing)
+    return ConfigError(
+        f"the environment of policy {table.name or '?'} cannot be made{what}",
+        given=f"env = {table.env!r}, options = {said}",
+        expected="a Gymnasium name such as CartPole-v1, or module:factory, with options it takes",
+        remedy=remedy,
+    )
+
+
+def missing_package(error: BaseException | None) -> str:
+    """Return which package is missing, by an error or what caused it; empty: none."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name
+        if type(error).__name__ == "DependencyNotInstalled":
+            words = str(error).lower().replace('"', " ").replace("`", " ").split()
+            named = [word for word in EXTRAS if any(word in given for given in words)]
+            if error.__cause__ is None and error.__context__ is None:
+                return named[0] if named else str(error)
+        error = error.__cause__ or error.__context__
+    return ""

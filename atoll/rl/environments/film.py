@@ -1,0 +1,199 @@
+"""An episode of a policy as a moving picture that any browser shows: a GIF."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.config.rl_tables import PolicyTable
+from atoll.errors import ConfigError, ScriptError
+from atoll.rl.environments.environment import (
+    Environment,
+    bringing,
+    make_environment,
+    missing_package,
+)
+
+FRAMES = 200
+"""Pictures in a GIF at most: of a longer episode every second, third... one is taken."""
+SIDE = 320
+"""Pixels of a picture's longer side at most."""
+COLOURS = 64
+STEPS = 2_000
+"""Steps of an episode that are shown at most."""
+LONGEST_S = 30.0
+"""Seconds that living and drawing it may take; then the film ends, wherever the episode is."""
+SHORTEST_MS = 20
+"""Browsers show a picture for at least this long."""
+SAMPLES = 8
+"""Pictures that the palette is made from."""
+PAUSE_MS = 800
+"""How long the last picture stays."""
+
+
+class Acted(Protocol):
+    """What a policy did."""
+
+    @property
+    def actions(self) -> Tensor:
+        """[B, width]."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """[B, H], of a recurrent policy."""
+        ...
+
+
+class Greedy(Protocol):
+    """A policy that can do what it holds best."""
+
+    def act(
+        self, observations: Tensor, hidden: Tensor | None = None, *, greedy: bool = False
+    ) -> Acted:
+        """Choose actions for observations [B, *shape]."""
+        ...
+
+    def initial(self, columns: int) -> Tensor | None:
+        """Return what a recurrent policy knows at the start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a recorded episode was like."""
+
+    path: Path
+    steps: int
+    """Steps that were lived: at most STEPS, and what LONGEST_S allows."""
+    score: float
+    """Its undiscounted return, the mean over the agents."""
+    frames: int
+    size_bytes: int
+
+
+def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Recording:
+    """Let a policy live one episode, always taking its best action, and write it as a GIF.
+
+    Args:
+        policy: Who acts; it is not changed.
+        table: Whose environment.
+        path: Where the GIF goes; it appears there whole or not at all.
+        seed: Of the episode.
+
+    Raises:
+        ConfigError: the environment has no pictures, or lacks a package to draw them; it says why.
+        ScriptError: the environment raised.
+    """
+    environment = _with_pictures(table)
+    try:
+        film = _Film(environment)
+        steps, score = _live(policy, environment, film, seed)
+    except Exception as error:
+        missing = missing_package(error)  # pictures may need one that living does not
+        if missing:
+            why = f"the package {missing} is missing"
+            raise _no_pictures(table, why, remedy=bringing(missing)) from error
+        raise ScriptError(
+            "an environment raised while it was recorded",
+            given=f"policy {table.name}, seed {seed}: {type(error).__name__}: {error}",
+        ) from error
+    finally:
+        environment.close()
+    if not film.pictures:
+        raise _no_pictures(table, "it draws nothing")
+    _write(film, path)
+    return Recording(path, steps, score, len(film.pictures), path.stat().st_size)
+
+
+class _Film:
+    """Pictures of every first, second, fourth... step, so that they are never too many."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.pictures: list[Any] = []
+        self.every = 1
+        self._environment = environment
+
+    @property
+    def milliseconds(self) -> int:
+        """How long a picture is to be seen."""
+        return max(SHORTEST_MS, round(1000 * self.every / self._environment.frames_per_s))
+
+    def after(self, step: int, *, last: bool) -> None:
+        """Take a picture after so many steps, if it is due."""
+        if step % self.every and not last:
+            return
+        from PIL import Image
+
+        picture = self._environment.render()
+        if picture is None:
+            return
+        image = Image.fromarray(np.ascontiguousarray(picture, np.uint8)).convert("RGB")
+        image.thumbnail((SIDE, SIDE))
+        self.pictures.append(image)
+        if len(self.pictures) > FRAMES and not last:
+            self.pictures = self.pictures[::2]
+            self.every *= 2
+
+
+def _with_pictures(table: PolicyTable) -> Environment:
+    try:
+        return make_environment(table, render=True)
+    except ConfigError as error:
+        raise _no_pictures(table, str(error.given), remedy=error.remedy) from error
+
+
+def _live(policy: Greedy, environment: Environment, film: _Film, seed: int) -> tuple[int, float]:
+    """Film an episode; return its steps and its return."""
+    hidden, shape = policy.initial(environment.agents), (environment.agents, -1)
+    observation = environment.reset(seed)
+    steps, score, over = 0, 0.0, False
+    deadline = time.monotonic() + LONGEST_S
+    film.after(0, last=False)
+    while not over and steps < STEPS and time.monotonic() < deadline:
+        observed = np.array(observation, np.float32).reshape(shape)
+        acted = policy.act(torch.from_numpy(observed), hidden, greedy=True)
+        hidden = acted.hidden
+        observation, reward, _, _, over = environment.step(acted.actions.numpy())
+        steps, score = steps + 1, score + float(np.mean(reward))
+        film.after(steps, last=over)
+    return steps, score
+
+
+def _write(film: _Film, path: Path) -> None:
+    """Write a GIF that repeats."""
+    from PIL import Image
+
+    images = film.pictures
+    # One palette for all: only what moves differs from picture to picture, and only that is stored.
+    width, height = images[0].size
+    some = images[:: max(1, len(images) // SAMPLES)]
+    together = Image.new("RGB", (width, height * len(some)))
+    for i, image in enumerate(some):
+        together.paste(image, (0, i * height))
+    palette = together.quantize(COLOURS)
+    first, *rest = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    times = [film.milliseconds] * len(rest) + [PAUSE_MS]
+    partial = path.with_name(path.name + ".part")
+    try:
+        first.save(
+            partial, format="GIF", save_all=True, append_images=rest, duration=times, loop=0,
+        )  # fmt: skip
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _no_pictures(table: PolicyTable, why: str, *, remedy: str | None = None) -> ConfigError:
+    return ConfigError(
+        f"policy {table.name} cannot be recorded", given=f"env = {table.env!r}: {why}",
+        expected='an environment with render_mode "rgb_array"',
+        remedy=remedy or "let the factory take render_mode and hand it on, or set record = false",
+    )  # fmt: skip

@@ -1,0 +1,226 @@
+"""Actors and critic in one process and in a fixed order: the same curves for a seed every time.
+
+One round is: every policy that still has steps collects a rollout, asks the critic what it is
+worth, and does its update; then the critic learns from all rollouts of the round. These are the
+parts that members of a job run, without queues, clocks and processes between them: what a job does
+when nobody is late, with the same seeds. Tests and `python -m bench.pooled` run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.config.rl_tables import PolicyTable, RlTable
+from atoll.errors import ConfigError, DataError
+from atoll.rl.actor.collector import Collector
+from atoll.rl.actor.trajectory import Trajectory
+from atoll.rl.algorithms.ppo import Ppo
+from atoll.rl.critic.critic import Critic
+from atoll.rl.environments.environment import task_of
+from atoll.rl.environments.vector_env import Columns
+from atoll.rl.seeds import seed_for
+
+LAST = 20
+"""Episodes over which a return is averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update of one policy came to."""
+
+    policy: str
+    env_steps: int
+    """Of this policy so far."""
+    returns: tuple[float, ...]
+    """Undiscounted, of the episodes that ended in the rollout."""
+    told: dict[str, float]
+    """What `Ppo.improve` told, `value_version` beside it."""
+
+
+@dataclass(slots=True)
+class Curve:
+    """How one policy went."""
+
+    policy: str
+    updates: list[Update] = field(default_factory=list)
+    dropped: int = 0
+    """Rollouts with something in them that was not finite."""
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps it has learned from."""
+        return self.updates[-1].env_steps if self.updates else 0
+
+    def last_return(self, episodes: int = LAST) -> float | None:
+        """Return the mean of the newest episodes' returns; None: no episode has ended."""
+        newest: list[float] = []
+        for update in reversed(self.updates):
+            newest[:0] = update.returns
+            if len(newest) >= episodes:
+                break
+        newest = newest[-episodes:]
+        return sum(newest) / len(newest) if newest else None
+
+
+class Seat:
+    """One actor: its environments, its policy, and the critic it asks."""
+
+    def __init__(self, table: PolicyTable, rl: RlTable, *, index: int, seed: int) -> None:
+        """Make the environments and the policy.
+
+        Args:
+            table: The policy.
+            rl: Everything else.
+            index: Of the policy in the job.
+            seed: The job's.
+
+        Raises:
+            ConfigError: the environment cannot be made.
+        """
+        joint = rl.critic == "joint"
+        columns = Columns(table, count=rl.environments, seed=seed, policy=index, joint=joint)
+        self.columns, self.rl = columns, rl
+        self.total_steps = table.steps or rl.steps
+        self.task = task_of(table, rl, columns.environments[0])
+        name = table.name
+        self.learner = Ppo(
+            self.task, rl, total_steps=self.total_steps, seed=seed_for(seed, "policy", name)
+        )
+        self.collector = Collector(
+            columns, self.task, actor=f"w{index + 1}", seed=seed_for(seed, "actions", name, 0)
+        )
+        self.curve = Curve(table.name)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has lived as many steps as it was to."""
+        return self.collector.steps >= self.total_steps
+
+    def live(self, critic: Critic) -> Trajectory | None:
+        """Collect a rollout and learn from it; None: it was dropped, something was not finite."""
+        try:
+            trajectory = self.collector.collect(self.learner.policy, self.rl.rollout)
+            valued = critic.of(trajectory)
+            trajectory.policy_version = self.learner.version
+            trajectory.value_version = valued.version
+            told = self.learner.improve(trajectory, valued)
+        except DataError:
+            self.curve.dropped += 1
+            return None
+        told["value_version"] = float(valued.version)
+        self.curve.updates.append(
+            Update(self.task.policy, self.learner.steps, tuple(trajectory.returns), told)
+        )
+        return trajectory
+
+
+class Together:
+    """All policies of a job and their critics, advanced round by round.
+
+    Args:
+        rl: The job's tables.
+        seed: Of everything that is drawn.
+
+    Raises:
+        ConfigError: it is no job of this kind, or an environment cannot be made.
+    """
+
+    def __init__(self, rl: RlTable, *, seed: int) -> None:
+        if rl.algorithm != "ppo" or rl.critic == "none":
+            raise ConfigError(
+                "this cannot run in one process",
+                given=f'algorithm = "{rl.algorithm}", critic = "{rl.critic}"',
+                expected='algorithm = "ppo" with any critic but "none"',
+                remedy="run it as a job",
+            )
+        self.rl = rl
+        self.seats = [
+            Seat(table, rl, index=index, seed=seed) for index, table in enumerate(rl.policies)
+        ]
+        own = rl.critic == "own"
+        purposes = [("critic", table.name) for table in rl.policies] if own else [("critic",)]
+        self.critics = [Critic(rl, seed=seed_for(seed, *purpose)) for purpose in purposes]
+        """The one of all policies, or each policy's own."""
+        self.rounds = 0
+        for index, seat in enumerate(self.seats):
+            self.critic_of(index).add_policy(seat.task)
+        self._published = self.critics
+        if rl.push_every > 1 and not own:
+            self._published = [Critic(rl, seed=0)]
+            self._publish()
+
+    def critic_of(self, index: int) -> Critic:
+        """Return the critic that learns from a policy's experience."""
+        return self.critics[index % len(self.critics)]
+
+    def curves(self) -> list[Curve]:
+        """Return how every policy went so far."""
+        return [seat.curve for seat in self.seats]
+
+    @property
+    def done(self) -> bool:
+        """Whether every policy has all its steps."""
+        return all(seat.done for seat in self.seats)
+
+    def round(self) -> list[Update]:
+        """Do one round; return the updates of policies in it."""
+        lived: list[list[Trajectory]] = [[] for _ in self.critics]
+        updates = []
+        for index, seat in enumerate(self.seats):
+            if seat.done:
+                continue
+            which = index % len(self.critics)
+            trajectory = seat.live(self._published[which])
+            if trajectory is not None:
+                lived[which].append(trajectory)
+                updates.append(seat.curve.updates[-1])
+        for critic, trajectories in zip(self.critics, lived, strict=True):
+            if trajectories:
+                self._learn(critic, trajectories)
+        self.rounds += 1
+        if self._published is not self.critics and self.rounds % self.rl.push_every == 0:
+            self._publish()
+        return updates
+
+    def _learn(self, critic: Critic, trajectories: list[Trajectory]) -> None:
+        if self.rl.critic == "corrected":
+            for seat in self.seats:
+                critic.set_policy(seat.task.policy, seat.learner.policy)
+        critic.learn(trajectories)
+
+    def _publish(self) -> None:
+        for shown, critic in zip(self._published, self.critics, strict=True):
+            shown.load_snapshot(critic.snapshot())
+
+    def close(self) -> None:
+        """Give back the environments."""
+        for seat in self.seats:
+            seat.columns.close()
+
+
+def run_together(
+    rl: RlTable, *, seed: int, on_update: Callable[[Update], None] | None = None
+) -> list[Curve]:
+    """Run a job's policies and critic to the end in this process.
+
+    Args:
+        rl: The job's tables; `ppo` with any critic.
+        seed: Of everything that is drawn: the same seed gives the same curves, bit for bit.
+        on_update: Told of every update of a policy.
+
+    Returns:
+        One curve for each policy, in their order.
+
+    Raises:
+        ConfigError: it is no job of this kind, or an environment cannot be made.
+    """
+    together = Together(rl, seed=seed)
+    try:
+        while not together.done:
+            for update in together.round():
+                if on_update is not None:
+                    on_update(update)
+    finally:
+        together.close()
+    return together.curves()

@@ -1,0 +1,282 @@
+"""The network of a policy: what to do in a state, and how likely that was.
+
+Layers of tanh, initialised orthogonally, with an optional recurrent cell (GRU) behind them. It
+takes observations as the environment gives them and normalises them itself, by running statistics
+that only its learner updates: between two updates a policy is a fixed function.
+
+Running mean and deviation of observations, by which they are normalised.
+
+Batches are merged by the pairwise formula of Chan, Golub and LeVeque, in double precision, so the
+result is that of all observations at once within rounding, however they were cut into batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from atoll.config.rl_tables import RlTable
+from atoll.rl.environments.spaces import CONTINUOUS, TaskSpec
+from atoll.rl.nets.distributions import Distribution, distribution, outputs
+
+if TYPE_CHECKING:
+    from atoll.rl.actor.trajectory import Trajectory
+
+
+CLIP = 10.0
+"""Normalised observations lie within plus and minus this."""
+EPSILON = 1e-8
+"""Added to the variance: a number that never changed must not become infinite."""
+
+
+class RunningNorm(nn.Module):
+    """Normalises observations of one shape by what has been seen of them so far.
+
+    Args:
+        shape: Shape of one observation.
+    """
+
+    mean: Tensor
+    """[*shape], float64."""
+    variance: Tensor
+    """[*shape], float64: of all observations, not the unbiased one."""
+    count: Tensor
+    """Scalar, float64: observations seen; while it is 0 they are only clipped."""
+    _shift: Tensor
+    _deviation: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        # What `forward` needs, derived: it runs at every step of an environment.
+        self.register_buffer("_shift", torch.zeros(shape), persistent=False)
+        self.register_buffer("_deviation", torch.ones(shape), persistent=False)
+        self.register_load_state_dict_post_hook(_refresh)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def update(self, observations: Tensor) -> None:
+        """Take observations into account.
+
+        Args:
+            observations: [..., *shape], not normalised, all finite.
+        """
+        batch = observations.to(torch.float64).reshape(-1, *self.mean.shape)
+        if not len(batch):
+            return
+        mean, variance = batch.mean(0), batch.var(0, unbiased=False)
+        total = self.count + len(batch)
+        share, change = len(batch) / total, mean - self.mean
+        self.variance.lerp_(variance, share).add_(change.square() * share * (1.0 - share))
+        self.mean.add_(change * share)
+        self.count.copy_(total)
+        _refresh(self)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return observations [..., *shape] normalised, float32."""
+        return normalised(observations, self._shift, self._deviation)
+
+    def scale(self) -> tuple[Tensor, Tensor]:
+        """Return copies of the mean and the deviation, each [*shape], float32.
+
+        `normalised` with them gives now and later what `forward` gives now.
+        """
+        return self._shift.clone(), self._deviation.clone()
+
+
+def normalised(observations: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return observations [..., *shape] with mean 0 and deviation 1, clipped, float32."""
+    return observations.float().sub(mean).div_(deviation).clamp_(-CLIP, CLIP)
+
+
+@torch.no_grad()
+def _refresh(norm: nn.Module, _: Any = None) -> None:
+    """Derive what `forward` uses from the buffers that are saved."""
+    assert isinstance(norm, RunningNorm)
+    if norm.count == 0:
+        norm._shift.zero_()
+        norm._deviation.fill_(1.0)
+        return
+    norm._shift.copy_(norm.mean)
+    norm._deviation.copy_((norm.variance + EPSILON).sqrt())
+
+
+HIDDEN_GAIN, HEAD_GAIN = math.sqrt(2.0), 0.01
+"""Of the orthogonal start: a policy begins near the uniform one."""
+
+
+@dataclass(slots=True)
+class Acted:
+    """What a policy does in a batch of states."""
+
+    actions: Tensor
+    """[B, width]."""
+    log_probabilities: Tensor
+    """[B]."""
+    hidden: Tensor | None
+    """[B, H]: what a recurrent policy remembers now; None otherwise."""
+
+
+class Policy(nn.Module):
+    """π(a | s), for any space of actions."""
+
+    def __init__(
+        self,
+        task: TaskSpec,
+        *,
+        hidden: Iterable[int] = (64, 64),
+        recurrent: int = 0,
+        norm: RunningNorm | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Build the network of a task.
+
+        Args:
+            task: Whose observations and actions.
+            hidden: Widths of the layers.
+            recurrent: Width of the recurrent cell; 0: none.
+            norm: Normalises observations; None: they are taken as they are.
+            generator: Of the weights the network starts from.
+        """
+        super().__init__()
+        self.actions, self.recurrent = task.actions, recurrent
+        self.norm = norm
+        self._dimensions = len(task.observation)
+        widths = [math.prod(task.observation), *hidden]
+        self._layers = [
+            linear(a, b, gain=HIDDEN_GAIN, generator=generator)
+            for a, b in itertools.pairwise(widths)
+        ]
+        self.body = nn.ModuleList(self._layers)
+        self.cell = gru_cell(widths[-1], recurrent, generator=generator) if recurrent else None
+        last = recurrent or widths[-1]
+        self.head = linear(last, outputs(task.actions), gain=HEAD_GAIN, generator=generator)
+        continuous = task.actions.kind == CONTINUOUS
+        self.log_deviation = nn.Parameter(torch.zeros(task.actions.width)) if continuous else None
+
+    @classmethod
+    def build(cls, task: TaskSpec, rl: RlTable, *, generator: torch.Generator) -> Policy:
+        """Return the policy that a job file asks for."""
+        norm = RunningNorm(task.observation) if rl.normalise else None
+        return cls(task, hidden=rl.hidden, recurrent=rl.recurrent, norm=norm, generator=generator)
+
+    # ------------------------------------------------------------------------------- acting
+
+    def initial(self, columns: int) -> Tensor | None:
+        """Return what a recurrent policy remembers at the start, [B, H]; None if it is none."""
+        return torch.zeros(columns, self.recurrent) if self.recurrent else None
+
+    def forget(self, hidden: Tensor | None, ended: Tensor) -> Tensor | None:
+        """Return the memory with the columns emptied whose episode ended, [B] bool."""
+        return hidden if hidden is None else hidden * (~ended).unsqueeze(-1)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        observations: Tensor,
+        hidden: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> Acted:
+        """Return what to do in each state of a batch.
+
+        Args:
+            observations: [B, *shape], as the environment gives them.
+            hidden: [B, H], of a recurrent policy.
+            generator: Of the draw.
+            greedy: Take the most probable action instead of drawing one.
+        """
+        output, hidden = self.put_out(observations, hidden)
+        chances = distribution(self.actions, output, self.log_deviation)
+        actions = chances.mode() if greedy else chances.sample(generator)
+        return Acted(actions, chances.log_probability(actions), hidden)
+
+    def put_out(
+        self, observations: Tensor, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `distribution` takes of each state, [B, outputs], and the memory then.
+
+        For who draws by itself, in inference mode: `act` does.
+        """
+        features = self._body(self.prepared(observations))
+        if self.cell is not None:
+            hidden = features = self.cell(features, hidden)
+        return functional.linear(features, self.head.weight, self.head.bias), hidden
+
+    # ---------------------------------------------------------------------------- evaluating
+
+    def evaluate(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+        """Return ln π of what was done and the entropy at each step, both [T, B]."""
+        chances = self.over(
+            self.prepared(trajectory.observations[:-1]), trajectory.hidden, trajectory.ended
+        )
+        return chances.log_probability(trajectory.actions), chances.entropy()
+
+    def prepared(self, observations: Tensor) -> Tensor:
+        """Return observations [..., *shape] as the layers take them: normalised and flat."""
+        # Not `self.norm(...)`: the hooks that it looks for cost 4 us at every step of a collector.
+        normalised = observations if self.norm is None else self.norm.forward(observations)
+        return normalised if self._dimensions == 1 else normalised.flatten(-self._dimensions)
+
+    def over(
+        self, prepared: Tensor, hidden: Tensor | None = None, ended: Tensor | None = None
+    ) -> Distribution:
+        """Return the distribution in each state.
+
+        Args:
+            prepared: What `prepared` returned, [..., width]; of a recurrent policy [T, B, width].
+            hidden: [B, H] before the first step, of a recurrent policy.
+            ended: [T, B] bool: the memory is emptied behind these steps.
+        """
+        features = self._body(prepared)
+        if self.cell is not None:
+            features = self._remembering(features, hidden, ended)
+        output = functional.linear(features, self.head.weight, self.head.bias)
+        return distribution(self.actions, output, self.log_deviation)
+
+    def _body(self, inputs: Tensor) -> Tensor:
+        for layer in self._layers:
+            inputs = torch.tanh(functional.linear(inputs, layer.weight, layer.bias))
+        return inputs
+
+    def _remembering(self, features: Tensor, hidden: Tensor | None, ended: Tensor | None) -> Tensor:
+        """Run the cell over the steps, [T, B, width] to [T, B, H]."""
+        assert self.cell is not None
+        memory = hidden if hidden is not None else self.initial(features.shape[1])
+        goes_on = None if ended is None else (~ended).unsqueeze(-1)
+        found = []
+        for step, inputs in enumerate(features.unbind(0)):
+            memory = self.cell(inputs, memory)
+            found.append(memory)
+            if goes_on is not None:
+                memory = memory * goes_on[step]
+        return torch.stack(found)
+
+
+def linear(
+    inputs: int, width: int, *, gain: float, generator: torch.Generator | None = None
+) -> nn.Linear:
+    """Return a layer with orthogonal weights and no bias yet; torch's own generator stays still."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, width)  # type: ignore[no-untyped-call]
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def gru_cell(inputs: int, width: int, *, generator: torch.Generator | None = None) -> nn.GRUCell:
+    """Return a recurrent cell with orthogonal weights and no bias yet."""
+    cell: nn.GRUCell = nn.utils.skip_init(nn.GRUCell, inputs, width)  # type: ignore[no-untyped-call]
+    for weight in (cell.weight_ih, cell.weight_hh):
+        nn.init.orthogonal_(weight, generator=generator)
+    for bias in (cell.bias_ih, cell.bias_hh):
+        nn.init.zeros_(bias)
+    return cell

@@ -1,0 +1,238 @@
+"""The network of values: encoders, a trunk for all, and for each policy an embedding and a head.
+
+A value head that keeps its own scale: PopArt, one for each policy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import ConfigError
+from atoll.rl.nets.policy import RunningNorm
+
+BETA = 3e-4
+"""Weight of one new target in the running moments: they remember about 3000 steps."""
+SMALLEST, LARGEST = 1e-4, 1e6
+"""Limits of the deviation by which targets are divided."""
+
+
+class PopArt(nn.Module):
+    """A linear head in normalised units, and the mean and deviation that turn them into rewards.
+
+    The network regresses `(target - mean) / deviation`. When a batch moves the two, weight and bias
+    are changed so that every value in reward units stays what it was.
+
+    Args:
+        width: Features it reads.
+        beta: Weight of one target in the running moments.
+    """
+
+    moments: Tensor
+    start: Tensor
+
+    def __init__(self, width: int, *, beta: float = BETA) -> None:
+        super().__init__()
+        self.beta = beta
+        self.weight = nn.Parameter(torch.zeros(width + 1))
+        """[width + 1]: the last one is the bias."""
+        # Sums of weights, of targets and of their squares; double, for a difference of squares.
+        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))
+        # What holds before the first batch: mean and deviation.
+        self.register_buffer("start", torch.tensor([0.0, 1.0], dtype=torch.float64))
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it has not seen any target yet."""
+        return float(self.moments[0]) == 0.0
+
+    def scale(self) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation, double scalars."""
+        if self.fresh:
+            return self.start[0], self.start[1]
+        mean = self.moments[1] / self.moments[0]
+        variance = self.moments[2] / self.moments[0] - mean * mean
+        return mean, variance.clamp(min=0.0).sqrt().clamp(SMALLEST, LARGEST)
+
+    @torch.no_grad()
+    def observe(self, targets: Tensor, *, weights: Tensor | None = None) -> None:
+        """Take a batch of targets into the moments, and keep all values what they were.
+
+        The first batch sets the scale and leaves the weights: nothing has been learned in other
+        units that had to be kept, and a head that began as the mean of others keeps its shape.
+
+        Args:
+            targets: [N], in reward units.
+            weights: [N], how much each counts; None: all the same.
+        """
+        if not targets.numel():
+            return
+        exact = targets.double()
+        part = torch.ones_like(exact) if weights is None else weights.double()
+        part = part / part.sum()
+        before, fresh = self.scale(), self.fresh
+        keep = (1.0 - self.beta) ** targets.numel()
+        added = torch.stack([part.sum(), (part * exact).sum(), (part * exact * exact).sum()])
+        self.moments.mul_(keep).add_(added, alpha=1.0 - keep)
+        if not fresh:
+            self._preserve(*before)
+
+    def _preserve(self, mean: Tensor, deviation: Tensor) -> None:
+        """Change weight and bias from the units given to those of now."""
+        new_mean, new_deviation = self.scale()
+        exact = self.weight.double() * (deviation / new_deviation)
+        exact[-1] += (mean - new_mean) / new_deviation
+        self.weight.copy_(exact)
+
+    @torch.no_grad()
+    def begin_like(self, others: list[PopArt]) -> None:
+        """Begin as the mean of other heads, in normalised units."""
+        if others:
+            self.weight.copy_(torch.stack([other.weight for other in others]).mean(0))
+            scales = [torch.stack(other.scale()) for other in others]
+            self.start.copy_(torch.stack(scales).mean(0))
+
+
+EMBEDDING = 8
+"""Numbers in the embedding of a policy."""
+
+
+class Encoder(nn.Module):
+    """Reads one kind of observation: its running normalisation and the first layer.
+
+    Args:
+        features: Numbers in one flat observation.
+        width: Width of the first layer.
+        generator: Draws the first weights.
+    """
+
+    def __init__(self, features: int, width: int, *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.norm = RunningNorm((features,))
+        self.linear = _linear(features, width, generator=generator)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what normalised inputs [N, features] are before the activation, [N, width]."""
+        out: Tensor = self.linear(inputs)
+        return out
+
+
+class ValueNet(nn.Module):
+    """Values of many policies in one network.
+
+    Conditioned, the embedding of a policy is read beside the observation, and the policy has a
+    head of its own. The embeddings differ much from the start: the trunk then has features of each
+    policy as well as common ones. Unconditioned, nothing tells the network whose value is asked:
+    there is one head, with one scale.
+
+    Args:
+        hidden: Widths of the trunk; the first one is the encoders'.
+        conditioned: Whether it is told whose value is asked.
+        generator: Draws the first weights.
+
+    Raises:
+        ConfigError: there is no hidden layer.
+    """
+
+    def __init__(
+        self, hidden: Sequence[int], *, conditioned: bool, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        if not hidden:
+            raise ConfigError(
+                "a critic needs a hidden layer", given="critic_hidden = []",
+                expected="at least one width",
+            )  # fmt: skip
+        self.hidden, self.conditioned, self.generator = tuple(hidden), conditioned, generator
+        self.encoders = nn.ModuleList()
+        self.trunk = nn.ModuleList(
+            _linear(a, b, generator=generator) for a, b in itertools.pairwise(hidden)
+        )
+        self.embeddings = nn.ParameterList()
+        self.heads = nn.ModuleList()
+        self.tell: nn.Linear | None = None
+        if conditioned:
+            self.tell = _linear(EMBEDDING, hidden[0], generator=generator)
+
+    def add_encoder(self, features: int) -> int:
+        """Add an encoder for flat observations of `features` numbers; return its index."""
+        self.encoders.append(Encoder(features, self.hidden[0], generator=self.generator))
+        return len(self.encoders) - 1
+
+    def add_head(self) -> int:
+        """Add a head, which begins as the mean of those there are; return its index.
+
+        Nobody else's values change.
+        """
+        head = PopArt(self.hidden[-1])
+        head.begin_like(self.all_heads())
+        self.heads.append(head)
+        if self.conditioned:
+            self.embeddings.append(nn.Parameter(self._embedding()))
+        return len(self.heads) - 1
+
+    def all_heads(self) -> list[PopArt]:
+        """Return the heads in their order."""
+        return [head for head in self.heads if isinstance(head, PopArt)]
+
+    def _embedding(self) -> Tensor:
+        """Return how a new policy begins: the mean of the others, or drawn for the first ones."""
+        drawn = torch.randn(EMBEDDING, generator=self.generator)
+        trained = [
+            embedding.detach()
+            for embedding, head in zip(self.embeddings, self.all_heads(), strict=False)
+            if not head.fresh
+        ]
+        return torch.stack(trained).mean(0) if trained else drawn
+
+    def forward(
+        self, inputs: Sequence[Tensor | None], asked: Sequence[int], which: Tensor
+    ) -> Tensor:
+        """Return values in each head's normalised units.
+
+        Args:
+            inputs: For each encoder its flat observations [N_e, features], normalised, or None.
+            asked: Heads whose values are asked for; the others get no gradient at all, so that
+                the optimizer leaves them alone.
+            which: [N], for each row the place of its head in `asked`, in order of encoders.
+
+        Returns:
+            [N], float32.
+        """
+        read = [
+            encoder(part)
+            for encoder, part in zip(self.encoders, inputs, strict=True)
+            if part is not None
+        ]
+        out = read[0] if len(read) == 1 else torch.cat(read)
+        if self.tell is not None:
+            # What a layer over [observation, embedding] would do, for each policy only once.
+            told = self.tell(torch.stack([self.embeddings[index] for index in asked]))
+            out = out + told.index_select(0, which)
+        out = torch.tanh(out)
+        for layer in self.trunk:
+            out = torch.tanh(layer(out))
+        heads = self.all_heads()
+        weights = torch.stack([heads[index].weight for index in asked])
+        answers = torch.addmm(weights[:, -1], out, weights[:, :-1].T)
+        return answers.gather(1, which[:, None])[:, 0]
+
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of each head, [heads] double each."""
+        both = [head.scale() for head in self.all_heads()]
+        return torch.stack([mean for mean, _ in both]), torch.stack([dev for _, dev in both])
+
+
+def _linear(
+    features: int, width: int, *, generator: torch.Generator, gain: float = math.sqrt(2.0)
+) -> nn.Linear:
+    """Return a layer with orthogonal weights and no bias to begin with."""
+    layer = nn.Linear(features, width, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+        layer.bias.zero_()
+    return layer

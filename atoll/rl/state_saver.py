@@ -1,0 +1,116 @@
+"""The saved state of one member, kept at the hub: written in the background, read at its start.
+
+Saved states are flat: tensors by dotted names, as a safetensors file keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from atoll.checkpoint.format.nested import flatten, nest
+from atoll.errors import CheckpointCorrupt, DataError
+from atoll.rl.channel.latest import Publisher
+from atoll.rl.channel.messages import about_of, with_about, without_about
+from atoll.rl.channel.names import STATES_KEPT, Desk
+
+KIND = "state"
+
+
+class Keeper:
+    """Saves what a member has to know to go on exactly where it was."""
+
+    def __init__(self, desk: Desk, *, member: str) -> None:
+        """Keep the states of `member`, which is its name in the job."""
+        self._topic = desk.topic(f"state.{member}", max_items=STATES_KEPT)
+        self._publisher = Publisher(self._topic)
+        self._reader = f"{member}.state"
+
+    def newest(self) -> Any:
+        """Return the newest state that is durable, or None when there is none.
+
+        Raises:
+            CheckpointCorrupt: it is damaged, or of another version.
+        """
+        entry = self._topic.subscribe(self._reader, start="oldest").newest()
+        if entry is None:
+            return None
+        try:
+            message = entry.value
+            about = about_of(message, KIND)
+        except DataError as error:
+            raise CheckpointCorrupt(
+                "the saved state of a member cannot be read", given=str(error)
+            ) from error
+        return nest(str(about.get("tree", "")), without_about(message))
+
+    def save(self, state: Any, *, then: Callable[[], None] = lambda: None) -> None:
+        """Save a state in the background; what it holds may change as soon as this returns.
+
+        Args:
+            state: Tensors, numbers, texts, and dicts, lists and tuples of them.
+            then: Called in the background once it is durable. When a newer one comes before this
+                one was sent, only that is saved, and only its `then` is called.
+
+        Raises:
+            CheckpointError: something in it cannot be saved.
+        """
+        tensors, tree = flatten(state, prefix="state")
+        self._publisher.put(_message(tensors, tree), then=then)
+
+    @property
+    def saved(self) -> int:
+        """How many states are durable by now."""
+        return self._publisher.published
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of them."""
+        return self._publisher.sent_bytes
+
+    def flush(self, *, timeout_s: float = 30.0) -> bool:
+        """Wait until the last one is durable and its `then` was called; return whether it is."""
+        return self._publisher.flush(timeout_s=timeout_s)
+
+    def close(self, *, timeout_s: float = 30.0) -> bool:
+        """Save what waits, and end; return whether all is durable."""
+        return self._publisher.close(timeout_s=timeout_s)
+
+
+def _message(tensors: Mapping[str, Tensor], tree: str) -> dict[str, Tensor]:
+    json.loads(tree)  # what cannot be read must not be written
+    copied = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
+    return with_about(copied, KIND, tree=tree)
+
+
+def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of the tensors as `name.KEY`, detached and contiguous."""
+    return {f"{name}.{k}": v.detach().clone().contiguous() for k, v in tensors.items()}
+
+
+def parts_of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return what was put in as `name.KEY`, by KEY."""
+    start = f"{name}."
+    return {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> None:
+    """Load the tensors into a module that has exactly these.
+
+    Raises:
+        CheckpointCorrupt: a name is missing, is too much, or has another shape.
+    """
+    try:
+        module.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        raise CheckpointCorrupt(
+            f"saved weights do not fit {what}",
+            given=" ".join(str(error).split())[:300],
+            expected="the weights of a network of the same widths and task",
+            remedy="[rl] or the environment changed since they were saved: begin a new job",
+        ) from error

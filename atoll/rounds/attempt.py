@@ -1,0 +1,83 @@
+"""One attempt of a round: from its plan to its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from atoll.errors import EpochChanged, GroupError
+from atoll.rounds.effects import Lost
+from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
+
+SLACK_S = 15.0
+"""Time for votes to arrive beyond one and a half times what the reduce may take."""
+
+
+@dataclass
+class Attempt:
+    """An attempt that awaits its verdict."""
+
+    plan: RoundPlan
+    planned_at: float
+    joins: Mapping[str, RoundJoin] = field(default_factory=dict)
+    """What its members told when they joined; empty after a restart of the hub."""
+    votes: dict[str, RoundVote] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    """Members that are not waited for any more, whether they voted or not."""
+
+    def attends(self, member: str) -> bool:
+        """Return whether a member is in it and still counts."""
+        return member in self.plan.members and member not in self.left
+
+    def missing(self) -> list[str]:
+        """Return the members whose votes are awaited."""
+        return [m for m in self.plan.members if m not in self.left and m not in self.votes]
+
+    def hopeless(self, unwell: Container[str]) -> bool:
+        """Return whether it is aborted whatever is still to come.
+
+        Others wait for the contribution of a member that votes against it, up to the time-out. One
+        that voted against the last attempt, too, does not count beside others that have a result.
+        """
+        return any(not v.ok and m not in unwell for m, v in self.counted().items())
+
+    def overdue(self, now: float) -> bool:
+        """Return whether votes that are still missing are not awaited any more."""
+        return now >= self.planned_at + 1.5 * self.plan.timeout_s + SLACK_S
+
+    def counted(self) -> dict[str, RoundVote]:
+        """Return the votes that count, in slot order."""
+        return {m: self.votes[m] for m in self.plan.members if m in self.votes.keys() - self.left}
+
+    def take(self, member: str, vote: RoundVote) -> None:
+        """Note a vote; the first one of a member counts, also after it was taken for lost.
+
+        Raises:
+            GroupError: it cannot be about this attempt.
+        """
+        plan = self.plan
+        if vote.round != plan.round or not set(vote.contributors) <= set(plan.members):
+            raise GroupError(
+                "this vote does not belong to its attempt",
+                given=f"round {vote.round} with {', '.join(vote.contributors) or 'nobody'}",
+                expected=f"round {plan.round} with members of {', '.join(plan.members)}",
+            )
+        self.left.discard(member)
+        self.votes.setdefault(member, vote)
+
+    def leave(self, member: str, *, tell_members: bool = True) -> list[Lost]:
+        """Wait for a member no more; return whom to tell."""
+        if not self.attends(member):
+            return []
+        self.left.add(member)
+        return [Lost(self.plan, member, tell_members)]
+
+
+def not_open(epoch: int, attempt: Attempt | None) -> EpochChanged:
+    """Return the error for a vote on an attempt that is not the open one."""
+    return EpochChanged(
+        "this attempt of a round is not open",
+        given=f"epoch {epoch}",
+        expected=f"epoch {attempt.plan.epoch}" if attempt else "none is open",
+        remedy="join the round again",
+    )

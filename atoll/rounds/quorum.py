@@ -1,0 +1,172 @@
+"""From members that wait to the plan of the next attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.rounds import timing as patience
+from atoll.rounds.attempt import Attempt
+from atoll.rounds.checks import Ahead, ahead_of, differs, majority_base, shortage, wrong_lease
+from atoll.rounds.effects import Adopted, Effect, Held, Noted, Planned, Refused
+from atoll.rounds.routing import Route, choose_route, make_plan
+from atoll.rounds.state import JobState, present
+
+EPOCH_LEAP = 1_000_000
+"""Epochs skipped when a round is adopted: those that the lost record gave out are not known."""
+
+EMPTY_S = 2.0
+"""A job without members for this long is paused; one that ends is over by then."""
+
+
+@dataclass
+class Gathering(JobState):
+    """Decides when those who wait are enough, who of them meets, and by which route."""
+
+    def gather(self, now: float) -> list[Effect]:
+        """Return the next plan if it is time for it, and what comes before it."""
+        if self.attempt is not None:
+            return []
+        if not self.joins:
+            return self._see_if_empty(now)
+        effects = self._settle_ahead(now)
+        if not self.joins or any(j.round > self.committed_round for j in self.joins.values()):
+            return effects
+        short = shortage(len(present(self.roll, self.joins)), self.min_nodes)
+        if short:
+            return effects + self._pause(short)
+        effects += self._unpause(now)
+        until = self.awaited_until()
+        if any(now < deadline for deadline in until.values()) or self._too_few_to_start(now):
+            return effects
+        for member in until:
+            effects += self._give_up_waiting(member)
+        effects += self._refuse_different()
+        short = shortage(len(self.joins), self.min_nodes)
+        if short:
+            return effects + self._pause(short)
+        self._learn_from_abort()
+        relay_only = self.progress.relay_only(self.committed_round)
+        route = choose_route(self.preference, self.joins, self.dials, relay_only=relay_only)
+        if route.needs_reducer and not self.reducer_ready:
+            return effects
+        return [*effects, self._make_plan(route, now)]
+
+    # ---------------------------------------------------------------- too few, too early
+
+    def _see_if_empty(self, now: float) -> list[Effect]:
+        """Say that nobody is left, unless that is how the job ends."""
+        if not self.roll.all_gone():
+            self.empty_at = None
+            return []
+        self.empty_at = now if self.empty_at is None else self.empty_at
+        if now < self.empty_at + EMPTY_S:
+            return []
+        return self._pause(shortage(0, max(1, self.min_nodes)))
+
+    def _pause(self, short: str) -> list[Effect]:
+        if self.paused == short:
+            return []
+        self.paused, self.progress.committed_at = short, None
+        return [Held(short), Noted("paused", f"paused: {short}")]
+
+    def _unpause(self, now: float) -> list[Effect]:
+        if not self.paused:
+            return []
+        self.paused, self.lobby.not_before = "", now
+        return [Held(""), Noted("unpaused", "enough members are there: the run goes on")]
+
+    def _too_few_to_start(self, now: float) -> bool:
+        least = self.min_nodes or self.nodes_wanted
+        waiting = now < self.lobby.since() + self.first_grace_s
+        return self.starting and len(self.joins) < least and waiting
+
+    def _give_up_waiting(self, member: str) -> list[Effect]:
+        if self.roll.standing[member] != "recovering":
+            self.lobby.late.add(member)
+            return self.leave_out(member, "it did not join in time")
+        self.roll.too_slow(member, self.committed_round)
+        text = f"{member} takes over the state too slowly: round {self.committed_round} goes on"
+        return [Noted("too-slow-to-recover", text, member)]
+
+    # ------------------------------------------------------------- another state than ours
+
+    def _settle_ahead(self, now: float) -> list[Effect]:
+        """See whether the record is behind the members, or a member ahead of the group."""
+        ahead = ahead_of(self.joins, self.committed_round)
+        if ahead is None:
+            return []
+        claims = [m for m, j in self.joins.items() if j.round > self.committed_round]
+        if len(claims) < len(self.joins) or self.roll.stands - set(claims):
+            self.unproved = False
+            return [effect for member in claims for effect in self.refuse(member)]
+        missing = set(self.roll.awaited()) - set(claims)
+        if missing and (now < self.lobby.since() + self.grace_s() or len(claims) < 2):
+            return []
+        return self._adopt(ahead)
+
+    def _adopt(self, ahead: Ahead) -> list[Effect]:
+        """Take the committed round over from the members."""
+        text = (
+            f"the record ends at round {self.committed_round}, but {', '.join(ahead.members)}"
+            f" stand on round {ahead.round}: it is taken over from them"
+        )
+        self.committed_round, self.unproved, self.starting = ahead.round, False, False
+        self.epoch += EPOCH_LEAP
+        self.roll.committed(ahead.members)
+        self.roll.bases = dict.fromkeys(ahead.members, ahead.base)
+        self.progress.leases.held = {}
+        odd = [m for m, join in self.joins.items() if join.round != ahead.round]
+        refused = [effect for member in odd for effect in self.refuse(member)]
+        for member in ahead.members:
+            refused += self._claim_slot(member)
+        return [Adopted(ahead.round), Noted("adopted", text, alarm=True), *refused]
+
+    def _claim_slot(self, member: str) -> list[Effect]:
+        """Take over which data a member trains on, unless another has the same."""
+        lease, leases = self.joins[member].lease, self.progress.leases
+        wrong = leases.wrong(member, lease) if lease is not None else ""
+        if wrong:
+            return [Refused(member, wrong_lease(wrong)), *self.step_aside(member, "away")]
+        if lease is not None:
+            leases.held[member] = lease.slot
+        return []
+
+    def _refuse_different(self) -> list[Effect]:
+        """Let those go on that stand on what most stand on; the others must heal first."""
+        base = majority_base({m: join.base for m, join in self.joins.items()})
+        effects: list[Effect] = []
+        for member in [m for m, join in self.joins.items() if join.base != base]:
+            error = differs(self.joins[member].base, base, self.committed_round)
+            text = f"{member} differs from the other replicas at round {self.committed_round}"
+            effects += [Refused(member, error), Noted("replica-differs", text, member, alarm=True)]
+            effects += self.step_aside(member, "away")
+            self.roll.forget(member)
+        return effects
+
+    # ------------------------------------------------------------------------- the plan
+
+    def _learn_from_abort(self) -> None:
+        """Blame the route for an abort if all that were in it are there again.
+
+        A member that was lost in it may become known only after the verdict.
+        """
+        attempt, self.aborted = self.aborted, None
+        if attempt is not None and set(attempt.plan.members) <= self.joins.keys():
+            self.progress.abort(attempt)
+
+    def _make_plan(self, route: Route, now: float) -> Planned:
+        spread_s = self.lobby.spread_s(starting=self.starting)
+        patience.learn_spread(self.progress.measures, spread_s)
+        self.epoch += 1
+        self.starting = False
+        plan = make_plan(
+            route,
+            job=self.job,
+            round_=self.committed_round,
+            epoch=self.epoch,
+            members=self.lobby.members(),
+            timeout_s=self.progress.timeout_s(route.name),
+            stopping=self.stopping,
+        )
+        self.attempt = Attempt(plan, now, self.lobby.leave_for(plan.round))
+        return Planned(plan, self.attempt.joins)

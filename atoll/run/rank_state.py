@@ -1,0 +1,154 @@
+"""What a script's checkpoints keep of each rank beside the model: random numbers, place in data.
+
+A rank's own state goes through no picture: every rank packs it, and the first one, whose member's
+part it becomes, puts them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.checkpoint.format.memory_image import Image, part_of
+from atoll.checkpoint.format.nested import TREE, flatten, nest
+from atoll.checkpoint.format.part import Part
+from atoll.checkpoint.state.capture import random_state, set_random_state
+from atoll.errors import CheckpointError, ConfigError
+from atoll.island.command_broadcaster import Crew
+from atoll.train.sharding import Share
+
+KEEP, KEPT = "keep", "kept"
+"""Verbs: tell what is here; take it up again."""
+NAME = "rank"
+
+
+class Kept:
+    """One rank's own state; the same calls on every rank of an island."""
+
+    def __init__(self) -> None:
+        """Keep nothing yet but random numbers."""
+        self._shares: list[Share] = []
+        self._things: dict[str, Any] = {}
+        self._came: Mapping[str, Any] = {}
+        """What a checkpoint had for shares and things that are not here yet."""
+        self._crew: Crew | None = None
+
+    def follow(self, crew: Crew) -> None:
+        """Do with the other ranks what is done here."""
+        self._crew = crew
+        crew.on(KEEP, self._gather)
+        crew.on(KEPT, self._deal)
+
+    # ------------------------------------------------------------------- what there is to keep
+
+    def share(self, share: Share) -> None:
+        """Keep the place in some data; they are told apart by the order in which they come."""
+        number = len(self._shares)
+        self._shares.append(share)
+        places = self._came.get("places", [])
+        if number < len(places):
+            share.go_to(places[number])
+
+    def thing(self, name: str, thing: Any) -> None:
+        """Keep anything with `state_dict` and `load_state_dict`.
+
+        Raises:
+            ConfigError: it has no such methods, or the name is taken.
+            CheckpointError: what a checkpoint has under this name does not fit it.
+        """
+        lacks = [m for m in ("state_dict", "load_state_dict") if not hasattr(thing, m)]
+        if lacks or name in self._things:
+            raise ConfigError(
+                f"{name!r} cannot be kept in checkpoints",
+                given=f"{type(thing).__name__} without {' and '.join(lacks)}"
+                if lacks else "a second thing of that name",
+                expected="state_dict() and load_state_dict(state), and a name of its own",
+            )  # fmt: skip
+        self._things[name] = thing
+        if name in self._came.get("things", {}):
+            _load(name, thing, self._came["things"][name])
+
+    # -------------------------------------------------------------------------- on the first rank
+
+    def gather(self) -> list[dict[str, Any]]:
+        """Return the states of all ranks, in order; from the thread that trains.
+
+        Raises:
+            CheckpointError: something that is kept has a state that cannot be saved.
+        """
+        if self._crew is None:
+            return [self._state()]
+        found: list[dict[str, Any]] = self._crew.call(KEEP)
+        return found
+
+    def give(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Let all ranks take up what `gather` returned; further ranks go on as they are.
+
+        Raises:
+            CheckpointError: it does not fit what is kept here.
+        """
+        if self._crew is None:
+            if states:
+                self._take_up(states[0])
+        elif states:
+            self._crew.call(KEPT, [_packed(state) for state in states])
+
+    # ---------------------------------------------------------------------------- on every rank
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "random": random_state(),
+            "places": [share.place() for share in self._shares],
+            "things": {name: thing.state_dict() for name, thing in self._things.items()},
+        }
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        self._came = state
+        for share, place in zip(self._shares, state["places"], strict=False):
+            share.go_to(place)
+        for name, thing in self._things.items():
+            if name in state["things"]:
+                _load(name, thing, state["things"][name])
+        set_random_state(state["random"])
+
+    def _gather(self) -> list[dict[str, Any]]:
+        crew, own = self._crew, _packed(self._state())
+        if crew is None:
+            return []
+        sizes = crew.gather(torch.tensor([own.numel()])).flatten().tolist()
+        row = torch.zeros(max(sizes), dtype=torch.uint8)
+        row[: own.numel()] = own
+        rows = crew.gather(row)
+        if not crew.leads:
+            return []
+        return [_unpacked(each[:size]) for each, size in zip(rows, sizes, strict=True)]
+
+    def _deal(self, *packed: Tensor) -> None:
+        if self._crew is not None and self._crew.rank < len(packed):
+            self._take_up(_unpacked(packed[self._crew.rank]))
+
+
+def _load(name: str, thing: Any, state: Any) -> None:
+    try:
+        thing.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"what the checkpoint has of {name!r} does not fit",
+            given=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            expected=f"the state of a {type(thing).__name__}",
+            remedy="resume with the script it was written with",
+        ) from error
+
+
+def _packed(state: Mapping[str, Any]) -> Tensor:
+    tensors, tree = flatten(state, prefix=NAME)
+    image = Image(Part(NAME, tensors, {TREE: tree}))
+    return torch.frombuffer(bytearray(image.view), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> dict[str, Any]:
+    part = part_of(bytearray(packed.numpy().tobytes()), NAME)
+    return dict(nest(part.metadata[TREE], part.tensors))

@@ -1,0 +1,98 @@
+"""Measuring the link in every round, and agreeing on a codec in some; see `atoll.codec.wrappers.auto`.
+
+A codec's state inside that of a strategy: what is a member's own, and what all share.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from torch import Tensor
+
+from atoll.clock import Clock
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
+from atoll.codec.wrappers.auto import Auto
+from atoll.group.base import Decidable, Group
+from atoll.group.policy import exactly
+from atoll.wire.messages import RoundPlan
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Decidable)
+
+KEY = "auto"
+"""Names the exchange in which members say how fast their links are."""
+
+
+class Choosing:
+    """Measures what a round exchanges, followed now and then by 192 bytes about the links.
+
+    Both are parts of one transaction: the members agree on the next codec, or nothing happened.
+    What the round itself exchanged was encoded as agreed before.
+    """
+
+    def __init__(self, group: Group, auto: Auto, *, clock: Clock) -> None:
+        """Measure for one codec."""
+        self._group, self._auto, self._clock = group, auto, clock
+        self._told: Tensor | None = None
+        self._measured: tuple[int, float] | None = None
+
+    def around(self, exchange: Callable[[RoundPlan], T], plan: RoundPlan) -> T:
+        """Hold the exchange, and say how fast the link is if it is time; changes no state."""
+        self._told = self._measured = None
+        began, sent, received = self._clock.monotonic(), *self._moved()
+        found = exchange(plan)
+        if plan.route == "alone":
+            return found
+        taken_s = self._clock.monotonic() - began
+        ways = [now - before for now, before in zip(self._moved(), (sent, received), strict=True)]
+        # Over the relay the mean comes back after all was sent; directly both go on at once.
+        self._measured = (max(ways) if plan.route == "direct" else sum(ways)), taken_s
+        if self._auto.due(plan.round):
+            with exactly(self._group):
+                work = self._group.reduce(
+                    [self._auto.ladder(measured=self._measured)],
+                    codec=make_codec("fp32"), weight=1.0, key=KEY,
+                )  # fmt: skip
+                self._told = work.wait().tensors[0]
+        return found
+
+    def committed(self) -> None:
+        """Take over what the round measured and agreed on."""
+        if self._measured is not None:
+            self._auto.observe(*self._measured)
+        if self._told is None:
+            return
+        before = self._auto.base.spec
+        self._auto.agree(self._told)
+        self._told = self._measured = None
+        if self._auto.base.spec != before:
+            log.info("the members' links suit codec %s, not %s", self._auto.base.spec, before)
+
+    def _moved(self) -> tuple[int, int]:
+        return self._group.sent_bytes, self._group.received_bytes
+
+
+_OWN, _SHARED = "own.codec.", "shared.codec."
+_EQUAL = "shared."
+"""Begins the names in a codec's state that are equal on all members after a round."""
+
+
+def codec_state(codec: Codec) -> dict[str, Tensor]:
+    """Return a codec's state under `own.codec.*` and `shared.codec.*`, for a strategy's own."""
+    return {
+        _SHARED + name.removeprefix(_EQUAL) if name.startswith(_EQUAL) else _OWN + name: value
+        for name, value in codec.state_dict().items()
+    }
+
+
+def load_codec_state(codec: Codec, state: Mapping[str, Tensor]) -> None:
+    """Give a codec its part of a strategy's state; a newcomer has only what is shared."""
+    own = {k.removeprefix(_OWN): v for k, v in state.items() if k.startswith(_OWN)}
+    shared = {
+        _EQUAL + k.removeprefix(_SHARED): v for k, v in state.items() if k.startswith(_SHARED)
+    }
+    codec.load_state_dict(own | shared)

@@ -1,0 +1,267 @@
+"""Whole tensors between the first rank and the parts of all ranks, bit for bit.
+
+Memory that was freed goes back to the system, where the allocator would keep it.
+
+glibc keeps freed blocks of up to 32 MB for the next time, and cannot give back those between others
+that are in use. A rank's pieces of a model come and go in blocks of a few MB: by and by as much as
+the model would be kept for nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+BUCKET_ELEMENTS = 1 << 20
+"""Small tensors travel together up to so many numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a tensor is as a whole."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def elements(self) -> int:
+        """Its numbers."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    """Who has them, and the first rank."""
+    dtype: torch.dtype
+
+
+class Circles:
+    """Process groups of some ranks each, made when they are first needed. Collective."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._known: dict[tuple[int, ...], Any] = {}
+
+    def of(self, ranks: tuple[int, ...]) -> Any:
+        """Return the group of some ranks; every rank of the island MUST ask for it."""
+        if len(ranks) == dist.get_world_size():
+            return None
+        if ranks not in self._known:
+            self._known[ranks] = dist.new_group(list(ranks))
+        return self._known[ranks]
+
+
+class Transport:
+    """Knows which rank has a part of what; every method is collective.
+
+    A part is a plain tensor, which is the whole one, or a DTensor.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Tensor], *, device: torch.device, circles: Circles
+    ) -> None:
+        """Tell the others what is here.
+
+        Args:
+            parts: What this rank has, by name.
+            device: What tensors travel on.
+            circles: Groups that are there already.
+        """
+        self._parts, self._device = parts, device
+        self._rank, ranks = dist.get_rank(), dist.get_world_size()
+        own = {name: Kind(tuple(part.shape), part.dtype) for name, part in parts.items()}
+        told: list[dict[str, Kind]] = [own] * ranks
+        if ranks > 1:
+            dist.all_gather_object(told, own)
+        self.kinds = {name: kind for found in told for name, kind in found.items()}
+        """Every tensor that some rank has a part of; the same on all ranks."""
+        self._holders = {
+            name: tuple(rank for rank, found in enumerate(told) if name in found)
+            for name in self.kinds
+        }
+        self._buckets = self._packed()
+        self._groups = {b.ranks: circles.of(b.ranks) for b in self._buckets}
+
+    def _packed(self) -> list[_Bucket]:
+        """Return what travels together: neighbours that the same ranks have, of one type."""
+        buckets: list[_Bucket] = []
+        held: list[str] = []
+
+        def close() -> None:
+            if held:
+                ranks = tuple(sorted({0, *self._holders[held[0]]}))
+                buckets.append(_Bucket(tuple(held), ranks, self.kinds[held[0]].dtype))
+                held.clear()
+
+        elements = 0
+        for name, kind in self.kinds.items():
+            like = held and (
+                self._holders[held[0]] == self._holders[name]
+                and self.kinds[held[0]].dtype == kind.dtype
+                and elements + kind.elements <= BUCKET_ELEMENTS
+            )
+            if not like:
+                close()
+                elements = 0
+            held.append(name)
+            elements += kind.elements
+        close()
+        return buckets
+
+    @torch.no_grad()
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every whole tensor by name on the first rank, and nothing on the others.
+
+        One at a time is in memory; all ranks MUST go through to the end. What is yielded may be the
+        part itself.
+        """
+        for name in self.kinds:
+            whole = self.whole(name)
+            if whole is not None:
+                yield name, whole
+
+    @torch.no_grad()
+    def whole(self, name: str) -> Tensor | None:
+        """Return one whole tensor on the first rank, maybe the part itself; None on the others."""
+        part, sender = self._parts.get(name), self._holders[name][0]
+        whole = None if part is None else whole_of(part, device=self._device)
+        if sender and self._rank == sender and whole is not None:
+            dist.send(whole.to(self._device).contiguous(), 0)
+        elif sender and self._rank == 0:
+            kind = self.kinds[name]
+            whole = torch.empty(kind.shape, dtype=kind.dtype, device=self._device)
+            dist.recv(whole, sender)
+        return whole if self._rank == 0 else None
+
+    @torch.no_grad()
+    def deal(self, wholes: Mapping[str, Tensor] | None) -> None:
+        """Put the first rank's whole tensors into the parts of all; others give None."""
+        for bucket in self._buckets:
+            if self._rank not in bucket.ranks:
+                continue
+            kinds = [self.kinds[name] for name in bucket.names]
+            flat = torch.empty(
+                sum(kind.elements for kind in kinds), dtype=bucket.dtype, device=self._device
+            )
+            pieces = _views(flat, kinds)
+            if wholes is not None:
+                for name, piece in zip(bucket.names, pieces, strict=True):
+                    piece.copy_(wholes[name])
+            if len(bucket.ranks) > 1:
+                dist.broadcast(flat, src=0, group=self._groups[bucket.ranks])
+            for name, piece in zip(bucket.names, pieces, strict=True):
+                part = self._parts.get(name)
+                if part is not None:
+                    local_of(part).copy_(local_part(piece, like=part))
+
+
+def _views(flat: Tensor, kinds: Sequence[Kind]) -> list[Tensor]:
+    pieces = torch.split(flat, [kind.elements for kind in kinds])
+    return [piece.view(kind.shape) for piece, kind in zip(pieces, kinds, strict=True)]
+
+
+def whole_of(part: Tensor, *, device: torch.device) -> Tensor | None:
+    """Return the whole tensor that a part is of, on the first rank of its mesh; collective there.
+
+    `device` is what its mesh computes on: a part may lie in main memory. Others may get nothing.
+    """
+    if not isinstance(part, DTensor):
+        return part.detach()
+    if part.device_mesh.ndim == 1 and part.placements == (Shard(0),):
+        return _joined(part, device)
+    placed: Any = part.detach().to(device)
+    whole: Tensor = placed.full_tensor()
+    return whole
+
+
+def _joined(part: DTensor, device: torch.device) -> Tensor | None:
+    """Do as `whole_of` for rows that are dealt out: they come straight to where they belong."""
+    mesh, local = part.device_mesh, local_of(part).to(device).contiguous()
+    group = mesh.get_group()
+    ranks = dist.get_process_group_ranks(group)
+    if mesh.get_local_rank():
+        if local.numel():
+            dist.send(local, ranks[0], group=group)
+        return None
+    whole = torch.empty(part.shape, dtype=part.dtype, device=device)
+    whole[: len(local)] = local
+    rows, share = len(whole), -(-len(whole) // len(ranks))
+    for number, rank in enumerate(ranks[1:], start=1):
+        piece = whole[min(rows, number * share) : min(rows, (number + 1) * share)]
+        if piece.numel():
+            dist.recv(piece, rank, group=group)
+    return whole
+
+
+def local_of(part: Tensor) -> Tensor:
+    """Return this rank's own numbers of a part, sharing its memory."""
+    return part._local_tensor.detach() if isinstance(part, DTensor) else part.detach()
+
+
+def local_part(whole: Tensor, *, like: Tensor) -> Tensor:
+    """Return what of a whole tensor belongs to this rank; nothing is sent.
+
+    Args:
+        whole: The same on every rank.
+        like: A part of a tensor of that shape.
+    """
+    if not isinstance(like, DTensor):
+        return whole
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    spread = DTensor.from_local(whole, like.device_mesh, everywhere, run_check=False)
+    return spread.redistribute(placements=like.placements).to_local()
+
+
+def as_part(local: Tensor, *, like: Tensor) -> Tensor:
+    """Return this rank's numbers as a part that lies as another does, sharing their memory."""
+    if not isinstance(like, DTensor):
+        return local
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape,
+        stride=like.stride(),
+    )  # fmt: skip
+
+
+LARGE_BYTES = 4 << 20
+"""Blocks from this size on go back at once. That costs a quarter of a millisecond per MB when the
+next one is touched; smaller ones are faster to keep."""
+
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of glibc's malloc.h."""
+
+
+def keep_little() -> None:
+    """Let large blocks of this process go back to the system as soon as they are freed."""
+    system = _glibc()
+    if system is not None:
+        system.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def give_back() -> None:
+    """Give back what this process has freed: for moments after much was, as it takes a while."""
+    system = _glibc()
+    if system is not None:
+        system.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    """Return the C library if it is the one that has to be told."""
+    if not sys.platform.startswith("linux"):
+        return None
+    system = ctypes.CDLL(None)
+    known = hasattr(system, "malloc_trim") and hasattr(system, "mallopt")  # musl has none
+    return system if known else None

@@ -1,0 +1,113 @@
+"""The length of a whole model's gradient, whose parts are on many ranks: what it is clipped by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from atoll.strategies.inner.base import Parts
+from atoll.strategies.inner.gather_scatter import local_of
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """What all ranks know of a gradient; the same numbers on each of them."""
+
+    value: float
+    """Euclidean norm over all trained parameters, each counted once."""
+    finite: bool
+    """Whether every number of it is finite on every rank."""
+    loss: float = 0.0
+    """Sum of the ranks' shares of the loss, if they told them along."""
+
+
+class GradientNorm:
+    """Measures gradients over all ranks.
+
+    A rank adds the squares of what it holds, and of what several ranks hold alike one of them does:
+    the first along each axis of the mesh over which the parameter is not cut. A parameter that
+    stages of a pipeline share belongs to the first of them.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        """Find out what counts on this rank; collective."""
+        self._parameters = parts.parameters()
+        self._device = torch.device(parts.mesh.device_type)
+        first = _first_holder(list(self._parameters), parts.mesh)
+        self._counted = frozenset(
+            name
+            for name, parameter in self._parameters.items()
+            if _counts(parameter, parts.mesh, stage=first[name])
+        )
+
+    def measure(self, share: Tensor | None = None) -> Length:
+        """Return the length of the gradients as they are; collective.
+
+        Args:
+            share: This rank's share of the loss, a scalar, which is added up on the way.
+        """
+        counted: list[Tensor] = []
+        others: list[Tensor] = []
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                local = local_of(parameter.grad)
+                (counted if name in self._counted else others).append(local)
+        squares = _squares(counted, self._device)
+        spoilt = ~torch.isfinite(squares + _squares(others, self._device))
+        own = torch.zeros_like(squares) if share is None else share.to(squares)
+        told = torch.stack([squares, spoilt.double(), own])
+        dist.all_reduce(told)
+        total, bad, loss = told.tolist()
+        return Length(math.sqrt(total) if total >= 0 else math.nan, bad == 0, loss)
+
+
+def complete(parameters: Iterable[nn.Parameter]) -> None:
+    """Let gradients lie as their parameters do: add up what is still partial; collective."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def _squares(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of squares of all numbers; not finite if one of them is not."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    lengths = [length.double() for length in torch._foreach_norm(tensors)]
+    return torch.stack(lengths).square().sum().to(device)
+
+
+def _counts(parameter: nn.Parameter, mesh: DeviceMesh, *, stage: int) -> bool:
+    """Return whether this rank adds a parameter's squares for all that hold the same."""
+    cut: set[str] = set()
+    if isinstance(parameter, DTensor):
+        axes = parameter.device_mesh.mesh_dim_names or ()
+        placed = zip(axes, parameter.placements, strict=True)
+        cut = {axis for axis, placement in placed if not placement.is_replicate()}
+    if mesh.get_local_rank("pipeline") != stage:
+        return False
+    whole = {"replicate", "shard", "tensor"} - cut
+    return all(mesh.get_local_rank(axis) == 0 for axis in whole)
+
+
+def _first_holder(names: list[str], mesh: DeviceMesh) -> Mapping[str, int]:
+    """Return for every name the first stage of the pipeline that has it; collective."""
+    stages = mesh["pipeline"].size()
+    if stages == 1:
+        return dict.fromkeys(names, 0)
+    held: list[list[str]] = [[] for _ in range(stages)]
+    dist.all_gather_object(held, names, group=mesh.get_group("pipeline"))
+    return {name: stage for stage in reversed(range(stages)) for name in held[stage]}

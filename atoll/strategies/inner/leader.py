@@ -1,0 +1,83 @@
+"""One optimizer step over all ranks of an island, as its first rank leads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from atoll.errors import LossNotFinite
+from atoll.island.command_broadcaster import Crew
+from atoll.strategies.base import Outer, StepResult, note
+from atoll.strategies.inner.host_model import Picture
+from atoll.strategies.inner.worker import GRADIENTS, STEP, UPDATE, Stepped
+from atoll.strategies.outer.base import OuterDefaults
+from atoll.task import Task
+
+
+class Spread:
+    """The ranks step together; the outer strategy has its two moments around that.
+
+    Gradients stay in the island: a method that combines those of members has nothing to see here.
+    """
+
+    def __init__(
+        self, crew: Crew, picture: Picture, *, after_round: Callable[[Outer], None] | None = None
+    ) -> None:
+        """Lead the ranks of a crew, whose work makes the picture old.
+
+        Args:
+            crew: The ranks.
+            picture: Of their model.
+            after_round: Called with the strategy before the first step, and before the first one
+                after every round; others cannot read the state meanwhile.
+        """
+        self._crew, self._picture = crew, picture
+        self._after_round, self._due = after_round, after_round is not None
+
+    def step(self, task: Task, batch: tuple[Tensor, Tensor], outer: Outer) -> StepResult:
+        """Do one step; see :meth:`Inner.step`.
+
+        A step whose gradients overflowed in half precision is one without progress: rounds go on
+        as if it had been taken, the learning rate does not.
+        """
+        if self._due and self._after_round is not None:
+            with task.gate.moving():
+                self._after_round(outer)
+            self._due = False
+        looks_on = getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
+        verb, rates = (GRADIENTS, {}) if looks_on else (STEP, {"lr": _rates(task)})
+        done: Stepped = self._crew.call(verb, batch, **rates)
+        if not (done.taken or done.overflowed):
+            raise _refused(task, done)
+        tokens = batch[1].numel()
+        task.tokens += tokens
+        task.losses.add(done.loss if done.taken else None)
+        task.overflowed, task.skipped = done.overflowed, False
+        with task.gate.moving():
+            if looks_on:  # two commands, as a method may move parameters in between
+                outer.gradients(task)
+                if done.taken:
+                    self._crew.call(UPDATE, lr=_rates(task))
+            if done.taken:
+                self._picture.trained()
+            task.advance(taken=done.taken)
+            sync = note(task, outer.sync(task))
+        self._due = self._due or sync is not None
+        return StepResult(done.loss, done.norm, tokens, sync)
+
+
+def _rates(task: Task) -> list[float]:
+    return [float(group["lr"]) for group in task.optimizer.param_groups]
+
+
+def _refused(task: Task, done: Stepped) -> LossNotFinite:
+    what = "the loss" if not math.isfinite(done.loss) else "the gradient"
+    return LossNotFinite(
+        f"{what} is not finite; the update was refused on every rank",
+        given=f"member {task.member}, step {task.step + 1}, loss {done.loss}, "
+        f"gradient norm {done.norm}",
+        expected="finite numbers",
+        remedy="lower the learning rate, warm up longer, or set clip",
+    )

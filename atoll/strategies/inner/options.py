@@ -1,0 +1,192 @@
+"""What an inner strategy is to do: numbers and words of a job file, in one value. No torch.
+
+Orders of a pipeline's work: their closed forms, and how a batch is cut for them. No torch.
+
+Legend: p ranks in a row, v stages on each of them (chunks), m microbatches of a batch, k a rank's
+number from 0. Forward and backward of a microbatch on a stage are one unit of work each; sending is
+free. GPipe: Huang et al., https://arxiv.org/abs/1811.06965; 1F1B and interleaving: Narayanan et
+al., https://arxiv.org/abs/2104.04473.
+
+    order         idle share of a rank's time     activations held at most
+    gpipe         (p-1) / (m+p-1)                 m
+    1f1b          (p-1) / (m+p-1)                 min(p-k, m)
+    interleaved   (p-1) / (v m+p-1)               min((v-1) p + 2 (p-1-k) + 1, v m), each 1/v of a
+                                                  rank's layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.config import JobSpec, MeshShape
+from atoll.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one member computes a step; see `IslandTable` and `TrainTable` for the words."""
+
+    shape: MeshShape = field(default_factory=MeshShape)
+    precision: str = "fp32"
+    accumulate: int = 1
+    recompute: str = "none"
+    compile: bool = False
+    clip: float = 0.0
+    reshard: bool = True
+    offload: bool = False
+    sequence: bool = False
+    vocabulary: bool = True
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str = "1f1b"
+    microbatches: int = 0
+    chunks: int = 1
+    cuts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Recipe:
+        """Return the recipe of a job."""
+        train, island = spec.train, spec.island
+        return cls(
+            shape=spec.mesh, precision=train.precision, accumulate=train.accumulate,
+            recompute=train.recompute, compile=train.compile, clip=train.clip,
+            reshard=island.reshard, offload=island.offload, sequence=island.sequence,
+            vocabulary=island.vocabulary, plan=island.plan, schedule=island.schedule,
+            microbatches=island.microbatches, chunks=island.chunks, cuts=tuple(island.cuts),
+        )  # fmt: skip
+
+
+GPIPE, ONE_EACH, INTERLEAVED = "gpipe", "1f1b", "interleaved"
+SCHEDULES = (GPIPE, ONE_EACH, INTERLEAVED)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShape:
+    """An order of work and its ranks."""
+
+    schedule: str
+    ranks: int
+    """Ranks in a row."""
+    chunks: int = 1
+    """Stages per rank."""
+
+    def __post_init__(self) -> None:
+        """Check the word and the number of chunks.
+
+        Raises:
+            ConfigError: there is no such schedule, or it has another number of stages per rank.
+        """
+        if self.schedule not in SCHEDULES:
+            raise unknown("schedule of a pipeline", self.schedule, SCHEDULES)
+        if self.chunks < 1 or (self.chunks > 1) != (self.schedule == INTERLEAVED):
+            interleaved = self.schedule == INTERLEAVED
+            raise ConfigError(
+                f"schedule = {self.schedule!r} has another number of stages per rank",
+                given=f"chunks = {self.chunks}",
+                expected="2 or more" if interleaved else "1",
+                remedy='chunks = 2 in [island], or schedule = "1f1b"'
+                if interleaved
+                else 'chunks = 1 in [island], or schedule = "interleaved"',
+            )
+
+    @property
+    def stages(self) -> int:
+        """Stages in all; stage s is on rank s % ranks."""
+        return self.ranks * self.chunks
+
+    def works_with(self, microbatches: int) -> bool:
+        """Return whether the order exists for so many microbatches."""
+        if self.schedule == INTERLEAVED:
+            return microbatches >= 1 and microbatches % self.ranks == 0
+        return microbatches >= (1 if self.schedule == GPIPE else self.ranks)
+
+    def bubble(self, microbatches: int) -> float:
+        """Return the share of a rank's time that it has nothing to do, 0..1."""
+        return (self.ranks - 1) / (self.chunks * microbatches + self.ranks - 1)
+
+    def overhead(self, microbatches: int) -> float:
+        """Return idle time in relation to the time of the work alone."""
+        return (self.ranks - 1) / (self.chunks * microbatches)
+
+    def held(self, rank: int, *, microbatches: int) -> int:
+        """Return how many inputs of stages a rank has to keep at most, for backward passes."""
+        if self.schedule == GPIPE:
+            return microbatches
+        if self.schedule == ONE_EACH:
+            return min(self.ranks - rank, microbatches)
+        return min(self._warm_up(rank, microbatches) + 1, microbatches * self.chunks)
+
+    def order(self, rank: int, *, microbatches: int) -> list[Work]:
+        """Return what a rank does, one after the other."""
+        if self.schedule == GPIPE:
+            forward = [Work(True, rank, number) for number in range(microbatches)]
+            return forward + [Work(False, rank, number) for number in range(microbatches)]
+        if self.schedule == ONE_EACH:
+            first, backward_first = self.ranks - rank, True
+        else:
+            first, backward_first = self._warm_up(rank, microbatches), False
+        steps = range(microbatches * self.chunks)
+        forward = [self._work(rank, step, forward=True) for step in steps]
+        backward = [self._work(rank, step, forward=False) for step in steps]
+        first = min(first, len(steps))
+        found, ahead = forward[:first], forward[first:]
+        for number, work in enumerate(backward):
+            pair = [work, *ahead[number : number + 1]]
+            found += pair if backward_first else reversed(pair)
+        return found
+
+    def _warm_up(self, rank: int, microbatches: int) -> int:
+        """Return how many forward passes a rank of an interleaved pipeline begins with."""
+        ahead = (self.chunks - 1) * self.ranks + 2 * (self.ranks - 1 - rank)
+        return min(ahead, microbatches * self.chunks)
+
+    def _work(self, rank: int, step: int, *, forward: bool) -> Work:
+        """Return the forward or backward pass number `step` of a rank: p of each stage in turn."""
+        turn, place = divmod(step, self.ranks)
+        rounds, chunk = divmod(turn, self.chunks)
+        chunk = chunk if forward else self.chunks - 1 - chunk
+        return Work(forward, chunk * self.ranks + rank, rounds * self.ranks + place)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A forward or backward pass of one microbatch through one stage."""
+
+    forward: bool
+    stage: int
+    microbatch: int
+
+
+def microbatches_of(shape: PipelineShape, *, wanted: int, rows: int) -> int:
+    """Return into how many microbatches a batch is cut; whether the rows allow it is not said.
+
+    Args:
+        shape: Of the pipeline.
+        wanted: What a person wrote; 0: twice as many as there are ranks in a row, or the largest
+            number below that cuts evenly.
+        rows: That go through the pipeline at once.
+    """
+    if wanted:
+        return wanted
+    able = [m for m in range(2 * shape.ranks, 0, -1) if shape.works_with(m)]
+    return next((m for m in able if rows % m == 0), able[-1])
+
+
+def check_microbatches(shape: PipelineShape, wanted: int) -> None:
+    """Refuse a number of microbatches for which the order does not exist.
+
+    Raises:
+        ConfigError: it does not; the message has the nearest that works.
+    """
+    if shape.works_with(wanted):
+        return
+    least = 1 if shape.schedule == GPIPE else shape.ranks
+    step = shape.ranks if shape.schedule == INTERLEAVED else 1
+    nearest = max(least, round(wanted / step) * step)
+    raise ConfigError(
+        f"schedule = {shape.schedule!r} cannot work with so many microbatches",
+        given=f"microbatches = {wanted}, {shape.ranks} ranks in a row",
+        expected=f"a multiple of {step}" if step > 1 else f"{least} or more",
+        remedy=f"microbatches = {nearest} in [island]",
+    )

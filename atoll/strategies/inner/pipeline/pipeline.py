@@ -1,0 +1,334 @@
+"""Stages of a model on several ranks, which a batch goes through in microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from atoll.errors import AtollError, ConfigError
+from atoll.strategies.inner.base import Rows, sum_over_data
+from atoll.strategies.inner.gradient_norm import complete
+from atoll.strategies.inner.options import (
+    GPIPE,
+    INTERLEAVED,
+    PipelineShape,
+    Recipe,
+    check_microbatches,
+    microbatches_of,
+)
+from atoll.strategies.inner.parallelize import assemble
+from atoll.strategies.inner.pipeline.cuts import (
+    balanced,
+    check_cuts,
+    check_stages,
+    cuts_by_size,
+    profile,
+)
+from atoll.strategies.inner.pipeline.shapes import Borders, Kinds, TiedGradients, empties, kinds_of
+from atoll.strategies.inner.pipeline.stages import (
+    Stage,
+    chain_of,
+    check_chain,
+    criterion_alone,
+    cut_up,
+    names_of,
+    shared,
+)
+from atoll.strategies.inner.pipeline.timing import Watch, WatchedStage
+from atoll.strategies.inner.precision import widened
+from atoll.strategies.inner.replicate import average_changes
+from atoll.strategies.inner.untrained_state import rest_of
+from atoll.strategies.inner.whole import criterion_of, saved_buffers
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+KEPT = 4
+"""So many schedules are kept, each with buffers for one shape of microbatches."""
+
+
+class PipelineParts:
+    """One or more stages of a model on this rank; their parameters whole, or cut further.
+
+    Stage s is on rank s % p of a row of p ranks. See :class:`Parts`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        sample: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Take a model over, equal on all ranks; collective.
+
+        Args:
+            model: In main memory; what of it is not on this rank is let go.
+            recipe: What to do.
+            mesh: All four axes.
+            device: What this rank computes on.
+            sample: A few rows of (inputs, targets) on the first rank, to measure the units with.
+
+        Raises:
+            ConfigError: the model cannot be cut like that, or the schedule cannot work like that.
+        """
+        self.mesh = mesh
+        self._recipe, self._device = recipe, device
+        self._group = mesh.get_group("pipeline")
+        self._rank = mesh.get_local_rank("pipeline")
+        self._rows = Rows.of(mesh)
+        self.shape = PipelineShape(recipe.schedule, mesh["pipeline"].size(), recipe.chunks)
+        if recipe.microbatches:
+            check_microbatches(self.shape, recipe.microbatches)
+        # The criterion alone: with its method the whole model would stay in memory. Tensor
+        # parallelism may put its own in the same place.
+        vars(model)["criterion"] = criterion_alone(model)
+        units, sure = chain_of(model)
+        check_stages(len(units), self.shape)
+        self.cuts = _agreed_cuts(model, units, sure, recipe, self.shape, device, sample)
+        """Units before which the model is cut."""
+        stages = cut_up(units, self.cuts)
+        names = names_of(model)
+        order = {name: place for place, name in enumerate(names.values())}
+        saved, rest = saved_buffers(model), rest_of(model)
+        numbers = range(self._rank, self.shape.stages, self.shape.ranks)
+        own = {
+            number: Stage(stages[number], names=names, precision=recipe.precision, device=device)
+            for number in numbers
+        }
+        ties = shared(stages, names)
+        holders = _ranks_of(ties, self.shape)
+        trains = [any(p.requires_grad for u in units for p in u.parameters()) for units in stages]
+        self._modules = {
+            number: assemble(
+                stage, list(stage.chain), model=model, mesh=mesh, recipe=recipe, device=device
+            )
+            for number, stage in own.items()
+        }
+        self._criterion = criterion_of(model)
+        found = {n: p for stage in own.values() for n, p in stage.trained().items()}
+        self._parameters = {name: found[name] for name in sorted(found, key=order.__getitem__)}
+        self._buffers = {n: b for stage in own.values() for n, b in stage.among(saved).items()}
+        self._rest = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
+        self._tied = TiedGradients(holders, self._parameters, mesh=mesh, device=device)
+        self._learns = [any(trains[:number]) for number in range(self.shape.stages + 1)]
+        self._borders = Borders(self._modules, self.shape, group=self._group, device=device)
+        self._schedules: dict[Any, Any] = {}
+        self._factor = 1.0
+        self.watch = Watch(device)
+        """What the stages of this rank do, if it is told to look."""
+        # Before the first exchange between neighbours, all ranks of a row must have met once.
+        dist.all_reduce(torch.zeros(1, device=device), group=self._group)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the trained parameters by name; see :meth:`Parts.parameters`."""
+        return self._parameters
+
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Return the saved floating-point buffers by name; see :meth:`Parts.buffers`."""
+        return self._buffers
+
+    def rest(self) -> Mapping[str, Tensor]:
+        """Return what else of the model's state is here; see :meth:`Parts.rest`."""
+        return self._rest
+
+    def train(self, mode: bool) -> None:
+        """Switch dropout and the like on or off."""
+        for module in self._modules.values():
+            module.train(mode)
+
+    def microbatches(self, rows: int) -> int:
+        """Return into how many microbatches a batch is cut, each accumulated part by itself.
+
+        Raises:
+            ConfigError: the rows of the batch cannot be dealt out evenly.
+        """
+        recipe = self._recipe
+        share = rows // (self._rows.ranks * recipe.accumulate)
+        number = microbatches_of(self.shape, wanted=recipe.microbatches, rows=share)
+        replace(self._rows, accumulate=recipe.accumulate, microbatches=number).check(rows)
+        return number
+
+    def passes(self, rows: int) -> int:
+        """Return how many microbatches go through the pipeline one after the other.
+
+        What is accumulated goes through in one go, which leaves less time without work. Only
+        `gpipe` would then keep too much at a time: it does one part after the other.
+        """
+        together = 1 if self.shape.schedule == GPIPE else self._recipe.accumulate
+        return self.microbatches(rows) * together
+
+    def backward(
+        self, inputs: Tensor, targets: Tensor, *, scale: float = 1.0, summed: bool = True
+    ) -> Tensor:
+        """Compute gradients of a batch; see :meth:`Parts.backward`."""
+        number, passes = self.microbatches(len(inputs)), self.passes(len(inputs))
+        parts = self._recipe.accumulate
+        runs = number * parts // passes
+        mine = self._rows.share(inputs, targets)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        before = [buffer.clone() for buffer in self._buffers.values()]
+        self._factor = scale / (number * parts)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for part in zip(*(t.chunk(runs) for t in mine), strict=True):
+            total += self._run(*part, microbatches=passes)
+        complete(self._parameters.values())
+        self._tied.add_up()
+        average_changes(self._buffers.values(), before, mesh=self.mesh)
+        if not summed:  # only the last ranks of rows have a part of it
+            return total / (scale * (self.mesh.size() // self.shape.ranks))
+        return self._told(total / scale)
+
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a whole batch; see :meth:`Parts.loss`.
+
+        Rows are filled up with copies of the first one, so that all microbatches are alike.
+        """
+        share, number = self._rows, self.shape.ranks
+        rows = len(inputs)
+        each = -(-rows // (share.ranks * number))
+        first = share.rank * number * each
+        at = torch.arange(first, first + number * each)
+        at = torch.where(at < rows, at, 0)
+        counts = [min(max(rows - first - k * each, 0), each) for k in range(number)]
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        expected = targets[at].to(self._device).chunk(number)
+        outputs = self._borders.forward(inputs[at].to(self._device), microbatches=number)
+        for part, right, count in zip(outputs, expected, counts, strict=False):
+            if count:
+                part = widened(part[:count], self._recipe.precision)
+                total += self._criterion(part, right[:count]) * (count / rows * share.ranks)
+        self._let_go()
+        return self._told(total)
+
+    # --------------------------------------------------------------------------- one batch
+
+    def _run(self, inputs: Tensor, targets: Tensor, *, microbatches: int) -> Tensor:
+        """Let this rank's rows go through the pipeline; return the sum of scaled losses, or 0."""
+        inputs, targets = inputs.to(self._device), targets.to(self._device)
+        schedule = self._schedule(inputs[: len(inputs) // microbatches], microbatches)
+        losses: list[Tensor] = []
+        given = [inputs] if self._rank == 0 else []
+        expected = targets if self._rank == self.shape.ranks - 1 else None
+        with self.watch.passing(self._group):
+            schedule.step(*given, target=expected, losses=losses, return_outputs=False)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for loss in losses:
+            total += loss.detach()
+        return total
+
+    def _schedule(self, part: Tensor, microbatches: int) -> Any:
+        """Return torch's schedule for microbatches of a shape; collective if it is new."""
+        key = (tuple(part.shape), part.dtype, microbatches)
+        if key not in self._schedules:
+            kinds = self._borders.kinds(part)
+            self._let_go()
+            if len(self._schedules) == KEPT:
+                del self._schedules[next(iter(self._schedules))]
+            self._schedules[key] = self._new_schedule(part, kinds, microbatches)
+        return self._schedules[key]
+
+    def _new_schedule(self, part: Tensor, kinds: list[Kinds], microbatches: int) -> Any:
+        borders = [kinds_of((part,)), *kinds]
+        stages = [
+            WatchedStage(
+                module, number, self.shape.stages, self._device,
+                input_args=empties(borders[number], learns=self._learns[number]),
+                output_args=empties(borders[number + 1], learns=self._learns[number + 1]),
+                group=self._group, watch=self.watch,
+            )
+            for number, module in self._modules.items()
+        ]  # fmt: skip
+        options: dict[str, Any] = {"loss_fn": self._scaled_loss, "scale_grads": False}
+        if self.shape.schedule == INTERLEAVED:
+            return ScheduleInterleaved1F1B(list(stages), microbatches, **options)
+        kind = ScheduleGPipe if self.shape.schedule == GPIPE else Schedule1F1B
+        return kind(stages[0], microbatches, **options)
+
+    def _scaled_loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        with self.watch.busy(self.shape.stages - 1, forward=True):
+            loss = self._criterion(widened(outputs, self._recipe.precision), targets)
+            return loss * self._factor
+
+    def _told(self, total: Tensor) -> Tensor:
+        """Return the mean over the ranks that see data of what the last ranks of rows have."""
+        last = self.shape.ranks - 1
+        dist.broadcast(total, group_src=last, group=self._group)
+        return sum_over_data(total, self.mesh) / self._rows.ranks
+
+    def _let_go(self) -> None:
+        """Give back what was gathered: it would outlive a change of the shards."""
+        for stage in self._modules.values():
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+
+def _agreed_cuts(
+    model: nn.Module,
+    units: list[nn.Module],
+    sure: bool,
+    recipe: Recipe,
+    shape: PipelineShape,
+    device: torch.device,
+    sample: tuple[Tensor, Tensor] | None,
+) -> tuple[int, ...]:
+    """Return where all ranks cut: what the first one finds; collective.
+
+    Raises:
+        ConfigError: what it raises, on all of them.
+    """
+    found: Any = None
+    if dist.get_rank() == 0:
+        try:
+            if not sure:
+                check_chain(model, units, sample[0] if sample else None)
+            if recipe.cuts:
+                found = check_cuts(recipe.cuts, units=len(units), stages=shape.stages)
+            elif sample is not None:
+                share = len(sample[0]) // (recipe.shape.data * recipe.accumulate)
+                number = microbatches_of(shape, wanted=recipe.microbatches, rows=share)
+                costs = profile(
+                    units, criterion_of(model), *(t[: max(1, share // number)] for t in sample),
+                    device=device, precision=recipe.precision,
+                )  # fmt: skip
+                found = balanced(costs, stages=shape.stages)
+            else:
+                found = cuts_by_size(units, stages=shape.stages)
+        except AtollError as error:
+            found = error
+    told = [found]
+    dist.broadcast_object_list(told, src=0, device=device)
+    if isinstance(told[0], AtollError):
+        raise told[0]
+    return tuple(told[0])
+
+
+def _ranks_of(ties: Mapping[str, list[int]], shape: PipelineShape) -> dict[str, list[int]]:
+    """Return which ranks of a row have a weight that several stages have.
+
+    Raises:
+        ConfigError: two of the stages are on one rank.
+    """
+    for name, stages in ties.items():
+        ranks = [stage % shape.ranks for stage in stages]
+        if len(set(ranks)) < len(ranks):
+            raise ConfigError(
+                "two stages on one rank share a weight",
+                given=f"{name} on stages {stages}, {shape.ranks} ranks in a row",
+                expected="stages that share a weight on different ranks",
+                remedy='schedule = "1f1b" in [island], or other cuts',
+            )
+    return {name: [stage % shape.ranks for stage in stages] for name, stages in ties.items()}

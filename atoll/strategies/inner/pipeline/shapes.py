@@ -1,0 +1,197 @@
+"""What goes from one stage of a pipeline to the next: its shape, and forward passes alone.
+
+Weights that several stages of a pipeline have: their gradients are summed over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from atoll.errors import ConfigError
+from atoll.strategies.inner.gather_scatter import local_of
+from atoll.strategies.inner.options import PipelineShape
+from atoll.strategies.inner.pipeline.cuts import as_tuple
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+Kinds = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+"""Shape and type of each tensor that crosses a border."""
+
+
+def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
+    """Return what tensors are like."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+def empties(kinds: Kinds, *, learns: bool) -> tuple[Tensor, ...]:
+    """Return tensors without memory; `learns` says whether gradients are to come back."""
+    return tuple(
+        torch.empty(shape, dtype=dtype, device="meta").requires_grad_(
+            learns and dtype.is_floating_point
+        )
+        for shape, dtype in kinds
+    )
+
+
+class Borders:
+    """Forward passes through the stages of a row of ranks, without gradients."""
+
+    def __init__(
+        self,
+        modules: Mapping[int, nn.Module],
+        shape: PipelineShape,
+        *,
+        group: Any,
+        device: torch.device,
+    ) -> None:
+        """Know this rank's stages by number."""
+        self._modules, self._shape, self._group, self._device = modules, shape, group, device
+        self._rank = dist.get_rank(group)
+        self._known: dict[Any, list[Kinds]] = {}
+
+    @torch.no_grad()
+    def kinds(self, part: Tensor) -> list[Kinds]:
+        """Return what every stage puts out for a microbatch; collective if it is new.
+
+        A real forward pass finds it, one stage after the other: only that knows what precision and
+        parallelism inside a stage make of a shape. Buffers and random numbers stay as they are.
+        """
+        key = kinds_of((part,))
+        if key in self._known:
+            return self._known[key]
+        modes = {number: module.training for number, module in self._modules.items()}
+        found: list[Kinds] = []
+        for number in range(self._shape.stages):
+            told: list[Any] = [None]
+            if number in self._modules:
+                values = tuple(
+                    torch.zeros(shape, dtype=dtype, device=self._device)
+                    for shape, dtype in (found[-1] if found else ())
+                )
+                module = self._modules[number].eval()
+                told = [kinds_of(as_tuple(module(*(values or (part,)))))]
+                module.train(modes[number])
+            dist.broadcast_object_list(
+                told, group_src=number % self._shape.ranks, group=self._group, device=self._device
+            )
+            found.append(told[0])
+        self._known[key] = found
+        return found
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, *, microbatches: int) -> Iterator[Any]:
+        """Yield the model's outputs of each microbatch, on the last rank; collective.
+
+        Args:
+            inputs: Of all microbatches, (rows, ...); counts on the first rank.
+            microbatches: Into how many equal parts the rows are cut.
+        """
+        parts = inputs.chunk(microbatches)
+        kinds = self.kinds(parts[0])
+        last = self._shape.stages - 1
+        for number, module in self._modules.items():
+            # With one stage per rank microbatches follow each other through the ranks; with more,
+            # neighbours would wait for each other if they did not send and receive in turns.
+            streamed = self._shape.chunks == 1
+            incoming = (
+                ((part,) for part in parts)
+                if number == 0
+                else (self._receive(number, kinds[number - 1]) for _ in parts)
+            )
+            ready = incoming if streamed else iter(list(incoming))
+            sent: list[tuple[Any, Tensor]] = []
+            for values in ready:
+                outputs = module(*values)
+                if number == last:
+                    yield outputs
+                elif streamed:
+                    sent += self._send(number, as_tuple(outputs))
+                else:
+                    sent += [(None, tensor) for tensor in as_tuple(outputs)]
+            for work, tensor in sent:
+                (work or self._isend(number, tensor)).wait()
+
+    def _receive(self, number: int, kinds: Kinds) -> tuple[Tensor, ...]:
+        values = tuple(
+            torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in kinds
+        )
+        for value in values:
+            dist.irecv(value, group_src=(number - 1) % self._shape.ranks, group=self._group).wait()
+        return values
+
+    def _send(self, number: int, outputs: tuple[Tensor, ...]) -> list[tuple[Any, Tensor]]:
+        return [(self._isend(number, output), output) for output in outputs]
+
+    def _isend(self, number: int, tensor: Tensor) -> Any:
+        return dist.isend(tensor, group_dst=(number + 1) % self._shape.ranks, group=self._group)
+
+
+"""Without types: torch's stubs leave out most of what is used here."""
+
+
+class TiedGradients:
+    """Copies of one weight on several ranks of a pipeline; with equal gradients they stay equal."""
+
+    def __init__(
+        self,
+        holders: Mapping[str, Sequence[int]],
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+    ) -> None:
+        """Make the groups; every rank of the mesh calls it.
+
+        Args:
+            holders: Which ranks of a row have it, by name.
+            parameters: What is on this rank, by name.
+            mesh: All four axes.
+            device: What this rank computes on.
+
+        Raises:
+            ConfigError: the copies are cut in different ways along other axes.
+        """
+        self._parameters = parameters
+        groups = {ranks: _group(ranks, mesh) for ranks in map(tuple, holders.values())}
+        self._groups = {
+            name: groups[tuple(ranks)] for name, ranks in holders.items() if name in parameters
+        }
+        for name, group in self._groups.items():
+            shape = local_of(parameters[name]).shape
+            told: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(told, tuple(shape), group=group)
+            if len(set(told)) > 1:
+                raise ConfigError(
+                    "a weight that stages of a pipeline share is cut differently on each",
+                    given=f"{name}: {' and '.join(map(str, told))}",
+                    expected="the same piece on every stage",
+                    remedy="a plan in [island] that treats both modules alike",
+                )
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        """Replace each gradient by the sum over all copies; collective."""
+        for name, group in self._groups.items():
+            parameter = self._parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            local: Tensor = local_of(parameter.grad)
+            dist.all_reduce(local, group=group)
+
+
+def _group(ranks: Sequence[int], mesh: DeviceMesh) -> Any:
+    """Return the group of some ranks of this rank's row; every rank of the mesh calls it."""
+    rows = mesh.mesh.movedim(2, -1).reshape(-1, mesh.mesh.shape[2])
+    found: Any = None
+    for row in rows.tolist():
+        group = dist.new_group([row[k] for k in ranks])
+        if dist.get_rank() in row:
+            found = group
+    return found

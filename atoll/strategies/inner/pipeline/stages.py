@@ -1,0 +1,177 @@
+"""A model as a chain of units, and the stages of a pipeline made of it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import ConfigError
+from atoll.strategies.inner.pipeline.cuts import as_tuple
+from atoll.strategies.inner.precision import computing
+from atoll.strategies.inner.whole import criterion_of
+
+
+def chain_of(model: nn.Module) -> tuple[list[nn.Module], bool]:
+    """Return modules that, applied one after the other, are a model's forward pass.
+
+    They are what `units()` says; of an `nn.Sequential` its children, those of children that are
+    one as well. Of another model they can only be guessed: its children as they were made.
+
+    Returns:
+        The modules, and whether that is sure: guessed ones are for `check_chain`.
+
+    Raises:
+        ConfigError: trained parameters of the model are in none of them.
+    """
+    named: Any = getattr(model, "units", None)
+    flat = _flat(model)
+    sure = callable(named) or flat != [model]
+    if callable(named):
+        units: list[nn.Module] = list(named())
+    else:
+        units = flat if sure else [unit for child in model.children() for unit in _flat(child)]
+    held = {id(parameter) for unit in units for parameter in unit.parameters()}
+    left = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
+    if left:
+        raise ConfigError(
+            "a pipeline cannot cut this model: some parameters are in none of its units",
+            given=f"{type(model).__name__}, {len(units)} units, without {', '.join(left[:3])}",
+            expected="units() that returns modules which, one after the other, are the model",
+        )
+    return units, sure
+
+
+def check_chain(model: nn.Module, units: Sequence[nn.Module], inputs: Tensor | None) -> None:
+    """Refuse guessed units if the model computes something else than they do.
+
+    Args:
+        model: In main memory.
+        units: What was guessed.
+        inputs: A few rows; None: there are none to compare with.
+
+    Raises:
+        ConfigError: they differ, or there is nothing to compare with.
+    """
+    reason = "there is no data to compare with"
+    if inputs is not None:
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                expected, values = as_tuple(model(inputs)), as_tuple(inputs)
+                for unit in units:
+                    values = as_tuple(unit(*values))
+            if all(torch.equal(a, b) for a, b in zip(expected, values, strict=True)):
+                return
+            reason = "the outputs differ from the model's"
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+        finally:
+            model.train(training)
+    raise ConfigError(
+        "a pipeline cannot cut this model: its children are not applied one after the other",
+        given=f"{type(model).__name__} with {len(units)} children: {reason}",
+        expected="an nn.Sequential, or a method units()",
+        remedy="give the model a method units() that returns modules which, one after the other, "
+        "are its forward pass",
+    )
+
+
+def _flat(module: nn.Module) -> list[nn.Module]:
+    """Return the pieces of a module, through lists and sequences in it."""
+    if isinstance(module, nn.ModuleList) or (
+        isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    ):
+        return [piece for child in module for piece in _flat(child)]
+    return [module]
+
+
+class Stage(nn.Module):
+    """Some units of a model, applied one after the other."""
+
+    def __init__(
+        self,
+        units: Sequence[nn.Module],
+        *,
+        names: Mapping[int, str],
+        precision: str,
+        device: torch.device,
+    ) -> None:
+        """Take units over.
+
+        Args:
+            units: In order.
+            names: The name in the whole model of every parameter and buffer, by `id`.
+            precision: What to compute in.
+            device: What on.
+        """
+        super().__init__()
+        self.chain = nn.ModuleList(units)
+        self._precision, self._device = precision, device
+        own = (*self.named_parameters(remove_duplicate=False), *self.named_buffers())
+        self._names = {local: names[id(tensor)] for local, tensor in own if id(tensor) in names}
+
+    def forward(self, *values: Tensor) -> Any:
+        """Return what the last unit makes of the first one's inputs."""
+        with computing(self._precision, self._device):
+            for unit in self.chain:
+                values = as_tuple(unit(*values))
+        outputs = tuple(value.contiguous() for value in values)  # as they are sent
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters by their names in the whole model."""
+        own = self.named_parameters()
+        return {self._names[local]: p for local, p in own if p.requires_grad}
+
+    def among(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return the parameters and buffers whose name in the whole model is among `names`."""
+        own = (*self.named_parameters(), *self.named_buffers())
+        named = ((self._names.get(local, ""), tensor) for local, tensor in own)
+        return {name: tensor for name, tensor in named if name in names}
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """Return the name of every parameter and buffer by `id`; a shared one has its first name."""
+    return {
+        id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+
+
+def cut_up(units: Sequence[nn.Module], cuts: Sequence[int]) -> list[list[nn.Module]]:
+    """Return the units of each stage."""
+    edges = [0, *cuts, len(units)]
+    return [list(units[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def shared(stages: Sequence[Sequence[nn.Module]], names: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the trained parameters that several stages have, and which."""
+    found: dict[str, list[int]] = {}
+    for number, units in enumerate(stages):
+        own = {id(p) for unit in units for p in unit.parameters() if p.requires_grad}
+        for key in own:
+            found.setdefault(names[key], []).append(number)
+    return {name: found[name] for name in names.values() if len(found.get(name, ())) > 1}
+
+
+def criterion_alone(model: nn.Module) -> Callable[[Any, Tensor], Tensor]:
+    """Return a model's `criterion` without its parameters, which then need not stay in memory."""
+    hollow = copy.copy(model)
+    bare = {
+        name: child
+        for name, child in model.named_children()
+        if next(child.parameters(), None) is None
+    }
+    kept = {name: value for name, value in vars(model).items() if not _holds_modules(value)}
+    kept |= {"_parameters": {}, "_modules": bare, "_buffers": dict(model._buffers)}
+    hollow.__dict__ = kept
+    return criterion_of(hollow)
+
+
+def _holds_modules(value: object) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(item, nn.Module) for item in value)

@@ -1,0 +1,296 @@
+"""A rank's parameters as its optimizer steps on them: plain tensors, whatever they are part of.
+
+What works number by number does to a part what it would do to that part of the whole. So a fused
+kernel of plain tensors does for sharded parameters, too, and mixes of both.
+
+The state of an optimizer whose parameters are spread over ranks, as whole tensors by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from atoll.errors import ConfigError
+from atoll.strategies.inner.gather_scatter import (
+    Circles,
+    Kind,
+    Transport,
+    as_part,
+    local_of,
+    local_part,
+)
+from atoll.task import Far
+
+ELEMENTWISE = frozenset(
+    {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"}
+    | {"Rprop", "SGD"}
+)
+"""Optimizers that treat every number of a parameter by itself."""
+
+EPSILON = 1e-6
+"""Beside the norm that gradients are divided by, as in torch."""
+
+
+class OwnPart:
+    """The optimizer of one rank; made for a whole model, it steps on a part from now on."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parts: Mapping[str, nn.Parameter],
+        *,
+        groups: Sequence[Sequence[str]],
+        state: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Take an optimizer over.
+
+        Args:
+            optimizer: Without parameters; the settings of its groups stay.
+            parts: This rank's parameters by name.
+            groups: Names of all parameters of the whole model, by group of the optimizer.
+            state: What the optimizer had for whole parameters already.
+
+        Raises:
+            ConfigError: it cannot step on parts of parameters.
+        """
+        kind = type(optimizer).__name__
+        cut = [name for name, part in parts.items() if isinstance(part, DTensor)]
+        if cut and kind not in ELEMENTWISE:
+            raise ConfigError(
+                "this optimizer needs whole parameters, and these are spread over ranks",
+                given=f"{kind}, {len(cut)} of {len(parts)} parameters on a rank, e.g. {cut[0]}",
+                expected=f"one of {', '.join(sorted(ELEMENTWISE))}",
+                remedy='optimizer = "adamw" in [train], or inner = "ddp" or "pipeline"',
+            )
+        self.optimizer, self._parts = optimizer, parts
+        self.steps_on: dict[str, nn.Parameter] = {
+            name: nn.Parameter(local_of(part)) if isinstance(part, DTensor) else part
+            for name, part in parts.items()
+        }
+        for group, names in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [self.steps_on[name] for name in names if name in parts]
+        for name, own in state.items():
+            if name in parts:
+                optimizer.state[self.steps_on[name]] = {
+                    key: _part_of(value, like=parts[name]) for key, value in own.items()
+                }
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients that are here, by name; a DTensor where its parameter is one."""
+        return {name: part.grad for name, part in self._parts.items() if part.grad is not None}
+
+    @torch.no_grad()
+    def step(self, *, factor: float = 1.0) -> None:
+        """Update the parameters with their gradients times a factor, and drop these."""
+        gradients: list[Tensor] = []
+        for name, tensor in self.steps_on.items():
+            part = self._parts[name]
+            if part.grad is not None and tensor is not part:
+                own = local_of(part)
+                if tensor.data_ptr() != own.data_ptr():  # it was moved since
+                    tensor.data = own
+                tensor.grad = local_of(part.grad)
+            if tensor.grad is not None:
+                gradients.append(tensor.grad)
+        if factor != 1.0 and gradients:
+            torch._foreach_mul_(gradients, factor)
+        if gradients:
+            self.optimizer.step()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for tensors in (self.steps_on, self._parts):
+            for tensor in tensors.values():
+                tensor.grad = None
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set the learning rate of each group."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """Return what gradients of a norm are multiplied by so that it is at most `limit`; 0: any."""
+    return min(1.0, limit / (norm + EPSILON)) if limit else 1.0
+
+
+def _part_of(value: Any, *, like: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.dim() and value.shape == like.shape:
+        return local_part(value, like=like).clone()
+    return value
+
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+State = Mapping[str, Mapping[str, Tensor]]
+"""Parameter -> key of the optimizer -> whole tensor."""
+
+Outline = dict[str, dict[str, Tensor | Kind]]
+"""Parameter -> key of the optimizer -> whole tensor, or what a large one is."""
+
+AT_ONCE = 1024
+"""Tensors of so few numbers come along with an outline."""
+
+_BETWEEN = "\n"
+
+
+class Moments:
+    """One rank's optimizer; every method is collective."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parts: Mapping[str, Tensor],
+        *,
+        steps_on: Mapping[str, Tensor] | None = None,
+        device: torch.device,
+        circles: Circles,
+    ) -> None:
+        """Look at an optimizer.
+
+        Args:
+            optimizer: What steps here.
+            parts: The parameters that are here, by their name in the whole model.
+            steps_on: Under which tensors the optimizer knows them, if not these themselves.
+            device: What tensors travel on.
+            circles: Groups that are there already.
+        """
+        self._optimizer, self._parts = optimizer, parts
+        self._keys = steps_on if steps_on is not None else parts
+        self._device, self._circles = device, circles
+        self._outlined: Transport | None = None
+
+    def gather(self) -> dict[str, dict[str, Tensor]]:
+        """Return the whole state, in main memory, on the first rank; others get nothing."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for both, whole in self._transport_now().gather():
+            name, _, key = both.partition(_BETWEEN)
+            found.setdefault(name, {})[key] = whole.to("cpu", copy=True)
+        return found
+
+    def outline(self) -> Outline:
+        """Return what `gather` would, but large tensors by their kind: `fetch` brings them."""
+        self._outlined = transport = self._transport_now()
+        found: Outline = {}
+        for both, kind in transport.kinds.items():
+            name, _, key = both.partition(_BETWEEN)
+            entry: Tensor | Kind = kind
+            if kind.elements <= AT_ONCE:
+                whole = transport.whole(both)
+                entry = kind if whole is None else whole.to("cpu", copy=True)
+            found.setdefault(name, {})[key] = entry
+        return found
+
+    def fetch(self, name: str, key: str) -> Tensor | None:
+        """Return a whole tensor of the last `outline`, in main memory, on the first rank.
+
+        It may be the optimizer's own.
+        """
+        if self._outlined is None:
+            raise RuntimeError("an outline comes first")
+        whole = self._outlined.whole(name + _BETWEEN + key)
+        return None if whole is None else whole.cpu()
+
+    def _transport_now(self) -> Transport:
+        parts: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            for key, value in self._optimizer.state.get(self._keys[name], {}).items():
+                if isinstance(value, Tensor):
+                    parts[name + _BETWEEN + key] = _as_the(value, of=part)
+        return Transport(parts, device=self._device, circles=self._circles)
+
+    def deal(
+        self, state: State | None = None, groups: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Take up what `gather` returned.
+
+        Args:
+            state: On the first rank; None on the others.
+            groups: On the first rank: the settings of the parameter groups, without parameters.
+        """
+        self._outlined = None  # its parts are about to be replaced
+        told: list[Any] = [_kinds(state), [dict(group) for group in groups or ()]]
+        if dist.get_world_size() > 1:
+            dist.broadcast_object_list(told, src=0)
+        kinds, settings = told
+        blank: dict[str, Tensor] = {}
+        for both, (shape, dtype) in kinds.items():
+            part = self._parts.get(both.partition(_BETWEEN)[0])
+            if part is not None:
+                blank[both] = _blank(shape, dtype, of=part)
+        wholes = None
+        if state is not None:
+            wholes = {
+                name + _BETWEEN + key: v for name, own in state.items() for key, v in own.items()
+            }
+        Transport(blank, device=self._device, circles=self._circles).deal(wholes)
+        self._load(blank, settings)
+
+    def _load(self, parts: Mapping[str, Tensor], settings: Iterable[Mapping[str, Any]]) -> None:
+        """Give the optimizer its state in the form that it knows."""
+        packed = self._optimizer.state_dict()["param_groups"]
+        for group, own in zip(packed, settings, strict=False):
+            group.update(own)
+        places = {
+            id(tensor): place
+            for place, tensor in enumerate(
+                t for group in self._optimizer.param_groups for t in group["params"]
+            )
+        }
+        state: dict[int, dict[str, Tensor]] = {}
+        for both, part in parts.items():
+            name, _, key = both.partition(_BETWEEN)
+            tensor = self._keys[name]
+            value = part if isinstance(tensor, DTensor) else local_of(part)
+            state.setdefault(places[id(tensor)], {})[key] = value
+        self._optimizer.load_state_dict({"state": state, "param_groups": packed})
+
+
+def far_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str, dict[str, Any]]:
+    """Return the state that an outline is of, with a :class:`Far` for every large tensor.
+
+    Args:
+        outline: On the first rank.
+        fetch: Called with `name` and `key` when one of them is needed.
+    """
+    return {
+        name: {
+            key: Far(entry.shape, entry.dtype, partial(fetch, name=name, key=key))
+            if isinstance(entry, Kind)
+            else entry
+            for key, entry in own.items()
+        }
+        for name, own in outline.items()
+    }
+
+
+def _as_the(value: Tensor, *, of: Tensor) -> Tensor:
+    """Return an optimizer's tensor as a part that lies as its parameter, if it has its shape."""
+    if isinstance(value, DTensor) or not isinstance(of, DTensor):
+        return value
+    return as_part(value, like=of) if value.dim() and value.shape == local_of(of).shape else value
+
+
+def _blank(shape: Sequence[int], dtype: torch.dtype, *, of: Tensor) -> Tensor:
+    """Return memory for this rank's part of a tensor of an optimizer."""
+    if isinstance(of, DTensor) and tuple(shape) == tuple(of.shape):
+        return as_part(torch.empty_like(local_of(of), dtype=dtype), like=of)
+    return torch.empty(tuple(shape), dtype=dtype, device=of.device)
+
+
+def _kinds(state: State | None) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {
+        name + _BETWEEN + key: (tuple(value.shape), value.dtype)
+        for name, own in (state or {}).items()
+        for key, value in own.items()
+    }

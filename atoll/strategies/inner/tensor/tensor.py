@@ -1,0 +1,246 @@
+"""Layers of a model split over the tensor axis: each rank computes some heads and some features.
+
+A column layer takes whole features and gives a slice of its outputs; a row layer takes a slice and
+gives the whole sum. So half a block costs one sum over the ranks forward, behind the row layer, and
+one backward, before the column layers. See `tensor_plans.WORDS` for what else a plan may say.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from atoll.errors import ConfigError
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.tensor.plans import Plan, plan_of
+from atoll.strategies.inner.tensor.sequence import (
+    SEQUENCE,
+    Apart,
+    drops,
+    joined,
+    own,
+    piece_of,
+    whole_of,
+)
+from atoll.strategies.inner.tensor.vocabulary import split_criterion
+
+HEADS_DIMENSION = 2
+"""The dimension of heads in queries and keys (rows, length, heads, features)."""
+
+
+def apply_tensor(module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: Recipe) -> None:
+    """Split the layers of a module over the tensor axis, in place; collective.
+
+    What is split becomes a DTensor on `mesh`. Where the output layer is split by tokens, the
+    outputs of the model are slices of the logits, and `model.criterion` is replaced by one that
+    takes them.
+
+    Args:
+        module: The whole model, or a part of it, e.g. a stage of a pipeline; equal on all ranks.
+        model: The whole model, whose names, plan and criterion count.
+        mesh: The tensor axis.
+        recipe: What is split, and a plan of the job file.
+
+    Raises:
+        ConfigError: see :func:`plan_of`; or a shared matrix is split in one place only.
+    """
+    if mesh.size() == 1:
+        return
+    plan = plan_of(model, recipe)
+    words = {model.get_submodule(name): word for name, word in plan.words.items()}
+    shared = _shared(module)
+    split = _Split(mesh, recipe, apart=Apart(mesh.get_local_rank()) if drops(model) else None)
+    for part in module.modules():
+        if part in words:
+            split.apply(part, words[part])
+    _tie(shared, {part: name for name, part in model.named_modules()})
+    if recipe.vocabulary:
+        _split_loss(module, model, plan, mesh)
+
+
+class _Split:
+    """Applies words of a plan to modules."""
+
+    def __init__(self, mesh: DeviceMesh, recipe: Recipe, *, apart: Apart | None) -> None:
+        self._mesh, self._recipe, self._apart = mesh, recipe, apart
+        self._entrance = _Entrance(mesh, sequence=recipe.sequence, apart=apart)
+        self._whole = _Entrance(mesh, sequence=recipe.sequence, apart=None)
+        between = Shard(SEQUENCE) if recipe.sequence else Replicate()
+        self._between: Placement = between
+
+    def apply(self, part: nn.Module, word: str) -> None:
+        """Do what a word says to a module."""
+        if word == "column":
+            part.register_forward_pre_hook(self._entrance.enter)
+            self._style(part, ColwiseParallel())
+        elif word == "row":
+            part.register_forward_pre_hook(self._entrance.leave)
+            self._style(part, RowwiseParallel(output_layouts=self._between))
+        elif word == "gather":
+            part.register_forward_pre_hook(self._whole.enter)
+            self._style(part, ColwiseParallel(output_layouts=Replicate()))
+            part.register_forward_hook(_handed_out)
+        elif word == "slice":
+            part.register_forward_pre_hook(lambda *_: self._whole.forget())
+            style = RowwiseParallel(input_layouts=Replicate(), output_layouts=self._between)
+            self._style(part, style)
+        elif word == "inside":
+            self._style(part, SequenceParallel(sequence_dim=HEADS_DIMENSION, use_local_output=True))
+        elif word == "vocabulary":
+            self._vocabulary(part)
+        elif self._recipe.sequence and word != "replicate":
+            self._along(part, word)
+
+    def _vocabulary(self, part: nn.Module) -> None:
+        if isinstance(part, nn.Embedding):
+            if self._recipe.vocabulary:
+                self._style(part, RowwiseParallel(input_layouts=Replicate()))
+                part.register_forward_hook(_handed_out)
+        elif self._recipe.vocabulary:
+            entrance = _Entrance(self._mesh, sequence=self._recipe.sequence, apart=None)
+            part.register_forward_pre_hook(entrance.enter)
+            part.register_forward_hook(lambda *_: entrance.forget())
+            self._style(part, ColwiseParallel())
+            part.register_forward_hook(_handed_out)
+        elif self._recipe.sequence:
+            part.register_forward_pre_hook(lambda _, given: (whole_of(given[0], self._mesh),))
+
+    def _along(self, part: nn.Module, word: str) -> None:
+        if word == "cut":
+            part.register_forward_hook(lambda _, __, given: piece_of(given, self._mesh))
+            return
+        if self._apart is not None and isinstance(part, nn.modules.dropout._DropoutNd):
+            part.register_forward_pre_hook(_Dropping(self._apart).enter)
+            part.register_forward_hook(_Dropping(self._apart).leave)
+        elif any(True for _ in part.parameters()):
+            self._style(part, SequenceParallel(sequence_dim=SEQUENCE, use_local_output=True))
+            part.register_forward_hook(_handed_out)
+        if word == "join":
+            part.register_forward_hook(lambda _, __, given: whole_of(given, self._mesh))
+
+    def _style(self, part: nn.Module, style: ParallelStyle) -> None:
+        parallelize_module(part, self._mesh, style)
+
+
+def _handed_out(part: nn.Module, given: tuple[Any, ...], outputs: Tensor) -> Tensor:
+    """Be the hook behind a unit: torch warns of sharded modules whose output is a view."""
+    return own(outputs)
+
+
+class _Entrance:
+    """The way into a split: column layers with the same input share one sum of its gradients.
+
+    Queries, keys and values are made of the same features: their gradients are added up on each
+    rank before the ranks add up theirs.
+    """
+
+    def __init__(self, mesh: DeviceMesh, *, sequence: bool, apart: Apart | None) -> None:
+        self._mesh, self._sequence, self._apart = mesh, sequence, apart
+        self._given: Tensor | None = None
+        self._spread: DTensor | None = None
+
+    def enter(self, part: nn.Module, given: tuple[Any, ...]) -> Any:
+        """Be the hook before a column layer."""
+        x, *others = given
+        if x is not self._given:
+            inside = self._given is not None  # another input of the same split
+            self._given, self._spread = x, self._whole(x)
+            if self._apart is not None and part.training and not inside:
+                self._apart.enter(x.device)
+        return (self._spread, *others)
+
+    def leave(self, part: nn.Module, given: tuple[Any, ...]) -> None:
+        """Be the hook before a row layer."""
+        self.forget()
+        if self._apart is not None:
+            self._apart.leave()
+
+    def forget(self) -> None:
+        """Let the tensor go."""
+        self._given = self._spread = None
+
+    def _whole(self, x: Tensor) -> DTensor:
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind) and x.is_floating_point():
+            x = x.to(torch.get_autocast_dtype(kind))  # else what is sent is twice as long
+        if self._sequence:
+            return joined(x, self._mesh)
+        return DTensor.from_local(x, self._mesh, [Replicate()], run_check=False)
+
+
+class _Dropping:
+    """Hooks around a dropout that works on a piece: every rank drops others."""
+
+    def __init__(self, apart: Apart) -> None:
+        self._apart = apart
+
+    def enter(self, part: nn.Module, given: tuple[Any, ...]) -> None:
+        """Be the hook before."""
+        if part.training:
+            self._apart.enter(given[0].device)
+
+    def leave(self, *_: Any) -> None:
+        """Be the hook behind."""
+        self._apart.leave()
+
+
+# --------------------------------------------------------------------------------- shared matrices
+
+
+def _shared(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return the places of each parameter that is in several."""
+    places: defaultdict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            places[parameter].append((part, name))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _tie(shared: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Module, str]) -> None:
+    """Let the places of shared parameters share them again, now that they are split.
+
+    Raises:
+        ConfigError: they are split in different ways.
+    """
+    for places in shared:
+        found = [getattr(part, name) for part, name in places]
+        ways = [p.placements if isinstance(p, DTensor) else None for p in found]
+        if any(way != ways[0] for way in ways):
+            raise ConfigError(
+                "the tensor plan splits a shared matrix in different ways",
+                given=", ".join(
+                    f"{names.get(part, type(part).__name__)}: {way or 'whole'}"
+                    for (part, _), way in zip(places, ways, strict=True)
+                ),
+                expected="the same word for all of its places",
+                remedy="vocabulary for both embedding and output layer",
+            )
+        for part, name in places[1:]:
+            setattr(part, name, found[0])
+
+
+def _split_loss(module: nn.Module, model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+    """Replace the criterion of a model whose output layer is here and split by tokens."""
+    here = set(module.modules())
+    for name, word in plan.words.items():
+        head = model.get_submodule(name)
+        if word == "vocabulary" and isinstance(head, nn.Linear) and head in here:
+            owner = cast(Any, model)
+            if callable(getattr(model, "criterion", None)):
+                owner.criterion = split_criterion(
+                    owner.criterion, group=mesh.get_group(), tokens=head.out_features
+                )
+            return

@@ -1,0 +1,209 @@
+"""What outer strategies have in common whose members carry models of their own.
+
+Members start from the same parameters, meet every `every` steps with some of the others, and agree
+on one model, the plain mean, only when the run ends. What all agree on in between is that a round
+took place, and what everybody gave: the chain of the digests of all rounds is what they compare
+when they join. A newcomer becomes a copy of one donor; a checkpoint keeps every member's model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
+from atoll.errors import ConfigError, LossNotFinite
+from atoll.group.base import Group
+from atoll.strategies.base import Committed, SyncResult, Traffic
+from atoll.strategies.codec_selection import codec_state, load_codec_state
+from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.outer.periodic import outcome, start_volume
+from atoll.strategies.rounds.all_to_all import VectorSwap
+from atoll.strategies.rounds.initial_sync import same_start
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.traffic import swapped, total, volume
+from atoll.strategies.vectors.flat import Flat, digest, length
+from atoll.task import Task
+
+BASE = "shared.base"
+COUNTERS = "own.counters"
+
+
+class ApartOuter(OuterDefaults, ABC):
+    """See the module's docstring."""
+
+    one_model = False
+    one_state = False
+
+    def __init__(self, *, every: int, clock: Clock | None = None) -> None:
+        """Meet every so many steps.
+
+        Raises:
+            ConfigError: it is less than 1.
+        """
+        if every < 1:
+            raise ConfigError("every is too small", given=every, expected="1 or more")
+        self._every = every
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._base = "start"
+        self._next = every
+        self._resumed = False
+        """What was loaded last was this member's own state, not that of a donor."""
+
+    # ------------------------------------------------------- what a subclass decides
+
+    @abstractmethod
+    def _round(self, task: Task) -> SyncResult | None:
+        """Hold a round, or begin one."""
+
+    @abstractmethod
+    def _round_volume(self, elements: int, peers: int, *, round_: int, rank: int) -> Traffic:
+        """Return the bytes of one round."""
+
+    @property
+    def _own_weight(self) -> float:
+        """What this member's model weighs in the last mean."""
+        return 1.0
+
+    def _stand(self, task: Task) -> None:
+        """Take the model as it is for where this member stands."""
+
+    # --------------------------------------------------------------------- the moments
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Get ready; nothing crosses the network yet.
+
+        Raises:
+            ConfigError: the codec does not encode whole vectors.
+        """
+        self._group, self._codec = group, codec
+        self._swaps = VectorSwap(group, codec)
+        self._meeting = Meeting(group, self._clock, codec=codec)
+        self._flat = Flat.of(task)
+        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        self._num_parameters = task.num_parameters
+        self._scratch = self._flat.new()
+        self._stand(task)
+        self._plan(task)
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        number = task.round
+        vector, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        self._base = digest(vector)
+        self._stand(task)
+        self._plan(task)
+        seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in rounds[0].seconds}
+        return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Hold a round if one is due."""
+        if task.step < self._next:
+            return None
+        result = self._round(task)
+        self._plan(task)
+        return result
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Make one model of all: the plain mean, exactly, in which a copy's weight counts."""
+        entered = self._clock.monotonic()
+        now = self._flat.read(self._scratch)
+        self._check(now, task)
+        number, prepare_s = task.round, self._clock.monotonic() - entered
+        agreed = self._meeting.hold(
+            task, [now], codec=make_codec("fp32"), weight=self._own_weight, base=self._base,
+            key="finish",
+        )  # fmt: skip
+        began = self._clock.monotonic()
+        mean = agreed.reduced.tensors[0]
+        moved = length(mean - now)
+        self._flat.write(mean)
+        self._stand(task)
+        self._advance(task, agreed.reduced.digest)
+        seconds = agreed.seconds | {"prepare": prepare_s, "apply": self._clock.monotonic() - began}
+        return outcome(agreed, number, seconds, digest=self._base, delta_norm=moved)
+
+    def _plan(self, task: Task) -> None:
+        """Begin the period until the next round."""
+        self._next = (task.step // self._every + 1) * self._every
+        task.begin_period(self._next)
+
+    def _check(self, vector: Tensor, task: Task) -> float:
+        """Return the norm of what is about to be shared.
+
+        Raises:
+            LossNotFinite: it is not finite.
+        """
+        norm = length(vector)
+        if not math.isfinite(norm):
+            raise LossNotFinite(
+                "the parameters are not finite; they were not given to others",
+                given=f"member {task.member}, step {task.step}",
+                expected="finite parameters",
+                remedy="lower the learning rate, or clip the gradients",
+            )
+        return norm
+
+    def _advance(self, task: Task, digest_: str) -> None:
+        """A round was committed and applied."""
+        chain = (self._base + digest_).encode()
+        self._base = hashlib.blake2b(chain, digest_size=16).hexdigest()
+        task.round += 1
+
+    # ----------------------------------------------------------------------------- state
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of this member's own parameters and buffers."""
+        return digest(self._flat.read(self._scratch))
+
+    def committed(self, task: Task) -> Committed:
+        """Return the model as it is: there is no other."""
+        return Committed(task.step, self._base)
+
+    def rejoin(self, task: Task) -> None:
+        """Count from here, or as one's own saved state says; see :meth:`Outer.rejoin`."""
+        self._meeting.restart()
+        if self._resumed and self._next > task.step:
+            task.begin_period(self._next)
+        else:
+            self._plan(task)
+        self._resumed = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the chain of all rounds, the counter and what the codec still owes."""
+        base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
+        own = {BASE: base, COUNTERS: torch.tensor([self._next])}
+        return own | codec_state(self._codec)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned; of another member's state only what is shared."""
+        self._base = bytes(state[BASE].tolist()).decode()
+        self._resumed = COUNTERS in state
+        if self._resumed:
+            self._next = int(state[COUNTERS][0])
+        load_codec_state(self._codec, state)
+
+    _last_rounds = 0
+    """Rounds at the end in which nobody gives anything."""
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`."""
+        start, end = start_volume(peers, rank=rank), volume(
+            make_codec("fp32"), elements, peers, rank=rank
+        )  # fmt: skip
+        rounds = [
+            self._round_volume(elements, peers, round_=number, rank=rank)
+            for number in range(1, 1 + self._rounds(steps))
+        ]
+        return total([start, *rounds, *[swapped([], [])] * self._last_rounds, end])
+
+    def _rounds(self, steps: int) -> int:
+        """Return how many rounds there are between start and end."""
+        return steps // self._every

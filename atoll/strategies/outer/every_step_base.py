@@ -1,0 +1,332 @@
+"""What outer strategies have in common that meet in every step.
+
+A round may consist of several exchanges: one `exchange(floor, plan)` reduces and swaps in the same
+order on every member, changes no state, and is called anew after an abort; its outcome is applied
+after the commit. What members stand on is known by a chain of digests, as replicas need not be
+equal. Floating-point buffers are averaged plainly, uncompressed, in an exchange of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
+from atoll.errors import ConfigError, LossNotFinite
+from atoll.group.base import Group, Parcel, Reduced, Resting, Swapped
+from atoll.group.run_round import Transacted
+from atoll.strategies.base import Committed, SyncResult, Traffic, any_overflowed, told_weight
+from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.outer.periodic import Weigher, outcome
+from atoll.strategies.rounds.initial_sync import same_start
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.traffic import total, volume
+from atoll.strategies.vectors.flat import Flat, digest, length
+from atoll.task import Task
+from atoll.wire.messages import RoundPlan
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Came(Generic[V]):
+    """What the exchanges of one round came to: the same on every member, but for `value`."""
+
+    value: V
+    contributors: tuple[str, ...]
+    """Whose values count."""
+    weight: float
+    """Sum of their weights."""
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Where members exchange things: waits so that others may read the state meanwhile."""
+
+    group: Group
+    resting: Resting
+    weight: float
+    """Of this member's values."""
+
+    def reduce(self, xs: Sequence[Tensor], *, codec: Codec, key: str) -> Reduced:
+        """Return the weighted mean; see :meth:`Group.reduce`."""
+        work = self.group.reduce(xs, codec=codec, weight=self.weight, key=key)
+        with self.resting():
+            return work.wait()
+
+    def swap(self, parcels: Sequence[Parcel]) -> Swapped:
+        """Return what others gave; see :meth:`Group.swap`."""
+        work = self.group.swap(parcels, weight=self.weight)
+        with self.resting():
+            return work.wait()
+
+
+Exchanging = Callable[[Floor, RoundPlan], Came[V]]
+
+
+def hashed(*digests: str) -> str:
+    """Return one digest for several."""
+    return hashlib.blake2b("\0".join(digests).encode(), digest_size=16).hexdigest()
+
+
+class Lockstep(OuterDefaults):
+    """Rounds in every step; see the module's docstring."""
+
+    def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
+        """Weigh contributions by `tokens` or `equal`."""
+        self._weigher = Weigher(weight)
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._base = "start"
+        self._last: SyncResult | None = None
+
+    # -------------------------------------------------------------------------- beginning
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Get ready for the task's parameters and buffers."""
+        self._meeting, self._codec = Meeting(group, self._clock), codec
+        self._parameters = task.parameters()
+        self._flat = Flat(self._parameters, task=task)
+        self._buffers = Flat(task.buffers(), task=task)
+        self._whole = Flat([*self._parameters, *self._buffers.tensors], task=task)
+        self.rejoin(task)
+
+    def rejoin(self, task: Task) -> None:
+        """Count from here; see :meth:`Outer.rejoin`."""
+        self._weigher.reset(task)
+        self._meeting.restart()
+        task.free_period()
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, those of the first member."""
+        number = task.round
+        vector, rounds = same_start(task, self._whole, self._meeting, base=self._base)
+        self._base = digest(vector)
+        return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Return the round that was held before the optimizer's step."""
+        result, self._last = self._last, None
+        return result
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters and buffers as they are."""
+        return digest(self._whole.read())
+
+    def committed(self, task: Task) -> Committed:
+        """Return the parameters as they are; the chain of digests says what they stand on."""
+        return Committed(task.step, self._base)
+
+    # ----------------------------------------------------------------------------- a round
+
+    def _hold(
+        self, task: Task, exchange: Exchanging[V], *, weight: float, norm: float
+    ) -> Transacted[Came[V]]:
+        """Return what all members committed."""
+        floor = Floor(self._meeting.group, task.gate.resting, weight)
+        return self._meeting.hold_with(
+            task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
+        )
+
+    def _with_buffers(self, exchange: Exchanging[V]) -> Exchanging[tuple[V, Tensor | None]]:
+        """Return an exchange that averages the buffers too, if there are any."""
+        if not self._buffers.tensors:
+            return lambda floor, plan: _beside(exchange(floor, plan), None)
+        buffers, codec = self._buffers.read(), make_codec("fp32")
+
+        def both(floor: Floor, plan: RoundPlan) -> Came[tuple[V, Tensor | None]]:
+            came = exchange(floor, plan)
+            return _beside(came, floor.reduce([buffers], codec=codec, key="buffers"))
+
+        return both
+
+    def _note(
+        self, task: Task, agreed: Transacted[Came[V]], *, seconds: Mapping[str, float], norm: float
+    ) -> SyncResult:
+        """A round was applied: move on, and return what it was like."""
+        came = agreed.reduced
+        self._base = hashed(self._base, came.digest)
+        self._weigher.reset(task)
+        number, task.round = task.round, task.round + 1
+        return SyncResult(
+            round=number, contributors=came.contributors, weight=came.weight,
+            seconds=agreed.seconds | dict(seconds), sent_bytes=agreed.sent_bytes,
+            received_bytes=agreed.received_bytes, delta_norm=norm, digest=self._base,
+            aborted=agreed.attempts - 1,
+        )  # fmt: skip
+
+    def _counts(self, contributors: Sequence[str]) -> bool:
+        """Return whether this member's values are among those of a round."""
+        return self._meeting.group.me in contributors
+
+    # ------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the next round stands on, and the counters."""
+        base = torch.tensor(list(self._base.encode()), dtype=torch.uint8)
+        return {"shared.base": base, "own.counters": self._weigher.state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        self._base = bytes(state["shared.base"].tolist()).decode()
+        if "own.counters" in state:
+            self._weigher.load(state["own.counters"])
+
+    def _adopt(self, name: str, vector: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Copy an entry of a state into a vector; zero it where the state has none.
+
+        Raises:
+            ConfigError: it is of another model.
+        """
+        found = state.get(name)
+        if found is None:
+            vector.zero_()
+            return
+        if found.shape != vector.shape:
+            raise ConfigError(
+                "this state belongs to another model",
+                given=f"{name} of {found.numel()} elements", expected=f"{vector.numel()}",
+            )  # fmt: skip
+        vector.copy_(found)
+
+    # ----------------------------------------------------------------------------- traffic
+
+    def _split(self, elements: int) -> tuple[int, int]:
+        """Return how many of a model's numbers are trained, and how many are buffers.
+
+        Before it is set up with a model, and for another one, all of them count as trained.
+        """
+        whole: Flat | None = getattr(self, "_whole", None)
+        if whole is None or whole.num_elements != elements:
+            return elements, 0
+        return self._flat.num_elements, self._buffers.num_elements
+
+
+def _beside(came: Came[V], buffers: Reduced | None) -> Came[tuple[V, Tensor | None]]:
+    """Put the mean of the buffers beside what else was exchanged."""
+    if buffers is None:
+        return Came((came.value, None), came.contributors, came.weight, came.digest)
+    return Came(
+        (came.value, buffers.tensors[0]), came.contributors, came.weight,
+        hashed(came.digest, buffers.digest),
+    )  # fmt: skip
+
+
+class GradientRounds(Lockstep, ABC, Generic[V]):
+    """Rounds about gradients, before the optimizer's step: every member takes the same step."""
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Get ready for gradients of the task's parameters."""
+        super().setup(task, group=group, codec=codec)
+        self._gradient = self._flat.new()
+
+    def gradients(self, task: Task) -> None:
+        """Combine the members' gradients; what follows from them is up to the subclass."""
+        entered = self._clock.monotonic()
+        norm = self._read(task)
+        exchange = self._with_buffers(self.prepare(task, self._gradient))
+        prepare_s = self._clock.monotonic() - entered
+        task.period.done += 1  # the step whose gradients these are
+        try:
+            weight = told_weight(self._weight(task), overflowed=task.overflowed)
+            agreed = self._hold(task, exchange, weight=weight, norm=norm)
+        finally:
+            task.free_period()
+        began = self._clock.monotonic()
+        value, buffers = agreed.reduced.value
+        if buffers is not None:
+            self._buffers.write(buffers)
+        task.skipped, delta_norm = any_overflowed(agreed.reduced.weight), 0.0
+        if not task.skipped:
+            delta_norm = self.apply(task, value, counted=self._counts(agreed.reduced.contributors))
+        apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
+        seconds = {"prepare": prepare_s, "apply": apply_s}
+        self._last = self._note(task, agreed, seconds=seconds, norm=delta_norm)
+
+    @abstractmethod
+    def prepare(self, task: Task, gradient: Tensor) -> Exchanging[V]:
+        """Return the exchange of this step's gradient, a vector that stays until it is applied."""
+
+    @abstractmethod
+    def apply(self, task: Task, value: V, *, counted: bool) -> float:
+        """Take the outcome's value over; return the norm of the direction.
+
+        `counted` tells whether this member's own values are in it.
+        """
+
+    def _read(self, task: Task) -> float:
+        """Read the gradients; return their norm.
+
+        Raises:
+            LossNotFinite: one of them is not finite.
+        """
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        Flat([p.grad for p in self._parameters if p.grad is not None]).read(self._gradient)
+        norm = length(self._gradient)
+        if not math.isfinite(norm):
+            raise LossNotFinite(
+                "a gradient is not finite; it was not shared",
+                given=f"member {task.member}, step {task.step + 1}",
+                expected="finite gradients",
+                remedy="lower the learning rate",
+            )
+        return norm
+
+    def _weight(self, task: Task) -> float:
+        """Return the weight of this step, which is not counted as done yet."""
+        if self._weigher.kind == "equal":
+            return 1.0
+        return float(max(task.tokens - self._weigher.tokens, 0) or 1)
+
+    def _write_gradients(self, direction: Tensor) -> None:
+        """Give the inner optimizer its gradients."""
+        Flat([p.grad for p in self._parameters if p.grad is not None]).write(direction)
+
+
+def one_round(exchanges: Sequence[Traffic]) -> Traffic:
+    """Return what the exchanges of one round weigh together."""
+    return replace(total(list(exchanges)), rounds=1)
+
+
+def buffer_volume(buffers: int, peers: int, *, rank: int) -> Traffic:
+    """Return what it weighs to average the buffers once."""
+    if not buffers:
+        return Traffic(0, 0, 0, 0, 0)
+    return volume(make_codec("fp32"), buffers, peers, rank=rank)
+
+
+def dense_codec(codec: Codec, *, method: str, why: str) -> Codec:
+    """Return the codec if it gives every number with little loss and remembers nothing.
+
+    Raises:
+        ConfigError: it does not; `why` says why the method needs it.
+    """
+    if _is_dense(codec):
+        return codec
+    nearest = codec.base.spec if _is_dense(codec.base) else "fp16"
+    raise ConfigError(
+        f"{method} cannot use codec {codec.spec}", given=why,
+        expected="a codec that sends every number and keeps no state: fp32, fp16, bf16, int8",
+        remedy=f"codec = {nearest!r}",
+    )  # fmt: skip
+
+
+def _is_dense(codec: Codec) -> bool:
+    if codec.base is not codec or codec.gathers:
+        return False
+    with torch.device("cpu"):  # also where the model is only shapes
+        probe = torch.linspace(1.0, 2.0, 1024)
+        found = codec.decode(codec.encode(probe, key="probe"))
+        return bool((found - probe).abs().max() <= 0.05)

@@ -1,0 +1,113 @@
+"""No agreement at all: every member trains its own model.
+
+Rounds still happen now and then, without tensors: they are the moments at which a stop is heard
+and a checkpoint can be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.clock import RealClock
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
+from atoll.errors import ConfigError
+from atoll.group.base import Group
+from atoll.strategies.base import Committed, Outer, SyncResult, Traffic
+from atoll.strategies.outer.base import OuterDefaults
+from atoll.strategies.outer.periodic import outcome
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.traffic import times, volume
+from atoll.strategies.vectors.flat import Flat, digest
+from atoll.task import Task
+
+BASE = "alone"
+"""Members stand on different states on purpose; this is what they say instead of a digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """Options of training without agreement."""
+
+    every: int = 100
+    """Optimizer steps between two moments at which a stop is heard or a checkpoint taken."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return AloneOuter(self)
+
+
+class AloneOuter(OuterDefaults):
+    """See the module's docstring."""
+
+    one_model = False
+    inherits = False
+
+    def __init__(self, options: Alone) -> None:
+        """Check the options."""
+        if options.every < 1:
+            raise ConfigError("every is too small", given=options.every, expected="1 or more")
+        self.options = options
+        self._exact = make_codec("fp32")
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Remember the group."""
+        self._meeting = Meeting(group, RealClock())
+        self._state = Flat.of(task)
+        self._held = task.step
+        task.free_period()
+
+    def rejoin(self, task: Task) -> None:
+        """Go on with the own model; only the number of meetings held is the others'."""
+        self._meeting.restart()
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Do nothing: everybody starts from where it likes."""
+        return None
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Meet without tensors, if it is time."""
+        return self._meet(task) if task.step % self.options.every == 0 else None
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Meet once more if there were steps since."""
+        return self._meet(task) if task.step > self._held else None
+
+    def _meet(self, task: Task) -> SyncResult:
+        number = task.round
+        agreed = self._meeting.hold(
+            task, [torch.zeros(1)], codec=self._exact, weight=1.0, base=BASE, key="alone"
+        )
+        task.round, self._held = number + 1, task.step
+        task.free_period()
+        return outcome(agreed, number, agreed.seconds, digest="", delta_norm=0.0)
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters and buffers as they are."""
+        return digest(self._state.read())
+
+    def committed(self, task: Task) -> Committed:
+        """Return the own model: there is no common one."""
+        return Committed(task.step, BASE)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return when members met last."""
+        return {"own.held": torch.tensor(self._held)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        if "own.held" in state:
+            self._held = int(state["own.held"])
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends: one number now and then."""
+        meetings = -(-steps // self.options.every)
+        return times(volume(self._exact, 1, peers, rank=rank), meetings)

@@ -1,0 +1,120 @@
+"""Asynchronous Local SGD: members push when they like, momentum moves once in N arrivals.
+
+Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling"
+(https://arxiv.org/abs/2401.09135): delayed Nesterov (Algorithm 2, see
+`atoll.reducer.update_rules.DelayedNesterov`) and dynamic local updates (section 4.2): a member that
+is slow does fewer steps, H_i = floor(v_i / max_j v_j H) with v the measured steps per second, so
+that all push equally often.
+
+Differs from the paper:
+  * the state is agreed on now and then in a round of all members, so that it survives the server;
+  * the schedule follows the steps that all members together have done;
+  * data is dealt by slots as for every other method, not re-sampled by how far shards lag behind;
+  * floating-point buffers move by a member's share of their change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.errors import ConfigError
+from atoll.strategies.base import Outer
+from atoll.strategies.parameter_server.base import ServedOuter
+from atoll.strategies.parameter_server.options import check_lateness
+from atoll.wire.parameter_server_messages import Setup
+
+OPTIMIZERS = ("delayed-nesterov", "nesterov", "momentum", "sgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous:
+    """Options of asynchronous Local SGD."""
+
+    every: int = 50
+    """Optimizer steps between two pushes of the fastest member (H)."""
+    outer_optimizer: str = "delayed-nesterov"
+    """What the server does with a move: `delayed-nesterov`; or, one by one as they come,
+    `nesterov`, `momentum` or `sgd`."""
+    outer_lr: float = 0.7
+    """Its rate."""
+    outer_momentum: float = 0.9
+    """Its momentum; `sgd` has none."""
+    buffer: int = 0
+    """Arrivals per step of delayed Nesterov's momentum (N); 0: as many as there are members."""
+    activation: float = 0.0
+    """How much of the momentum every arrival moves already (c), 0 to 1/N."""
+    dynamic: bool = True
+    """Whether slow members do fewer steps, by measured speed."""
+    staleness: str = "constant"
+    """What a late move counts: `constant` (all of it), `inverse` (1 / lateness) or `power`."""
+    staleness_power: float = 0.5
+    """The a of `power`: (1 + lateness) ** -a."""
+    max_staleness: int = 0
+    """Moves that are later than this are dropped; 0: none is."""
+    servers: int = 1
+    """Parameter servers that the vector is spread over."""
+    anchor_every: int = 0
+    """Steps of the schedule between two rounds of all members; 0: ten times `every`."""
+    reply: str = "fp32"
+    """Codec of the vector that comes back: fp32, bf16 or fp16."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return AsynchronousOuter(self)
+
+
+class AsynchronousOuter(ServedOuter):
+    """See the module's docstring."""
+
+    def __init__(self, options: Asynchronous) -> None:
+        """Check the options."""
+        super().__init__(
+            every=options.every, servers=options.servers, anchor_every=options.anchor_every,
+            reply=options.reply, weight="equal",
+        )  # fmt: skip
+        check_lateness(options.staleness, options.staleness_power, options.max_staleness)
+        if options.outer_optimizer not in OPTIMIZERS:
+            raise ConfigError(
+                "unknown outer optimizer", given=repr(options.outer_optimizer),
+                expected=f"one of {', '.join(OPTIMIZERS)}",
+            )  # fmt: skip
+        if not options.outer_lr > 0 or not 0 <= options.outer_momentum < 1:
+            raise ConfigError(
+                "the outer optimizer cannot work with these numbers",
+                given=f"outer_lr = {options.outer_lr}, outer_momentum = {options.outer_momentum}",
+                expected="outer_lr above 0 and outer_momentum of 0 up to below 1",
+            )
+        if options.outer_optimizer != "sgd" and options.outer_momentum == 0:
+            raise ConfigError(
+                f"outer optimizer {options.outer_optimizer} does not work without momentum",
+                given="outer_momentum = 0", expected="outer_momentum above 0 and below 1",
+                remedy='outer_optimizer = "sgd" has none',
+            )  # fmt: skip
+        if options.buffer < 0 or not 0 <= options.activation <= 1 / max(1, options.buffer):
+            raise ConfigError(
+                "delayed Nesterov cannot work with these numbers",
+                given=f"buffer = {options.buffer}, activation = {options.activation}",
+                expected="buffer of 0 or more, activation of 0 to 1 / buffer",
+            )
+        self.options = options
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a single member's moves are only added up."""
+        return self.options.outer_optimizer == "sgd" and self.options.outer_lr == 1.0
+
+    def server_setup(self, parameters: int, members: int) -> Setup:
+        """Return how a server works; see :meth:`ServedState.server_setup`."""
+        options = self.options
+        buffer = options.buffer or members
+        return Setup(
+            rule=options.outer_optimizer, rate=options.outer_lr, momentum=options.outer_momentum,
+            buffer=buffer, activation=min(options.activation, 1 / buffer),
+            mode="asynchronous", staleness=options.staleness, power=options.staleness_power,
+            limit=options.max_staleness, every=options.every, dynamic=options.dynamic,
+            parameters=parameters, reply=options.reply,
+        )  # fmt: skip

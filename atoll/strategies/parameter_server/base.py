@@ -1,0 +1,291 @@
+"""What methods with parameter servers have in common: pushes at any time, and anchors.
+
+Between anchors nobody waits for anybody, unless the servers' clocks say so: a member pushes what it
+has learned and gets the newest vector back. Every `anchor_every` steps of the schedule, at the end,
+and whenever a server has forgotten everything, the members hold an ordinary committed round (see
+`atoll.strategies.parameter_server.sync_points`). The common state is that of the last anchor: who comes late takes it
+over, checkpoints keep it, and servers are loaded with it. A server that dies takes with it what
+nobody had pulled yet, and its momentum falls back to the anchor's.
+
+How far the schedule has come is what all members together have done: steps divided by members.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec
+from atoll.errors import ConfigError, LossNotFinite, from_dict
+from atoll.group.base import Group
+from atoll.strategies.base import SyncResult
+from atoll.strategies.outer.periodic import outcome
+from atoll.strategies.parameter_server.client import Serving, Shards, Taken, rule_state
+from atoll.strategies.parameter_server.state import ServedState
+from atoll.strategies.parameter_server.sync_points import Anchored, Shard, View, meet
+from atoll.strategies.rounds.initial_sync import same_start
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.vectors.flat import Flat, length, pseudo_gradient
+from atoll.task import Period, Task
+from atoll.wire.messages import RoundPlan
+from atoll.wire.parameter_server_messages import Setup
+
+log = logging.getLogger(__name__)
+
+
+class ServedOuter(ServedState):
+    """Members of parameter servers; see the module's docstring."""
+
+    # ------------------------------------------------------------ what a subclass may decide
+
+    moves = True
+    """What is pushed are moves of the parameters, which count whenever they arrive."""
+
+    def learned(self, task: Task) -> Tensor:
+        """Return what to push: here the move since the last pull, `start - now`."""
+        return pseudo_gradient(self._start, self._flat.read(self._scratch), out=self._scratch)
+
+    def push_rate(self) -> float:
+        """Return the rate that goes along with a push."""
+        return 1.0
+
+    # -------------------------------------------------------------------- the two moments
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Take the parameters as they are for the common state."""
+        if group.policy.aggregate != "mean" or codec.spec.startswith("ef21"):
+            raise ConfigError(
+                "parameter servers apply what single members push as it comes",
+                given=f"aggregate = {group.policy.aggregate!r}, codec = {codec.spec!r}",
+                expected='aggregate = "mean", and a codec whose packets stand for themselves',
+                remedy='outer = "diloco" works with both',
+            )
+        self._meeting, self._codec, self._group = Meeting(group, self._clock), codec, group
+        self._flat = Flat.of(task)
+        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        self._shards = Shards(
+            task.num_parameters, self._flat.num_elements, servers=self._num_servers
+        )
+        self._start, self._scratch = self._flat.read(), self._flat.new()
+        self._anchor = self._start.clone()
+        self._rules = [rule_state(self._setup_of(n)) for n in range(self._num_servers)]
+        self._versions = [0] * self._num_servers
+        self._anchor_versions = [0] * self._num_servers
+        self._serving = Serving(group, self._shards, self._clock)
+        self._weigher.reset(task)
+        self._mark_bytes()
+        self._new_period(task, self._every, self._every)
+
+    def rejoin(self, task: Task) -> None:
+        """Put the anchor's state into the model and count from here; see :meth:`Outer.rejoin`."""
+        self._start.copy_(self._anchor)
+        self._flat.write(self._start)
+        if not self._resumed:  # another's state: this member was not among those that made it
+            self._members, self._owed, self._alone = (), None, False
+        self._resumed = False
+        self._serving.forget()
+        self._weigher.reset(task)
+        self._meeting.restart()
+        self._mark_bytes()
+        self._new_period(task, self._every, self._every)
+
+    def begin(self, task: Task) -> SyncResult | None:
+        """Make sure that all start from the same parameters, and load the servers with them."""
+        number = task.round
+        vector, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        last = rounds[-1]
+        self._anchor, self._start = vector, vector.clone()
+        self._settle(task, last.plan, last.reduced.contributors)
+        self._mark_bytes()
+        self._enter_servers(task, patient=False)
+        seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in last.seconds}
+        return outcome(last, number, seconds, digest=self._base, delta_norm=0.0)
+
+    def sync(self, task: Task) -> SyncResult | None:
+        """Push what was learned if it is time; hold an anchor if one is due."""
+        self._done += 1
+        self._since += 1
+        if self._alone:
+            return self._hold(task) if task.step >= self._next_anchor else None
+        if not self._serving.attached and not self._enter_servers(task, patient=True):
+            return self._hold(task)
+        if self._done < self._planned:
+            return None
+        if not self._push(task) or self._hurry or task.step >= self._next_anchor:
+            return self._hold(task)
+        return None
+
+    def finish(self, task: Task) -> SyncResult | None:
+        """Push what is left and hold a last anchor; again, until all members have come so far."""
+        if self._final:
+            return None
+        if not self._alone:
+            if not self._serving.attached and not self._enter_servers(task, patient=True):
+                return replace(self._hold(task), more=True)
+            if (self._done or self._owed is not None) and not self._push(task):
+                return replace(self._hold(task), more=True)
+        return self._hold(task, done=True)
+
+    # ----------------------------------------------------------------------------- servers
+
+    def _enter_servers(self, task: Task, *, patient: bool) -> bool:
+        """Take part at the servers; return whether they stand on this member's anchor.
+
+        A member that comes late takes over what they hold; what it computed before is dropped.
+        """
+        if self._alone:
+            return True
+        fresh = bool(self._members)
+        # Right after an anchor nobody may look yet: its result is not in the task's past.
+        with task.gate.resting() if patient else nullcontext():
+            taken = self._serving.attach(self._epoch, self._members, self._load_of, patient=patient)
+        if taken is None:
+            return False
+        if not fresh:
+            self._take(task, taken)
+        elif not self._done:
+            self._new_period(task, taken.first.steps, taken.first.length)
+        return True
+
+    def _load_of(self, number: int) -> tuple[Shard, Setup, float]:
+        """Return what a server is loaded with."""
+        return self._anchor_shard(number), self._setup_of(number), float(self._anchor_step)
+
+    def _push(self, task: Task) -> bool:
+        """Push what was learned and take the newest vector; return False if that is unknown."""
+        vector, steps = self.learned(task), self._done
+        if not math.isfinite(length(vector)):
+            raise LossNotFinite(
+                "what this member has learned is not finite; it was not pushed",
+                given=f"member {task.member}, step {task.step}",
+                expected="finite numbers",
+                remedy="lower the learning rate, or clip the gradients",
+            )
+        if self._owed is not None:
+            vector.add_(self._owed)
+        with task.gate.resting():
+            taken = self._serving.push(
+                vector, self._codec, anchor=self._epoch, versions=self._versions, steps=steps,
+                weight=self._weigher.weight(task), rate=self.push_rate(),
+            )  # fmt: skip
+        task.waited_s += self._serving.take_waited()
+        self._codec.settle(committed=taken.accepted)
+        self._owed = self._undelivered(vector, taken)
+        if taken.refused is not None:
+            raise from_dict(taken.refused)
+        if taken.lost:
+            self._weigher.reset(task)
+            return False
+        self._take(task, taken)
+        return True
+
+    def _undelivered(self, vector: Tensor, taken: Taken) -> Tensor | None:
+        """Return the part of a push that servers which know nothing could not apply."""
+        if not taken.lost or not self.moves:
+            return None
+        owed = torch.zeros_like(vector)
+        for number in taken.lost:
+            self._shards.put(owed, number, self._shards.take(vector, number))
+        return owed
+
+    def _take(self, task: Task, taken: Taken) -> None:
+        """Go on from what the servers hold."""
+        for number, values in taken.values.items():
+            self._shards.put(self._start, number, values)
+        self._versions = taken.versions
+        self._flat.write(self._start)
+        self._hurry = taken.first.hurry
+        self._weigher.reset(task)
+        _come_to(task, int(taken.first.progress + 1e-6))
+        self._new_period(task, taken.first.steps, taken.first.length)
+
+    def _new_period(self, task: Task, steps: int, length: int) -> None:
+        """Plan the steps until the next push."""
+        left = task.last - task.step
+        if 0 < left < length:
+            steps, length = max(1, -(-steps * left // length)), left
+        task.period = Period(task.step, length, steps)
+        self._done, self._planned = 0, steps
+
+    # ----------------------------------------------------------------------------- anchors
+
+    def _hold(self, task: Task, *, done: bool = False) -> SyncResult:
+        """Hold an anchor: what the servers have becomes the common state."""
+        number = task.round
+        if self._alone:
+            self._flat.read(self._start)
+            self._versions = [version + 1 for version in self._versions]
+        else:
+            self._serving.rest(self._epoch, final=done)
+        task.waited_s += self._serving.take_waited()
+        entered = self._clock.monotonic()
+        period = replace(self._meeting.period(task), steps=self._since)
+        step = max(task.step, int(self._serving.progress + 1e-6))
+
+        def exchange(plan: RoundPlan) -> Anchored:
+            fetch = not self._alone and plan.members[0] == self._group.me
+            shards = [self._known(server, fetch=fetch) for server in range(self._num_servers)]
+            view = View(shards, float(step), done)
+            return meet(self._group, plan, view, resting=nullcontext)
+
+        prepare_s = self._clock.monotonic() - entered
+        work = self._meeting.start(task, exchange, base=self._base, period=period)
+        with task.gate.resting():
+            agreed = work.wait()
+        self._meeting.obey(task, agreed)
+        began, found = self._clock.monotonic(), agreed.reduced
+        norm = self._adopt(found)
+        self._final = found.done
+        _come_to(task, int(found.progress))
+        self._settle(task, agreed.plan, found.contributors)
+        task.round = number + 1
+        sent, received = self._mark_bytes()
+        apply_s = self._clock.monotonic() - began
+        self._meeting.applied(apply_s)
+        if not self._final:
+            self._enter_servers(task, patient=False)
+        seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
+        result = outcome(agreed, number, seconds, digest=self._base, delta_norm=norm)
+        more = done and not self._final
+        return replace(result, sent_bytes=sent, received_bytes=received, more=more)
+
+    def _known(self, number: int, *, fetch: bool) -> Shard:
+        """Return what a server holds if it can be fetched, else what this member pulled last."""
+        own = replace(
+            self._anchor_shard(number),
+            theta=self._shards.take(self._start, number).clone(),
+            version=self._versions[number],
+        )
+        found = self._serving.fetch(self._epoch, own, server=number) if fetch else None
+        return own if found is None else found
+
+    def _settle(self, task: Task, plan: RoundPlan, members: tuple[str, ...]) -> None:
+        """Stand on an anchor that was just committed."""
+        # Numbers of plans begin anew when a run is taken up by another hub; those of anchors never.
+        self._epoch = max(plan.epoch, self._epoch + 1)
+        self._anchor_step, self._members = task.step, members
+        self._alone = self.is_plain and plan.route == "alone"
+        self._hurry, self._since = False, 0
+        self._base = self._digest()
+        self._serving.forget()
+        self._weigher.reset(task)
+        self._new_period(task, self._every, self._every)
+
+    def _mark_bytes(self) -> tuple[int, int]:
+        """Return what was sent and received since the last call."""
+        before = self._marked
+        self._marked = (self._group.sent_bytes, self._group.received_bytes)
+        return self._marked[0] - before[0], self._marked[1] - before[1]
+
+
+def _come_to(task: Task, step: int) -> None:
+    """Let the schedule stand where all members together have come, if that is further."""
+    for _ in range(step - task.step):
+        task.step += 1
+        if task.scheduler is not None:
+            task.scheduler.step()

@@ -1,0 +1,319 @@
+"""One member's dealings with the parameter servers of its job; every wait has an end.
+
+Which part of a vector lies on which parameter server: consistent hashing of blocks.
+
+Servers stand on a ring of hashes at many points each; a block belongs to the server that comes
+next after its own hash. With another number of servers only the blocks move that have to.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock
+from atoll.codec.base import Codec, Packet
+from atoll.codec.registry import make_codec
+from atoll.errors import DeadlineExceeded, PeerLost, from_dict
+from atoll.group.base import Group, Work
+from atoll.group.in_process.servers import Asked, rule_state
+from atoll.strategies.parameter_server.sync_points import Shard
+from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
+
+POINTS = 128
+"""Points of each server on the ring."""
+BLOCKS = 256
+"""Blocks per server that a vector is cut into, unless they became smaller than `LEAST`."""
+LEAST = 16
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def assign(blocks: int, servers: int) -> list[int]:
+    """Return the server of every block."""
+    ring = sorted((_hash(f"server {s} {k}"), s) for s in range(servers) for k in range(POINTS))
+    keys = [key for key, _ in ring]
+    return [ring[bisect.bisect(keys, _hash(f"block {b}")) % len(ring)][1] for b in range(blocks)]
+
+
+class Shards:
+    """The parts of one flat vector, by server; pure and the same on every member."""
+
+    def __init__(self, parameters: int, elements: int, *, servers: int) -> None:
+        """Cut a vector.
+
+        Args:
+            parameters: Leading elements that are dealt to all servers.
+            elements: Of the vector; those behind the parameters (buffers) are the first server's.
+            servers: How many, >= 1.
+        """
+        self.elements, self.num_parameters = elements, parameters
+        size = max(LEAST, -(-parameters // (BLOCKS * servers))) if servers > 1 else parameters
+        starts = list(range(0, parameters, size)) if size else []
+        owners = assign(len(starts), servers) if servers > 1 else [0] * len(starts)
+        self._parts: list[list[slice]] = [[] for _ in range(servers)]
+        for start, owner in zip(starts, owners, strict=True):
+            self._parts[owner].append(slice(start, min(parameters, start + size)))
+        self.parameters = [sum(p.stop - p.start for p in parts) for parts in self._parts]
+        """Elements of each part that are parameters."""
+        self._tail = slice(parameters, elements)
+        self.sizes = list(self.parameters)
+        """Elements of each part."""
+        self.sizes[0] += elements - parameters
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def take(self, vector: Tensor, number: int) -> Tensor:
+        """Return a server's part of a vector: of all elements, or of the parameters only."""
+        parts = self._slices(number, whole=vector.numel() == self.elements)
+        if len(parts) == 1:
+            return vector[parts[0]]
+        return torch.cat([vector[part] for part in parts]) if parts else vector[:0]
+
+    def put(self, vector: Tensor, number: int, values: Tensor) -> None:
+        """Write a server's part into a vector."""
+        at = 0
+        for part in self._slices(number, whole=vector.numel() == self.elements):
+            size = part.stop - part.start
+            vector[part] = values[at : at + size]
+            at += size
+
+    def _slices(self, number: int, *, whole: bool) -> Sequence[slice]:
+        parts = self._parts[number]
+        if whole and number == 0 and self._tail.stop > self._tail.start:
+            if parts and len(parts) == 1 and parts[0] == slice(0, self._tail.start):
+                return [slice(0, self._tail.stop)]
+            return [*parts, self._tail]
+        return parts
+
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 180.0
+"""How long a member waits for a server that is away before it gives up."""
+EAGER_S = 5.0
+"""How long it waits right after an anchor: it can as well train meanwhile."""
+PAUSE_S = 0.5
+
+__all__ = ["Serving", "Taken", "rule_state"]
+
+Loading = Callable[[int], tuple[Shard, Setup, float]]
+"""Returns what a server is loaded with: its part of the anchor, how it works, the progress."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """What the servers answered to one push or attach."""
+
+    versions: list[int]
+    first: Answer = field(default_factory=lambda: Answer("theta"))
+    """Of the first server: what it says of clocks and pace holds."""
+    values: dict[int, Tensor] = field(default_factory=dict)
+    """Server -> its part of the vector as it is now."""
+    lost: list[int] = field(default_factory=list)
+    """Servers that know nothing of the anchor."""
+    refused: dict[str, str] | None = None
+    """Why a server could not apply the push."""
+    accepted: bool = True
+    """Whether any server applied it."""
+
+
+class Serving:
+    """Asks servers on behalf of one member."""
+
+    def __init__(self, group: Group, shards: Shards, clock: Clock) -> None:
+        """Deal with one server per part of `shards`."""
+        self._group, self._shards, self._clock = group, shards, clock
+        self.attached = False
+        self.progress = 0.0
+        """As the servers told last."""
+        self.seq = 0
+        self._waited_s = 0.0
+        self._busy_since = clock.monotonic()
+
+    def forget(self) -> None:
+        """An anchor was committed, or the state was taken over: the servers are entered anew."""
+        self.attached, self.progress = False, 0.0
+
+    def take_waited(self) -> float:
+        """Return the seconds that were waited for servers since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    # ---------------------------------------------------------------------------- verbs
+
+    def attach(
+        self, anchor: int, members: Sequence[str], loading: Loading, *, patient: bool
+    ) -> Taken | None:
+        """Enter all servers, and load those that ask for it.
+
+        Args:
+            anchor: What this member stands on.
+            members: Who made it; empty: this member came later and wants what servers hold.
+            loading: What servers are loaded with.
+            patient: Wait for servers that are away.
+
+        Returns:
+            What they hold; None when one knows nothing of the anchor, or is away.
+
+        Raises:
+            DeadlineExceeded: a server was away for too long.
+        """
+        deadline = self._clock.monotonic() + (WAIT_S if patient else EAGER_S)
+        taken = Taken([0] * len(self._shards))
+        ask = Attach(anchor, members=list(members), want=not members)
+        for number, work in enumerate(
+            [  # at once: a server may hold back its answer until others have come to all of them
+                Work.start(partial(self._entered, ask, n, loading, deadline), name=f"attach-{n}")
+                for n in range(len(self._shards))
+            ]
+        ):
+            asked = self._wait(work)
+            if asked is None and patient:
+                raise DeadlineExceeded(
+                    "a parameter server is away", given=f"server {number}, for {WAIT_S:.0f} s",
+                    remedy="look at the job's events for why its reducer does not run",
+                )  # fmt: skip
+            if asked is None or asked.answer.kind != "theta":
+                return None
+            self._note(taken, number, asked)
+        self.attached, self._busy_since = True, self._clock.monotonic()
+        return taken
+
+    def _entered(self, ask: Attach, number: int, loading: Loading, deadline: float) -> Asked | None:
+        """Return a server's answer to an attach; None if it is away until the deadline."""
+        while True:
+            try:
+                asked = self._group.ask_server(ask, server=number).wait()
+                if asked.answer.kind == "load":
+                    shard, setup, progress = loading(number)
+                    load, packet = _load(ask, shard, setup, progress)
+                    asked = self._group.ask_server(load, packet, server=number).wait()
+                if asked.answer.kind == "refused":
+                    raise from_dict(asked.answer.error)
+                return asked
+            except (PeerLost, DeadlineExceeded) as error:
+                log.warning("parameter server %s: %s", number, error)
+                if self._clock.monotonic() >= deadline:
+                    return None
+                threading.Event().wait(PAUSE_S)
+
+    def push(
+        self,
+        vector: Tensor,
+        codec: Codec,
+        *,
+        anchor: int,
+        versions: Sequence[int],
+        steps: int,
+        weight: float,
+        rate: float,
+    ) -> Taken:
+        """Push a vector to all servers at once and return what they hold then."""
+        self.seq += 1
+        codec.begin(self.seq)
+        began = self._clock.monotonic()
+        works: list[Work[Asked]] = []
+        for number in range(len(self._shards)):
+            part = self._shards.take(vector, number).contiguous()
+            packet = codec.encode(part, key=f"push-{number}")
+            ask = Push(
+                anchor, self.seq, versions[number], packet.codec, list(packet.sizes), steps=steps,
+                busy_s=began - self._busy_since, weight=weight, rate=rate,
+            )  # fmt: skip
+            works.append(self._group.ask_server(ask, packet, server=number))
+        taken = Taken(list(versions), accepted=False)
+        for number, work in enumerate(works):
+            try:
+                self._note(taken, number, self._wait(work))
+            except (PeerLost, DeadlineExceeded) as error:
+                log.warning("parameter server %s: %s", number, error)
+                taken.lost.append(number)
+        if taken.lost:
+            self.attached = False
+        self._busy_since = self._clock.monotonic()
+        return taken
+
+    def rest(self, anchor: int, *, final: bool) -> None:
+        """Tell the servers that no push follows before the next anchor; best effort."""
+        if not self.attached:
+            return
+        ask = Rest(anchor, final=final)
+        works = [self._group.ask_server(ask, server=n) for n in range(len(self._shards))]
+        for number, work in enumerate(works):
+            try:
+                self._wait(work)
+            except (PeerLost, DeadlineExceeded) as error:
+                log.warning("parameter server %s: %s", number, error)
+
+    def fetch(self, anchor: int, like: Shard, *, server: int) -> Shard | None:
+        """Return what a server holds, in the shape of `like`; None if it is away or knows nothing.
+
+        May be called on another thread.
+        """
+        try:
+            asked = self._group.ask_server(Fetch(anchor), server=server).wait()
+        except (PeerLost, DeadlineExceeded) as error:
+            log.warning("parameter server %s: %s", server, error)
+            return None
+        answer, packet = asked.answer, asked.packet
+        fits = answer.kind == "state" and packet is not None
+        if not fits or packet is None or sorted(answer.vectors) != sorted(like.vectors):
+            return None
+        flat = make_codec("fp32").decode(packet)
+        sizes = [like.theta.numel(), *(like.vectors[name].numel() for name in answer.vectors)]
+        if sum(sizes) != flat.numel() or answer.scalars.keys() != like.scalars.keys():
+            return None
+        theta, *vectors = torch.split(flat, sizes)
+        named = dict(zip(answer.vectors, vectors, strict=True))
+        return Shard(theta, named, dict(answer.scalars), answer.version, fetched=True)
+
+    # --------------------------------------------------------------------------- parts
+
+    def _wait(self, work: Work[T]) -> T:
+        began = self._clock.monotonic()
+        try:
+            return work.wait()
+        finally:
+            self._waited_s += self._clock.monotonic() - began
+
+    def _note(self, taken: Taken, number: int, asked: Asked) -> None:
+        """Take one server's answer in."""
+        answer = asked.answer
+        if answer.kind == "refused":
+            taken.refused = answer.error
+        elif answer.kind != "theta":
+            taken.lost.append(number)
+        else:
+            taken.versions[number] = answer.version
+            taken.accepted |= answer.accepted
+            if number == 0:
+                taken.first = answer
+                self.progress = answer.progress
+            if asked.packet is not None:
+                taken.values[number] = make_codec(asked.packet.codec).decode(asked.packet)
+
+
+def _load(ask: Attach, shard: Shard, setup: Setup, progress: float) -> tuple[Ask, Packet]:
+    """Return what a server is loaded with."""
+    names = sorted(shard.vectors)
+    body = Shard(shard.theta, shard.vectors, {}, shard.version).pack()
+    load = Load(
+        ask.anchor, ask.members, setup, shard.theta.numel(), vectors=names,
+        scalars=shard.scalars, version=shard.version, progress=progress,
+    )  # fmt: skip
+    return load, make_codec("fp32").encode(body)

@@ -1,0 +1,190 @@
+"""Parameter servers: members push in every step, and go on from what the servers hold then.
+
+Three ways (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server"):
+
+  * `synchronous`: a clock's pushes are averaged; with b backup members only the first n - b of them
+    (Chen et al. 2016, https://arxiv.org/abs/1604.00981).
+  * `stale`: every push counts 1/n at once; nobody is more than `bound` clocks ahead of the slowest
+    (Ho et al. 2013, stale synchronous parallel). A bound of 0 is `synchronous`.
+  * `asynchronous`: every push counts at once; a late one less, by 1 / lateness (Zhang et al. 2015,
+    https://arxiv.org/abs/1511.05950) or (1 + lateness) ** -a (Xie et al. 2019,
+    https://arxiv.org/abs/1903.03934), or corrected by lambda g g (theta_now - theta_read) (DC-ASGD,
+    Zheng et al. 2017, https://arxiv.org/abs/1609.08326).
+
+What is pushed: with `optimizer = "member"` the step that the member's own optimizer took; else the
+gradient, clipped where it was computed, and the servers' SGD takes the step at the member's rate.
+
+Differs from the papers:
+  * the state is agreed on now and then in a round of all members, so that it survives the servers;
+  * the schedule follows the steps that all members together have done;
+  * floating-point buffers move by a member's share of their change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.codec.base import Codec
+from atoll.errors import ConfigError
+from atoll.group.base import Group
+from atoll.strategies.base import Outer
+from atoll.strategies.parameter_server.base import ServedOuter
+from atoll.strategies.parameter_server.options import check_lateness
+from atoll.strategies.vectors.flat import Flat
+from atoll.task import Task
+from atoll.wire.parameter_server_messages import Setup
+
+MODES = ("synchronous", "stale", "asynchronous")
+OPTIMIZERS = ("member", "sgd", "momentum", "nesterov")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Options of training with parameter servers."""
+
+    mode: str = "synchronous"
+    """Who waits for whom: `synchronous`, `stale` or `asynchronous`."""
+    backups: int = 0
+    """How many members a clock does not wait for (synchronous)."""
+    bound: int = 3
+    """How many clocks a member may be ahead of the slowest (stale)."""
+    optimizer: str = "member"
+    """Who takes the step: each `member` with its own optimizer, or the servers with `sgd`,
+    `momentum` or `nesterov` at the members' rate."""
+    momentum: float = 0.9
+    """Of `momentum` and `nesterov`. Asynchrony acts like momentum: less with more members."""
+    staleness: str = "constant"
+    """What a late push counts: `constant` (all of it), `inverse` (1 / lateness) or `power`."""
+    staleness_power: float = 0.5
+    """The a of `power`: (1 + lateness) ** -a."""
+    max_staleness: int = 0
+    """Pushes that are later than this are dropped; 0: none is."""
+    compensation: float = 0.0
+    """Strength lambda of delay compensation, 0.04 to 2; 0: none. Needs gradients."""
+    servers: int = 1
+    """Parameter servers that the vector is spread over."""
+    anchor_every: int = 200
+    """Steps of the schedule between two rounds of all members."""
+    reply: str = "fp32"
+    """Codec of the vector that comes back: fp32, bf16 or fp16."""
+    weight: str = "tokens"
+    """What a push weighs in a synchronous mean: the `tokens` of its batch, or `equal`."""
+
+    def build(self) -> Outer:
+        """Return the strategy with these options.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return ServerOuter(self)
+
+
+class ServerOuter(ServedOuter):
+    """See the module's docstring."""
+
+    def __init__(self, options: Server) -> None:
+        """Check the options."""
+        super().__init__(
+            every=1, servers=options.servers, anchor_every=options.anchor_every,
+            reply=options.reply, weight=options.weight,
+        )  # fmt: skip
+        check_lateness(options.staleness, options.staleness_power, options.max_staleness)
+        for name, known in (("mode", MODES), ("optimizer", OPTIMIZERS)):
+            if getattr(options, name) not in known:
+                raise ConfigError(
+                    f"unknown {name} of parameter servers", given=repr(getattr(options, name)),
+                    expected=f"one of {', '.join(known)}",
+                )  # fmt: skip
+        if options.backups < 0 or options.bound < 0 or not 0 <= options.momentum < 1:
+            raise ConfigError(
+                "parameter servers cannot work with these numbers",
+                given=f"backups = {options.backups}, bound = {options.bound}, "
+                f"momentum = {options.momentum}",
+                expected="backups and bound of 0 or more, momentum of 0 up to below 1",
+            )
+        if options.optimizer in ("momentum", "nesterov") and options.momentum == 0:
+            raise ConfigError(
+                f"optimizer {options.optimizer} does not work without momentum",
+                given="momentum = 0", expected="momentum above 0 and below 1",
+                remedy='optimizer = "sgd" has none',
+            )  # fmt: skip
+        if options.compensation < 0 or (options.compensation and options.optimizer == "member"):
+            raise ConfigError(
+                "late steps cannot be compensated, only gradients can",
+                given=f'compensation = {options.compensation}, optimizer = "{options.optimizer}"',
+                expected="compensation of 0 or more, and an optimizer of the servers",
+                remedy='optimizer = "sgd"',
+            )
+        _check_mode(options)
+        self.options = options
+        self.moves = options.optimizer == "member"
+        self._rate = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a single member's steps are only added up."""
+        return self.moves
+
+    def server_setup(self, parameters: int, members: int) -> Setup:
+        """Return how a server works; see :meth:`ServedState.server_setup`."""
+        options = self.options
+        mode = "synchronous" if options.mode == "stale" and not options.bound else options.mode
+        return Setup(
+            rule="sgd" if self.moves else options.optimizer, momentum=options.momentum, mode=mode,
+            bound=options.bound, backups=options.backups, staleness=options.staleness,
+            power=options.staleness_power, limit=options.max_staleness,
+            compensation=options.compensation, parameters=parameters, reply=options.reply,
+        )  # fmt: skip
+
+    def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
+        """Take the parameters as they are for the common state."""
+        if not self.moves and len({group["lr"] for group in task.optimizer.param_groups}) > 1:
+            raise ConfigError(
+                "the servers' optimizer has one rate for all parameters",
+                given="an optimizer with several", remedy='optimizer = "member"',
+            )  # fmt: skip
+        super().setup(task, group=group, codec=codec)
+
+    def gradients(self, task: Task) -> None:
+        """Note the rate of this step; the schedule moves on before the push."""
+        self._rate = float(task.optimizer.param_groups[0]["lr"])
+
+    def push_rate(self) -> float:
+        """Return the rate that the servers' optimizer takes this step at."""
+        return 1.0 if self.moves else self._rate
+
+    def learned(self, task: Task) -> Tensor:
+        """Return the step that was taken, or the gradient."""
+        if self.moves:
+            return super().learned(task)
+        slots = [p.grad if p.grad is not None else torch.zeros_like(p) for p in task.parameters()]
+        Flat([*slots, *task.buffers()]).read(self._scratch)
+        buffers = slice(self._shards.num_parameters, None)
+        self._scratch[buffers] = self._start[buffers] - self._scratch[buffers]
+        return self._scratch
+
+
+def _check_mode(options: Server) -> None:
+    """Refuse options that mean nothing in a mode.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    late = options.staleness != "constant" or options.max_staleness or options.compensation
+    if options.mode == "synchronous" and late:
+        raise ConfigError(
+            "in synchronous mode nothing is applied late",
+            given=f"staleness = {options.staleness!r}, max_staleness = {options.max_staleness}, "
+            f"compensation = {options.compensation}",
+            expected='mode = "stale" or "asynchronous"',
+            remedy='mode = "asynchronous"',
+        )
+    if options.mode != "synchronous" and options.backups:
+        raise ConfigError(
+            "only a clock that waits for members can leave some out",
+            given=f"backups = {options.backups}, mode = {options.mode!r}",
+            expected="backups = 0", remedy='mode = "synchronous"',
+        )  # fmt: skip

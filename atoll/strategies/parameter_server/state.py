@@ -1,0 +1,268 @@
+"""What a member of parameter servers keeps: the last anchor's state, and where it stands itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock, RealClock
+from atoll.codec.base import Codec
+from atoll.codec.registry import make_codec
+from atoll.errors import ConfigError
+from atoll.group.base import Group
+from atoll.strategies.base import Committed, Traffic
+from atoll.strategies.codec_selection import codec_state, load_codec_state
+from atoll.strategies.outer.base import OuterDefaults, carrying
+from atoll.strategies.outer.periodic import Weigher, start_volume
+from atoll.strategies.parameter_server.client import Serving, Shards
+from atoll.strategies.parameter_server.sync_points import Anchored, Shard, digest_of, marks
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.traffic import swapped, total, volume
+from atoll.strategies.vectors.flat import Flat, digest
+from atoll.task import Task
+from atoll.wire.parameter_server_messages import Setup
+
+REPLIES = ("fp32", "bf16", "fp16")
+"""Codecs that the vector may come back in."""
+
+_RULE = "shared.rule."
+
+
+class ServedState(OuterDefaults, ABC):
+    """Options, state and formulas of :class:`ServedOuter`."""
+
+    _meeting: Meeting
+    _group: Group
+    _codec: Codec
+    _flat: Flat
+    _shards: Shards
+    _serving: Serving
+    _start: Tensor
+    """What this member pulled last."""
+    _anchor: Tensor
+    """What all members agreed on last."""
+    _scratch: Tensor
+    _rules: list[tuple[dict[str, Tensor], dict[str, float]]]
+    """Of every server, at the anchor: vectors and numbers of its rule."""
+    _versions: list[int]
+    """Of every server's part in `_start`."""
+    _anchor_versions: list[int]
+    """Likewise in `_anchor`."""
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        servers: int,
+        anchor_every: int,
+        reply: str,
+        weight: str,
+        clock: Clock | None = None,
+    ) -> None:
+        """Check what all these methods have in common.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        least = {"every": (every, 1), "servers": (servers, 1), "anchor_every": (anchor_every, 0)}
+        for name, (given, smallest) in least.items():
+            if given < smallest:
+                raise ConfigError(
+                    f"{name} is too small", given=given, expected=f"{smallest} or more"
+                )
+        if reply not in REPLIES:
+            raise ConfigError(
+                "a vector cannot come back like this", given=f"reply = {reply!r}",
+                expected=f"one of {', '.join(REPLIES)}",
+            )  # fmt: skip
+        self._every, self._num_servers, self._reply = every, servers, make_codec(reply)
+        self._anchor_every = anchor_every or 10 * every
+        self._weigher = Weigher(weight)
+        self._clock: Clock = clock if clock is not None else RealClock()
+        self._base = "start"
+        self._epoch, self._anchor_step = -1, 0
+        self._members: tuple[str, ...] = ()
+        """Who made the anchor; empty for who came later."""
+        self._alone = self._final = self._hurry = False
+        self._done, self._planned, self._since = 0, every, 0
+        self._marked = (0, 0)
+        """Bytes of the group at the last anchor."""
+        self._resumed = False
+        """The state that was loaded last was this member's own, not another's."""
+        self._owed: Tensor | None = None
+        """What was learned and could not be delivered, because a server had forgotten all."""
+
+    # ------------------------------------------------------------ what a subclass decides
+
+    @abstractmethod
+    def server_setup(self, parameters: int, members: int) -> Setup:
+        """Return how a server with so many parameters works for so many members."""
+
+    @property
+    @abstractmethod
+    def is_plain(self) -> bool:
+        """Whether servers do nothing with a single member's moves but add them up."""
+
+    # -------------------------------------------------------------------------- views
+
+    @property
+    def _next_anchor(self) -> int:
+        return self._anchor_step + self._anchor_every
+
+    def _setup_of(self, number: int) -> Setup:
+        return self.server_setup(self._shards.parameters[number], max(1, len(self._members)))
+
+    def _anchor_shard(self, number: int) -> Shard:
+        """Return a server's part of the anchor."""
+        vectors, scalars = self._rules[number]
+        theta = self._shards.take(self._anchor, number)
+        return Shard(theta, vectors, scalars, self._anchor_versions[number])
+
+    def _adopt(self, found: Anchored) -> float:
+        """Take over what was agreed on; return how far the vector moved."""
+        before = self._anchor.clone()
+        for number, shard in enumerate(found.shards):
+            self._shards.put(self._anchor, number, shard.theta)
+            self._rules[number] = (shard.vectors, shard.scalars)
+        self._versions = [shard.version for shard in found.shards]
+        self._anchor_versions = list(self._versions)
+        self._start.copy_(self._anchor)
+        self._flat.write(self._start)
+        return float((before - self._anchor).norm())
+
+    def _digest(self) -> str:
+        """Return the digest of the anchor's state, right after it was agreed on."""
+        shards = [self._anchor_shard(number) for number in range(self._num_servers)]
+        return digest_of(shards, anchor=self._epoch)
+
+    def digest(self, task: Task) -> str:
+        """Return the digest of the parameters and buffers as they are."""
+        return digest(self._flat.read(self._scratch))
+
+    def committed(self, task: Task) -> Committed:
+        """Return the state of the last anchor; see :meth:`Outer.committed`."""
+        return Committed(self._anchor_step, self._base, self._flat.views(self._anchor))
+
+    def evaluating(self, task: Task) -> AbstractContextManager[None]:
+        """Put the state of the last anchor into the model: what all members have in common."""
+        return nullcontext() if self._alone else carrying(self._flat, self._anchor)
+
+    # -------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the anchor's state, and what this member has pulled and done since."""
+        shared: dict[str, Tensor] = {"shared.theta": self._anchor}
+        for number, (vectors, scalars) in enumerate(self._rules):
+            shared |= {f"{_RULE}{number}.{name}": value for name, value in vectors.items()}
+            numbers = [scalars[name] for name in sorted(scalars)]
+            shared[f"{_RULE}{number}.numbers"] = torch.tensor(numbers, dtype=torch.float64)
+        shared["shared.anchor"] = torch.tensor(
+            [self._epoch, self._anchor_step, *self._anchor_versions]
+        )
+        names = "\0".join(self._members).encode()
+        shared["shared.members"] = torch.tensor(list(names), dtype=torch.uint8)
+        own = codec_state(self._codec)
+        own["own.pulled"] = self._start
+        own["own.counters"] = torch.tensor(
+            [
+                *self._weigher.state().tolist(), self._done, self._planned, self._since,
+                self._serving.seq, self._alone, self._serving.attached, *self._versions,
+            ]
+        )  # fmt: skip
+        if self._owed is not None:
+            own["own.owed"] = self._owed
+        return shared | own
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` returned."""
+        theta = state["shared.theta"]
+        if theta.shape != self._anchor.shape or f"{_RULE}{self._num_servers}.numbers" in state:
+            raise ConfigError(
+                "this state belongs to another model, or to another number of servers",
+                given=f"{theta.numel()} elements",
+                expected=f"{self._anchor.numel()} elements on {self._num_servers} servers",
+            )
+        self._anchor.copy_(theta)
+        self._start.copy_(state.get("own.pulled", theta))
+        for number, (vectors, scalars) in enumerate(self._rules):
+            for name, vector in vectors.items():
+                vector.copy_(state[f"{_RULE}{number}.{name}"])
+            numbers = state[f"{_RULE}{number}.numbers"].tolist()
+            scalars.update(zip(sorted(scalars), numbers, strict=True))
+        epoch, step, *versions = (int(value) for value in state["shared.anchor"].tolist())
+        self._epoch, self._anchor_step, self._versions = epoch, step, versions
+        self._anchor_versions = list(versions)
+        self._base = self._digest()
+        load_codec_state(self._codec, state)
+        self._owed = state["own.owed"].clone() if "own.owed" in state else None
+        self._resumed = "own.counters" in state
+        if self._resumed:  # a newcomer has another member's state, and counts from now
+            names = bytes(state["shared.members"].tolist()).decode()
+            self._members = tuple(filter(None, names.split("\0")))
+            self._load_counters([int(value) for value in state["own.counters"].tolist()])
+
+    def _load_counters(self, numbers: list[int]) -> None:
+        self._weigher.load(torch.tensor(numbers[:2]))
+        self._done, self._planned, self._since, self._serving.seq = numbers[2:6]
+        self._alone, self._serving.attached = bool(numbers[6]), bool(numbers[7])
+        self._versions = numbers[8:]
+
+    # ------------------------------------------------------------------------ traffic
+
+    def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
+        """Return what a member sends; see :meth:`Outer.traffic`. All are taken to be equally fast.
+
+        The first member fetches what the servers hold for every anchor, and loads them after it.
+        """
+        shards = self._shards_like(elements)
+        exact = make_codec("fp32")
+        rule = len(self._rules[0][0])
+        held = [n + rule * p for n, p in zip(shards.sizes, shards.parameters, strict=True)]
+        packed = sum(held) + self._num_servers * len(self._rules[0][1])
+        anchor = total_round(
+            volume(exact, marks(peers, self._num_servers), peers, rank=rank),
+            swapped(
+                [(exact.nbytes(packed), peers - 1)] if rank == 0 and peers > 1 else [],
+                [exact.nbytes(packed)] if rank else [],
+            ),
+        )
+        parts = [start_volume(peers, rank=rank)]
+        if peers < 2 and self.is_plain:
+            return total([*parts, *[anchor] * (steps // self._anchor_every + 1)])
+        push = _asked(
+            sum(self._codec.nbytes(n) for n in shards.sizes),
+            sum(self._reply.nbytes(n) for n in shards.sizes),
+        )
+        held_bytes = sum(exact.nbytes(n) for n in held) if rank == 0 else 0
+        parts.append(_asked(held_bytes, 0))
+        step = anchored = 0
+        while step < steps:
+            step = min(step + self._every, steps)
+            parts.append(push)
+            if step >= anchored + self._anchor_every:
+                anchored = step
+                parts += [_asked(0, held_bytes), anchor, _asked(held_bytes, 0)]
+        return total([*parts, _asked(0, held_bytes), anchor])
+
+    def _shards_like(self, elements: int) -> Shards:
+        """Return how a vector of so many elements would be cut, with as many buffers."""
+        buffers = self._flat.num_elements - self._shards.num_parameters
+        return Shards(max(0, elements - buffers), elements, servers=self._num_servers)
+
+
+def total_round(first: Traffic, second: Traffic) -> Traffic:
+    """Return two exchanges of one round."""
+    both = total([first, second])
+    return Traffic(
+        1, both.relay_sent_bytes, both.relay_received_bytes,
+        both.direct_sent_bytes, both.direct_received_bytes,
+    )  # fmt: skip
+
+
+def _asked(sent: int, received: int) -> Traffic:
+    """Return what was sent to servers and came back: always over the relay."""
+    return Traffic(0, sent, received, sent, received)

@@ -1,0 +1,256 @@
+"""A round that runs beside training: begun at one step, its result taken at a later one.
+
+What is under way may have to be saved. A checkpoint cannot hold a thread, so it waits until the
+round has been decided and holds the mean; who loads that takes it at the same step as the others
+would have.
+
+A round of compressed differences that goes on beside a step: under way, taken, or saved.
+
+A checkpoint cannot hold a thread, so it waits until the round has been decided and holds what came
+of it; who loads that applies it at the same step as the others would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from atoll.clock import Clock
+from atoll.errors import AtollError, PeerLost
+from atoll.group.base import Reduced, Work
+from atoll.group.run_round import Transacted
+from atoll.strategies.base import HIDDEN
+from atoll.strategies.outer.every_step_base import Came
+from atoll.strategies.rounds.compressed_allreduce import Squeezed
+from atoll.strategies.rounds.round_client import Meeting
+from atoll.task import Task
+
+log = logging.getLogger(__name__)
+
+PENDING = "own.pending."
+"""Start of the keys under which a state keeps a result that was not taken yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the reduces of one round gave, as one thing to decide on."""
+
+    vectors: tuple[Tensor, ...]
+    contributors: tuple[str, ...]
+    """Whose values are in them."""
+    weight: float
+    digest: str
+
+    @classmethod
+    def of(cls, found: Sequence[Reduced]) -> Self:
+        """Put several reduces of one vector each together.
+
+        Raises:
+            PeerLost: somebody was lost between them; all members see that, and try again.
+        """
+        if any(one.contributors != found[0].contributors for one in found):
+            raise PeerLost("a member was lost between the parts of a round")
+        text = " ".join(one.digest for one in found).encode()
+        many = hashlib.blake2b(text, digest_size=16).hexdigest()
+        return cls(
+            tuple(one.tensors[0] for one in found),
+            found[0].contributors,
+            found[0].weight,
+            found[0].digest if len(found) == 1 else many,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The result of a round, as it is taken."""
+
+    vectors: tuple[Tensor, ...]
+    contributors: tuple[str, ...]
+    weight: float
+    alone: bool
+    """Nobody else took part."""
+    seconds: Mapping[str, float]
+    """Phases; `reduce` is what was still waited for, `hidden` what passed during training."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    aborted: int = 0
+
+    @classmethod
+    def of(cls, agreed: Transacted[Means], seconds: Mapping[str, float]) -> Self:
+        """Return what a round came to."""
+        means = agreed.reduced
+        return cls(
+            means.vectors, means.contributors, means.weight, agreed.plan.route == "alone",
+            seconds, agreed.sent_bytes, agreed.received_bytes, agreed.attempts - 1,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Flight:
+    """A round under way, or one whose result waits to be taken."""
+
+    step: int
+    """At which it was begun."""
+    prepare_s: float
+    """What it took to begin it; training stood still for that."""
+    work: Work[Transacted[Means]] | None
+    """None: the result was loaded from a saved state."""
+    loaded: Landed | None = None
+
+    def land(self, task: Task, meeting: Meeting, clock: Clock) -> Landed:
+        """Wait for the result, and do what its verdict says; the task's round moves on.
+
+        Raises:
+            LeftBehind: the others committed without this member; it has to recover.
+            GroupLeft: this member leaves.
+            GroupError: the members cannot agree any more.
+        """
+        if self.work is None:
+            if self.loaded is None:
+                raise RuntimeError("a flight is either under way or loaded")
+            task.round = meeting.group.committed_round
+            return self.loaded
+        entered = clock.monotonic()
+        with task.gate.resting():
+            agreed = self.work.wait()
+        waited_s = clock.monotonic() - entered
+        meeting.obey(task, agreed, ahead=True)
+        task.round += 1
+        whole_s = sum(agreed.seconds.values())
+        seconds = {"prepare": self.prepare_s, "join": 0.0, "reduce": waited_s, "commit": 0.0}
+        return Landed.of(agreed, seconds | {HIDDEN: max(0.0, whole_s - waited_s)})
+
+    def end(self) -> None:
+        """Wait until nothing is under way any more, whatever comes of it."""
+        if self.work is not None:
+            try:
+                self.work.wait()
+            except AtollError as error:
+                log.info("a round came to nothing: %s", error)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the result once it is there; nothing if there will be none.
+
+        Then whoever takes it learns why; a state without it is that before the round.
+        """
+        found = self.loaded
+        if self.work is not None:
+            try:
+                found = Landed.of(self.work.wait(), {})
+            except AtollError as error:
+                log.info("the state is saved without the round under way: %s", error)
+        if found is None:
+            return {}
+        return {
+            PENDING + "facts": torch.tensor(
+                [self.step, found.weight, found.alone], dtype=torch.float64
+            ),
+            PENDING + "contributors": _text(" ".join(found.contributors)),
+            **{f"{PENDING}{number}": vector for number, vector in enumerate(found.vectors)},
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Tensor]) -> Self | None:
+        """Return the flight that `state` was of; None if nothing was pending."""
+        facts = state.get(PENDING + "facts")
+        if facts is None:
+            return None
+        step, weight, alone = facts.tolist()
+        count = sum(key.startswith(PENDING) for key in state) - 2
+        vectors = tuple(state[f"{PENDING}{number}"].clone() for number in range(count))
+        seconds = dict.fromkeys(("prepare", "join", "reduce", "commit"), 0.0)
+        names = bytes(state[PENDING + "contributors"].tolist()).decode().split()
+        landed = Landed(vectors, tuple(names), weight, bool(alone), seconds)
+        return cls(int(step), 0.0, None, landed)
+
+
+def _text(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+Found = Came[tuple[Squeezed, Tensor | None]]
+"""What a round's exchanges came to: the differences, and the mean of the buffers."""
+
+_PENDING = "pending."
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The result of a round, as it is applied or saved."""
+
+    squeezed: Squeezed
+    moved: Tensor
+    """What the buffers move by."""
+    contributors: tuple[str, ...]
+    weight: float
+    digest: str
+
+    @classmethod
+    def of(cls, found: Found, buffers: Tensor) -> Self:
+        """Return what a round came to that began with these buffers."""
+        squeezed, mean = found.value
+        moved = torch.zeros_like(buffers) if mean is None else mean - buffers
+        return cls(squeezed, moved, found.contributors, found.weight, found.digest)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return it as part of a saved state; keys `shared.*` are equal on all members."""
+        squeezed, owned = self.squeezed, self.squeezed.owned
+        about = [self.digest, repr(self.weight), str(int(squeezed.alone)), *self.contributors]
+        return {
+            f"shared.{_PENDING}mean": squeezed.mean,
+            f"shared.{_PENDING}about": torch.tensor(list(" ".join(about).encode())),
+            f"own.{_PENDING}sent": squeezed.sent,
+            f"own.{_PENDING}left": squeezed.left,
+            f"own.{_PENDING}owned": torch.tensor([owned.start, owned.stop]),
+            f"own.{_PENDING}moved": self.moved,
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Tensor], *, buffers: int) -> Self | None:
+        """Return what `state` held; None if nothing was pending.
+
+        A member without a part of its own takes the common move as if it had sent just that.
+        """
+        about = state.get(f"shared.{_PENDING}about")
+        if about is None:
+            return None
+        digest, weight, alone, *names = bytes(about.tolist()).decode().split(" ")
+        mean = state[f"shared.{_PENDING}mean"].clone()
+        start, stop = state.get(f"own.{_PENDING}owned", torch.zeros(2)).long().tolist()
+        squeezed = Squeezed(
+            mean, state.get(f"own.{_PENDING}sent", mean).clone(), slice(start, stop),
+            state.get(f"own.{_PENDING}left", mean[:0]).clone(), alone=alone == "1",
+        )  # fmt: skip
+        moved = state.get(f"own.{_PENDING}moved", torch.zeros(buffers)).clone()
+        return cls(squeezed, moved, tuple(names), float(weight), digest)
+
+
+@dataclass(slots=True)
+class Passing:
+    """A round under way, or one whose result was loaded and waits to be taken."""
+
+    positions: Tensor
+    buffers: Tensor
+    """As they were when it began."""
+    prepare_s: float = 0.0
+    work: Work[Transacted[Found]] | None = None
+    loaded: Taken | None = None
+
+    def pending(self) -> dict[str, Tensor]:
+        """Return the result once it is there; nothing if there will be none."""
+        if self.work is None:
+            return {} if self.loaded is None else self.loaded.state()
+        try:
+            return Taken.of(self.work.wait().reduced, self.buffers).state()
+        except AtollError:
+            return {}  # whoever takes it learns why
+
+    def end(self) -> None:
+        """Wait until nothing is under way any more, whatever comes of it."""
+        self.pending()

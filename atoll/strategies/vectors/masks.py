@@ -1,0 +1,170 @@
+"""Which part of a vector is exchanged in a round: the same on every member, without a message.
+
+The vector is cut into stretches of L entries, and m of each are taken, neighbours modulo L; m / L
+is the share. Where they begin in each stretch is drawn from a seed, so every entry is as likely as
+any other, drawing costs time for the share and not for the vector, and the positions come sorted.
+
+Updates that are lost on purpose: by a shared seed, so that all members know whose.
+
+Pruned pseudo-gradients: of every neuron only the larger values that agree on a direction.
+
+DiLoCo (https://arxiv.org/abs/2311.08105, section 3.1) prunes what a member sends after TIES-merging
+(https://arxiv.org/abs/2306.01708): per neuron a sign is elected, then values are trimmed. Neither
+says in which order values go when a share is asked for. Here: a neuron (a row of a matrix, all of
+anything with fewer than two dimensions) elects the sign of its sum; first the values of the other
+sign go, the smallest first, then the smallest of the rest, until the share is gone.
+
+The vector stays as long as it was: zeros weigh as much as other numbers in a dense codec. Bytes are
+saved where a sparse codec follows, e.g. `topk:0.5` after a share of 0.5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codec.seeds import mixed, random_words
+from atoll.errors import ConfigError
+
+KINDS = ("random", "rolled")
+"""`random`: drawn anew every round; `rolled`: moves on, so that a cycle visits every entry."""
+
+LONGEST = 1 << 16
+"""Largest L: shares are rounded to a fraction with a denominator up to this."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The positions of each round.
+
+    Raises:
+        ConfigError: the share is not in 0 < share <= 1, or the kind is unknown.
+    """
+
+    elements: int
+    share: float
+    kind: str = "random"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                "unknown kind of mask", given=repr(self.kind), expected=" or ".join(KINDS)
+            )
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(
+                "a mask cannot take this share", given=self.share, expected="above 0, up to 1"
+            )
+
+    @property
+    def _fraction(self) -> Fraction:
+        return max(Fraction(self.share).limit_denominator(LONGEST), Fraction(1, LONGEST))
+
+    @property
+    def cycle(self) -> int:
+        """Rounds in which a `rolled` mask visits every entry."""
+        taken, stretch = self._fraction.as_integer_ratio()
+        return -(-stretch // taken)
+
+    def size(self, number: int) -> int:
+        """Return how many positions round `number` has; pure."""
+        taken, stretch = self._fraction.as_integer_ratio()
+        return self.elements // stretch * taken + len(self._rest(number))
+
+    def at(self, number: int) -> Tensor:
+        """Return the positions of round `number`, int64, ascending, each once."""
+        taken, stretch = self._fraction.as_integer_ratio()
+        if taken == stretch:
+            return torch.arange(self.elements)
+        whole = self.elements // stretch
+        moved = taken * (number % self.cycle) if self.kind == "rolled" else 0
+        drawn = number // self.cycle if self.kind == "rolled" else number
+        words = random_words(mixed(self.seed, drawn), whole) % np.uint64(stretch)
+        begin = torch.from_numpy(words.astype(np.int64)).unsqueeze(1)
+        inside = (begin + moved + torch.arange(taken)).remainder_(stretch)
+        if taken > 1:
+            inside = inside.sort(dim=1).values
+        positions = (inside + stretch * torch.arange(whole).unsqueeze(1)).flatten()
+        rest = torch.tensor(self._rest(number), dtype=torch.int64)
+        return torch.cat([positions, rest])
+
+    def _rest(self, number: int) -> list[int]:
+        """Return the positions in what is left after the last whole stretch; it only rolls."""
+        taken, stretch = self._fraction.as_integer_ratio()
+        whole, rest = divmod(self.elements, stretch)
+        inside = sorted({(taken * number + offset) % stretch for offset in range(taken)})
+        return [whole * stretch + offset for offset in inside if offset < rest]
+
+
+def check_probability(probability: float) -> float:
+    """Return the probability if updates can be lost with it.
+
+    Raises:
+        ConfigError: it is not in 0 <= p < 1.
+    """
+    if not 0 <= probability < 1:
+        raise ConfigError(
+            "updates cannot be lost with this probability",
+            given=f"drop = {probability}",
+            expected="0 up to below 1",
+        )
+    return probability
+
+
+def lost_updates(
+    members: Sequence[str], *, round_: int, probability: float, seed: int
+) -> frozenset[str]:
+    """Return whose updates are lost in a round: the same on every member.
+
+    Each member's draw depends on nothing but its name, the round and the seed. A round in which all
+    would be lost loses none, for there would be no mean.
+    """
+    lost = {name for name in members if _draw(name, round_=round_, seed=seed) < probability}
+    return frozenset(lost if len(lost) < len(members) else ())
+
+
+def _draw(member: str, *, round_: int, seed: int) -> float:
+    """Return a number, uniform in 0 up to below 1."""
+    text = f"{seed} {round_} {member}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
+
+
+def check_share(share: float) -> float:
+    """Return the share if it can be pruned.
+
+    Raises:
+        ConfigError: it is not in 0 <= share < 1.
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(
+            "this share of an update cannot be pruned",
+            given=f"prune = {share}",
+            expected="0 up to below 1; up to 0.5 costs next to nothing, 0.75 is seen",
+        )
+    return share
+
+
+@torch.no_grad()
+def prune(parts: Sequence[Tensor], share: float) -> None:
+    """Set a share of every neuron's values to zero, in place; rounded down per neuron.
+
+    Args:
+        parts: Pseudo-gradients in the shapes of the parameters, first dimension the neurons.
+        share: Which share, 0 <= share < 1.
+    """
+    for part in parts:
+        rows = part.view(part.shape[0], -1) if part.dim() > 1 else part.view(1, -1)
+        count = int(share * rows.shape[1])
+        if not count:
+            continue
+        size = rows.abs()
+        # Values against the elected sign come before all others, the smallest first.
+        against = rows.sum(1, keepdim=True) * rows < 0
+        order = torch.where(against, size - size.amax(1, keepdim=True) - 1.0, size)
+        rows.scatter_(1, order.topk(count, dim=1, largest=False).indices, 0.0)

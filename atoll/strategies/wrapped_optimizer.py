@@ -1,0 +1,249 @@
+"""An optimizer with an outer strategy around it: any loop that takes an optimizer takes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from atoll.errors import ConfigError, GroupLeft, LeftBehind
+from atoll.strategies.base import Outer, SyncResult, note
+from atoll.strategies.outer.base import OuterDefaults
+from atoll.task import Task
+
+KEY = "atoll"
+"""Name of our part in a state dict."""
+
+
+class Others(Protocol):
+    """The other ranks of this member, for the first one: they do what it does."""
+
+    def arrive(self, *, overflowed: bool) -> bool:
+        """Come to a step with all ranks; return whether gradients overflowed on any."""
+        ...
+
+    def midway(self, *, skipped: bool) -> None:
+        """Let them do their own optimizers' step, unless it is skipped, and come back."""
+        ...
+
+    def go_on(self) -> None:
+        """Let them go on with the script."""
+        ...
+
+
+class Wrapping(Optimizer):
+    """Has the groups and the state of the optimizer that it wraps."""
+
+    _step_supports_amp_scaling = True
+    """Tells `GradScaler` to call `step` also when gradients have overflowed: a member that skipped
+    a round by itself would be out of step with the others."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        """Wrap `inner`."""
+        self.inner = inner
+        self._ready = False
+        super().__init__(inner.param_groups, inner.defaults)
+        self._ready = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's groups."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._ready:
+            self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._ready:
+            self.inner.state = state
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was not taken because gradients had overflowed."""
+        raise NotImplementedError  # torch's Optimizer, the base, cannot have abstract methods
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one optimizer step, and what belongs to it."""
+        raise NotImplementedError  # as above
+
+    @property
+    def overflow_found(self) -> bool:
+        """Whether a gradient scaler has found this rank's gradients to overflow.
+
+        The scaler says so in an attribute, for the time of one step.
+        """
+        found: Tensor | None = getattr(self, "found_inf", None)
+        return found is not None and float(found) > 0
+
+    def unscale(self, *, overflowed: bool) -> None:
+        """Do what a gradient scaler leaves to this optimizer; zero gradients that overflowed."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is None and not overflowed:  # the loop has called `scaler.unscale_`, or has none
+            return
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if overflowed:
+            for gradient in gradients:
+                gradient.zero_()
+        elif scale is not None:
+            inverse = scale.double().reciprocal().float()
+            for gradient in gradients:
+                gradient.mul_(inverse.to(gradient.device))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: what members agree on was fixed when the optimizer was wrapped.
+
+        Raises:
+            ConfigError: always, once the optimizer is wrapped.
+        """
+        if self._ready:
+            raise ConfigError(
+                "parameters cannot be added to a wrapped optimizer",
+                remedy="add them before run.wrap(...)",
+            )
+
+
+class OuterOptimizer(Wrapping):
+    """Wraps an optimizer: `step` combines gradients, steps, then combines parameters if due.
+
+    Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers,
+    gradient scalers and code that looks into them work as before. A closure is called once, unless
+    the wrapped optimizer is one that calls it several times.
+
+    With a gradient scaler a step whose gradients overflowed is one without progress: rounds go on
+    as if it had been taken. Where members agree on gradients, all skip it, or none.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        task: Task,
+        outer: Outer,
+        after_step: Callable[[SyncResult | None], None],
+        recover: Callable[[LeftBehind], None] | None = None,
+        others: Others | None = None,
+    ) -> None:
+        """Wrap `inner`, whose task and strategy are set up already.
+
+        `recover` takes the committed state over when the group went on without this member.
+        `others` are the other ranks of this member, if it has any.
+
+        Raises:
+            ConfigError: `inner` evaluates the model several times per step, and `outer` agrees on
+                the gradients of each.
+        """
+        self.task, self.outer = task, outer
+        self._after_step, self._recover, self._others = after_step, recover, others
+        self._local = not two_moments(outer)
+        self._searches = needs_closure(inner)
+        if self._searches and not (self._local and others is None):
+            raise ConfigError(
+                "this optimizer evaluates the model several times per step",
+                given=f"{type(inner).__name__} with {type(outer).__name__}",
+                expected="an optimizer that takes the gradients as they are, such as AdamW",
+                remedy="or a method that combines parameters, such as diloco or local-sgd",
+            )
+        super().__init__(inner)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was not taken because gradients had overflowed.
+
+        Where members agree on gradients this is the same on all, so a schedule may depend on it.
+        """
+        return self.task.overflowed if self._local else self.task.skipped
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one optimizer step and whatever the strategy does around it.
+
+        Raises:
+            LossNotFinite: gradients or parameters are not finite and were about to be shared.
+            GroupError: the members cannot agree any more.
+        """
+        loss = None
+        if closure is not None and not self._searches:
+            with torch.enable_grad():
+                loss = closure()
+        overflowed = self.overflow_found
+        if self._others is not None:
+            overflowed = self._others.arrive(overflowed=overflowed)
+        sync: SyncResult | None = None
+        try:
+            with self.task.gate.moving():
+                self.task.overflowed, self.task.skipped = overflowed, False
+                self.unscale(overflowed=overflowed)
+                self.outer.gradients(self.task)
+                if self._others is not None and not self._local:
+                    self._others.midway(skipped=self.skipped)
+                if self._searches:
+                    loss = self.inner.step(closure)
+                elif not self.skipped:
+                    self.inner.step()
+                self.task.advance()
+                sync = note(self.task, self.outer.sync(self.task))
+        except LeftBehind as error:
+            if self._recover is None:
+                raise
+            self._recover(error)
+        except GroupLeft:
+            # Asked to leave: the loop sees it in `run.stopping` and ends when it likes.
+            sync = None
+        self._after_step(sync)
+        if self._others is not None:
+            self._others.go_on()
+        return loss
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the agreed parameters into the model for the time of a block."""
+        agreed, gate = self.outer.evaluating(self.task), self.task.gate
+        with gate.moving():  # others may read the state inside: what they read does not change
+            agreed.__enter__()
+        try:
+            yield
+        finally:
+            with gate.moving():
+                agreed.__exit__(None, None, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, and the strategy's under `atoll`."""
+        task = self.task
+        ours = {"outer": self.outer.state_dict(), "step": task.step, "tokens": task.tokens}
+        return {**self.inner.state_dict(), KEY: ours}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned; load the model's own state first."""
+        rest = dict(state_dict)
+        ours = rest.pop(KEY, None)
+        self.inner.load_state_dict(rest)
+        if ours is not None:
+            self.task.step, self.task.tokens = int(ours["step"]), int(ours["tokens"])
+            self.outer.load_state_dict(ours["outer"])
+
+    def __repr__(self) -> str:
+        return f"{type(self.outer).__name__} around {self.inner!r}"
+
+
+def two_moments(outer: Outer) -> bool:
+    """Return whether a strategy does something between the gradients and the optimizer's step."""
+    return getattr(type(outer), "gradients", None) is not OuterDefaults.gradients
+
+
+def needs_closure(kind: type[Optimizer] | Optimizer) -> bool:
+    """Return whether a step of this optimizer evaluates the model several times, as LBFGS does."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,0 +1,23 @@
+"""What the other ranks of an island do in a job of the built-in trainer: they serve the first."""
+
+from __future__ import annotations
+
+from atoll.config import JobSpec
+from atoll.config.rank_environment import RankPlace
+from atoll.train.island.island_trainer import entered
+
+
+def follow(spec: JobSpec, *, place: RankPlace) -> None:
+    """Serve the first rank of an island until it sends everybody home.
+
+    Args:
+        spec: The job: model, data and mesh are those of the first rank.
+        place: Which rank this is.
+
+    Raises:
+        ConfigError: the job names something that does not exist or cannot be divided like that;
+            the first rank raises the same.
+        RuntimeError: another rank does not answer any more.
+    """
+    with entered(spec, place=place) as island:
+        island.crew.serve()

@@ -1,0 +1,196 @@
+"""The built-in trainer over an island: what its ranks are, and what the first one trains with."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from atoll.config import JobSpec
+from atoll.config.rank_environment import RankPlace
+from atoll.errors import ConfigError
+from atoll.island.command_broadcaster import Crew
+from atoll.island.world import build_mesh, device_of, world
+from atoll.strategies.base import Inner, Outer
+from atoll.strategies.inner.gather_scatter import give_back, keep_little
+from atoll.strategies.inner.host_model import OnDisk, Picture, in_one_piece
+from atoll.strategies.inner.leader import Spread
+from atoll.strategies.inner.meta_init import blank_copy, made_blank
+from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.remote_optimizer import FarOptimizer, FarScaler
+from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
+from atoll.strategies.outer.periodic import PeriodicOuter
+from atoll.strategies.vectors.flat import tensors_in
+from atoll.train.build import Built, whole_model
+from atoll.train.optim.optimizers import build_optimizer
+
+RAM, DISK = "ram", "disk"
+"""Words of `memory` in `[island]`."""
+
+BETWEEN_S = 10.0
+"""Freed memory goes back to the system at most so often."""
+
+STEPS_APART = 7_919
+"""From the seed of a start at one step to that of a start at the next."""
+
+
+class Island:
+    """One rank's place in an island that runs the built-in trainer; the same on each of them."""
+
+    def __init__(
+        self, spec: JobSpec, crew: Crew, *, mesh: DeviceMesh, device: torch.device
+    ) -> None:
+        """Take a place; nothing is built before the first rank says so.
+
+        Args:
+            spec: The job.
+            crew: All ranks.
+            mesh: All four axes.
+            device: What this rank computes on.
+        """
+        self.crew, self._spec, self._mesh = crew, spec, mesh
+        self._whole: Any = None
+        """On the first rank: the picture."""
+        self._disk: OnDisk | None = None
+        self._gave_back = 0.0
+        self._worker = Worker(
+            crew, mesh=mesh, device=device, recipe=Recipe.of(spec), make_model=self._made,
+            make_optimizer=lambda model: build_optimizer(model, spec.train),
+        )  # fmt: skip
+
+    def _made(self) -> Any:
+        """Return a whole model to divide: its form, which gets the picture's numbers afterwards.
+
+        A pipeline computes with it before it is cut, on the first rank.
+        """
+        if self._whole is not None:
+            several = self._mesh["pipeline"].size() > 1
+            return copy.deepcopy(self._whole) if several else blank_copy(self._whole)
+        if self._spec.job.threads:
+            torch.set_num_threads(self._spec.job.threads)
+        return made_blank(lambda: whole_model(self._spec))
+
+    # -------------------------------------------------------------------- on the first rank
+
+    def settle(self, built: Built, *, folder: Path) -> None:
+        """Let all ranks build their parts; from now on what was built is their picture.
+
+        Args:
+            built: The job, as this process has built it.
+            folder: Where files go that this process needs while it runs.
+
+        Raises:
+            ConfigError: the model or its optimizer cannot be divided like that, or the strategy
+                cannot work on the disk.
+        """
+        task, model = built.task, built.model
+        self._disk = self._disk_in(folder, built)
+        self._whole = model
+        named = dict(model.named_parameters())
+        self._worker.picture = {  # what has two names on one rank may have the other on another
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        new = self._disk.new if self._disk is not None else torch.empty
+        vector = in_one_piece([*task.parameters(), *task.buffers()], new=new)
+        self.crew.call(BUILD, self._sample(built))
+        self._picture = Picture(self.crew, vector=vector)
+        task.elsewhere = self._picture
+        task.optimizer = FarOptimizer(
+            task.optimizer, names=named, crew=self.crew, worker=self._worker
+        )
+
+    def _disk_in(self, folder: Path, built: Built) -> OnDisk | None:
+        """Return where the picture and the strategy's vectors go; None: they stay in memory."""
+        if self._spec.island.memory == RAM:
+            return None
+        if not isinstance(built.outer, PeriodicOuter):
+            raise ConfigError(
+                "this outer strategy sends while it trains: its vectors have to be in memory",
+                given=f"outer = {built.strategy!r} in [strategy], memory = {DISK!r} in [island]",
+                expected="diloco, average or slowmo",
+                remedy=f"memory = {RAM!r} in [island]",
+            )
+        return OnDisk(folder)
+
+    def _rested(self, outer: Outer) -> None:
+        """Let go of memory that a round needed and the steps until the next one do not."""
+        if self._disk is not None:
+            held = list(self._whole.parameters()) + list(self._whole.buffers())
+            known = {id(tensor) for tensor in held}
+            own = [t for t in tensors_in([outer]) if id(t) not in known]
+            self._disk.take(own, besides=held)
+            self._disk.let_go()
+        now = time.monotonic()
+        if now - self._gave_back >= BETWEEN_S:
+            self._gave_back = now
+            give_back()
+
+    def _sample(self, built: Built) -> list[Tensor]:
+        """Return a batch by which a pipeline finds out how long its units take."""
+        if self._mesh["pipeline"].size() == 1:
+            return []
+        return list(next(iter(built.held_out(batch=self._spec.train.batch))))
+
+    def seed(self, *, slot: int, step: int) -> None:
+        """Seed the ranks for what dropout draws: another number for every member and start.
+
+        Args:
+            slot: The member's slot of the data.
+            step: Where its training stands.
+        """
+        own = self._spec.job.seed * 1_000 + slot + 1  # at step 0 as without an island
+        self.crew.call(SEED, seed=own + STEPS_APART * step)
+
+    @property
+    def scaler(self) -> FarScaler:
+        """The scale of the loss, on all ranks."""
+        return FarScaler(self.crew, self._worker)
+
+    def inner(self) -> Inner:
+        """Return how a step is computed."""
+        return Spread(self.crew, self._picture, after_round=self._rested)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch, computed by all ranks."""
+        found: Tensor = self.crew.call(LOSS, [inputs, targets])
+        return found
+
+
+@contextlib.contextmanager
+def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
+    """Be a rank of an island inside; collective.
+
+    Raises:
+        ConfigError: the mesh has another number of ranks, or there is no device for this one.
+    """
+    keep_little()
+    device = device_of(place, wanted=spec.island.device)
+    with world(place, device=device, timeout_s=spec.island.timeout_s):
+        mesh = build_mesh(spec.mesh, device=device)
+        crew = Crew(rank=place.rank, ranks=place.ranks)
+        yield Island(spec, crew, mesh=mesh, device=device)
+
+
+@contextlib.contextmanager
+def leading(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
+    """Be the first rank of an island inside; afterwards the others go home.
+
+    Raises:
+        ConfigError: the mesh has another number of ranks, or there is no device for this one.
+    """
+    with entered(spec, place=place) as island:
+        try:
+            yield island
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what was raised first is what counts
+                island.crew.end()
+            raise
+        island.crew.end()

@@ -1,0 +1,61 @@
+"""What the first rank of an island does around a script's calls, so that the others follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from atoll.strategies.inner.host_model import Picture
+from atoll.train.island.script_ranks import Ranks
+from atoll.train.results.script_meter import ScriptMeter
+
+
+class Leading:
+    """Fits :class:`atoll.strategies.wrapped_optimizer.Others`."""
+
+    def __init__(self, ranks: Ranks, *, meter: ScriptMeter, asked: Callable[[], None]) -> None:
+        """Lead nobody yet.
+
+        Args:
+            ranks: The island.
+            meter: Takes what all ranks tell.
+            asked: Called when another rank's process was asked to leave.
+        """
+        self._ranks, self._meter, self._asked = ranks, meter, asked
+        self.picture: Picture | None = None
+        """Of the model, once it is wrapped."""
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Do inside what others serve; an error inside ends the island."""
+        self._arrive(place)
+        yield
+        self.go_on()
+
+    def arrive(self, *, overflowed: bool) -> bool:
+        """Come to a step with all ranks; return whether gradients overflowed on any."""
+        self._ranks.note.overflowed = overflowed
+        found = self._arrive("step")
+        self._trained()
+        return found
+
+    def _arrive(self, place: str) -> bool:
+        told = self._ranks.arrive(place)
+        if told.loss is not None or told.tokens:
+            self._meter.log(loss=told.loss, tokens=told.tokens, values={})
+        if told.asked:
+            self._asked()
+        return told.overflowed
+
+    def midway(self, *, skipped: bool) -> None:
+        """Let them do their own optimizers' step, unless it is skipped, and come back."""
+        self._ranks.go_on(midway=True, skipped=skipped)
+        self._trained()
+
+    def go_on(self) -> None:
+        """Let them go on with the script."""
+        self._ranks.go_on()
+
+    def _trained(self) -> None:
+        if self.picture is not None:
+            self.picture.trained()

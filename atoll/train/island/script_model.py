@@ -1,0 +1,270 @@
+"""A script's own model, spread over the ranks of an island by the script, and its picture."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from atoll.errors import ConfigError
+from atoll.island.command_broadcaster import Crew
+from atoll.strategies.inner.gather_scatter import Circles, Transport
+from atoll.strategies.inner.host_model import PULL, PUSH
+from atoll.strategies.inner.sharded_optimizer import Moments, State, far_state
+from atoll.strategies.wrapped_optimizer import Wrapping
+
+TAKE, GIVE = "take the optimizer", "give the optimizer"
+OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Only children of modules that wrap another: they are in no name of the whole model."""
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that wrappers (DDP, compilation, recomputation) are around."""
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+            continue
+        inner = next((module._modules[name] for name in WRAPPERS if name in module._modules), None)
+        if inner is None:
+            return module
+        module = inner
+
+
+def picture_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> nn.Module:
+    """Return modules without behaviour that have a model's parameters whole, in main memory.
+
+    Names, order, types, and what is shared by two names are those of the model without wrappers.
+    """
+    known = {} if known is None else known
+    module = unwrapped(module)
+    if id(module) in known:
+        return known[id(module)]  # type: ignore[no-any-return]
+    made = known[id(module)] = nn.Module()
+    for name, parameter in module._parameters.items():
+        if parameter is not None and id(parameter) not in known:
+            blank = torch.zeros(parameter.shape, dtype=parameter.dtype)
+            known[id(parameter)] = nn.Parameter(blank, requires_grad=parameter.requires_grad)
+        made.register_parameter(name, None if parameter is None else known[id(parameter)])
+    for name, buffer in module._buffers.items():
+        blank_buffer = None
+        if buffer is not None:
+            blank_buffer = torch.zeros(buffer.shape, dtype=buffer.dtype)
+        kept = name not in module._non_persistent_buffers_set
+        made.register_buffer(name, blank_buffer, persistent=kept)
+    for name, child in module._modules.items():
+        made.add_module(name, None if child is None else picture_of(child, known=known))
+    return made
+
+
+class RankModel:
+    """One rank's part of a script's model; every rank makes one, and all at once.
+
+    The first rank has the whole model besides, in `picture`. Verbs of the crew bring it up to date
+    and back; see :class:`atoll.task.Elsewhere`.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, *, crew: Crew, device: torch.device
+    ) -> None:
+        """Look at a model that is spread already; collective.
+
+        Raises:
+            ConfigError: it was spread in a way that shows no whole tensors, or not every rank has
+                a part of each.
+        """
+        _check(model)
+        self._model, self._crew = model, crew
+        self.reshard()  # else gathered copies would be taken for the parameters
+        plain = unwrapped(model)
+        self._names = {id(p): _plain(name) for name, p in plain.named_parameters()}
+        parameters = {_plain(name): p for name, p in plain.named_parameters()}
+        saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
+        buffers = {_plain(n): b for n, b in plain.named_buffers() if id(b) in saved}
+        _check_alike([*parameters, *buffers], crew=crew)
+        circles = Circles()
+        self._transport = Transport({**parameters, **buffers}, device=device, circles=circles)
+        self._moments = Moments(optimizer, parameters, device=device, circles=circles)
+        self.picture: nn.Module | None = picture_of(model) if crew.leads else None
+        self._entries: Mapping[str, Tensor] | None = None
+        if self.picture is not None:
+            self._entries = {
+                **dict(self.picture.named_parameters()),
+                **dict(self.picture.named_buffers()),
+            }
+        self.offered: tuple[State, Sequence[Mapping[str, Any]]] | None = None
+        """On the first rank: a state of the optimizer that all are about to take up."""
+        for verb, do in (
+            (PULL, self._pull),
+            (PUSH, self._push),
+            (TAKE, self._take),
+            (OUTLINE, self._moments.outline),
+            (FETCH, self._moments.fetch),
+            (GIVE, self._give),
+        ):
+            crew.on(verb, do)
+        self._pull()
+
+    @property
+    def whole(self) -> nn.Module:
+        """The picture, on the first rank.
+
+        Raises:
+            ConfigError: this is another rank.
+        """
+        if self.picture is None:
+            raise ConfigError("only the first rank of an island has the whole model")
+        return self.picture
+
+    def has(self, model: nn.Module) -> bool:
+        """Return whether a model is this one, with or without its wrappers."""
+        return unwrapped(model) is unwrapped(self._model)
+
+    def name_of(self, parameter: Tensor) -> str:
+        """Return a parameter's name in the whole model.
+
+        Raises:
+            ConfigError: it is none of the model's.
+        """
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise ConfigError(
+                "the optimizer steps a parameter that is not the model's",
+                given=f"one of shape {tuple(parameter.shape)}",
+                remedy="make the optimizer after the model was spread (fully_shard, ...)",
+            )
+        return name
+
+    def reshard(self) -> None:
+        """Let go of gathered copies of parameters: the next forward pass gathers them anew."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _pull(self) -> None:
+        for name, whole in self._transport.gather():
+            if self._entries is not None:
+                self._entries[name].detach().copy_(whole)
+
+    def _push(self) -> None:
+        self.reshard()
+        self._transport.deal(self._entries)
+
+    def _take(self) -> dict[str, dict[str, Tensor]]:
+        return self._moments.gather()
+
+    def _give(self) -> None:
+        state, groups = self.offered if self.offered is not None else (None, None)
+        self._moments.deal(state, groups)
+        self.offered = None
+
+
+class ScriptOptimizer(Wrapping):
+    """`Task.optimizer` of a script's first rank: its groups are live, its state that of all.
+
+    The state comes and goes as that of an optimizer of the whole model, by commands: from the
+    thread that trains only.
+    """
+
+    def __init__(self, inner: Optimizer, *, model: RankModel, crew: Crew) -> None:
+        """Stand for a rank's optimizer."""
+        super().__init__(inner)
+        self._model, self._crew = model, crew
+        entries = dict(model.whole.named_parameters())
+        groups = [
+            {**_settings(g), "params": [entries[model.name_of(p)] for p in g["params"]]}
+            for g in inner.param_groups
+        ]
+        self._names = {id(p): name for name, p in entries.items()}
+        self._whole = Optimizer(groups, inner.defaults)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as that of an optimizer of the whole model; it is gathered for this."""
+        return self._as_whole(self._crew.call(TAKE))
+
+    def far_state_dict(self) -> dict[str, Any]:
+        """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
+        fetch = partial(self._crew.call, FETCH)
+        return self._as_whole(far_state(self._crew.call(OUTLINE), fetch=fetch))
+
+    def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        for own, group in zip(self._whole.param_groups, self.inner.param_groups, strict=True):
+            own.update(_settings(group))
+        for group in self._whole.param_groups:
+            for parameter in group["params"]:
+                if self._names[id(parameter)] in found:
+                    self._whole.state[parameter] = found[self._names[id(parameter)]]
+        state = self._whole.state_dict()
+        self._whole.state.clear()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what `state_dict`, or an optimizer of the whole model, returned."""
+        self._whole.load_state_dict(state_dict)
+        state = {self._names[id(p)]: dict(own) for p, own in self._whole.state.items()}
+        self._whole.state.clear()
+        self._model.offered = (state, [_settings(group) for group in self._whole.param_groups])
+        self._crew.call(GIVE)
+
+
+def saved_model(wrapped: RankModel | None, model: nn.Module) -> RankModel:
+    """Return the wrapped model, which is the one that an island can save.
+
+    Raises:
+        ConfigError: `model` is another one.
+    """
+    if wrapped is None or not wrapped.has(model):
+        raise ConfigError(
+            "the ranks of an island can only save the model that was wrapped",
+            given=type(model).__name__,
+            expected="the first argument of run.wrap",
+        )
+    return wrapped
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _plain(name: str) -> str:
+    """Return a name without the wrappers inside it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _check(model: nn.Module) -> None:
+    """Refuse what does not show which part of a whole tensor is here.
+
+    Raises:
+        ConfigError: it is FSDP of the first kind, which hides parameters in flat vectors.
+    """
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ConfigError(
+            "FullyShardedDataParallel hides a model's parameters in flat vectors",
+            given=type(model).__name__,
+            expected="fully_shard, which shows them as DTensors",
+            remedy='torch.distributed.fsdp.fully_shard(module, mesh=run.mesh["shard"])',
+        )
+
+
+def _check_alike(names: Sequence[str], *, crew: Crew) -> None:
+    """Refuse a model of which ranks have different parameters; the same error on every rank.
+
+    Raises:
+        ConfigError: they have.
+    """
+    told = hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest()
+    rows = crew.gather(torch.tensor([int.from_bytes(told), len(names)]))
+    if len({tuple(row) for row in rows.tolist()}) > 1:
+        raise ConfigError(
+            "the ranks of an island have different parameters",
+            given=f"{', '.join(str(int(row[1])) for row in rows)} tensors on ranks 0, 1, ...",
+            expected="the same model on every rank, each with a part of every tensor",
+            remedy="for a pipeline use the built-in trainer, which divides models into stages",
+        )

@@ -1,0 +1,278 @@
+"""The ranks of an island as a script has them: where they meet, and what they tell each other.
+
+A script runs on every rank at once, and all come to the same calls in the same order. At such a
+place every rank tells a few numbers first, so that one which came to another place is noticed
+rather than waited for; then the first rank does what only a member of the job can do while the
+others serve it, until it lets them go on with its word: what a rank may know of the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from atoll.config import MeshShape, RankPlace
+from atoll.errors import ConfigError
+from atoll.island.command_broadcaster import Crew
+from atoll.island.world import build_mesh, device_of, world
+
+dist: Any = torch.distributed
+"""Without types: torch's stubs leave out most of what is used here."""
+
+GO_ON = "go on"
+PLACES = ("start", "wrap", "step", "finish", "save", "evaluating", "track", "end")
+"""Calls of a script at which ranks meet; their order is part of what ranks tell."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Word:
+    """What the first rank lets the others know whenever they go on."""
+
+    member: str = "w0"
+    members: list[str] = dataclasses.field(default_factory=list)
+    slot: int = 0
+    num_slots: int = 1
+    step: int = 0
+    round: int = 0
+    stopping: bool = False
+    midway: bool = False
+    """The place is not over: do your own optimizer's step and come back."""
+    skipped: bool = False
+    """That step is left out."""
+
+
+@dataclasses.dataclass(slots=True)
+class Note:
+    """What a rank tells when it comes to a place."""
+
+    overflowed: bool = False
+    """Its gradients overflowed in half precision."""
+    asked: bool = False
+    """Its process was asked to leave."""
+    losses: float = 0.0
+    """Sum of the losses it was told since the last place."""
+    count: int = 0
+    """Of how many."""
+    tokens: int = 0
+    """Tokens it was told since."""
+
+    def add(self, *, loss: float | Tensor | None, tokens: int) -> None:
+        """Take what a script logs."""
+        if loss is not None:
+            self.losses += float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+            self.count += 1
+        self.tokens += tokens
+
+    def row(self, place: str) -> Tensor:
+        """Return the note as numbers."""
+        values = [PLACES.index(place), self.overflowed, self.asked, self.losses, self.count]
+        return torch.tensor([float(v) for v in [*values, self.tokens]], dtype=torch.float64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What all ranks told together."""
+
+    overflowed: bool
+    asked: bool
+    loss: float | None
+    """Mean over those that told one."""
+    tokens: int
+    """Of all rows, each counted once."""
+
+
+class _GoOn(Exception):
+    """The first rank lets this one go on."""
+
+    def __init__(self, word: Word) -> None:
+        self.word = word
+
+
+class Ranks:
+    """One rank's view of its island. From the thread that trains only."""
+
+    def __init__(
+        self, place: RankPlace, *, shape: MeshShape, device: str = "auto", timeout_s: float = 300.0
+    ) -> None:
+        """Meet nobody yet, so that the script may make its own process group.
+
+        Args:
+            place: Which rank this is.
+            shape: How the ranks lie: which of them see the same rows.
+            device: `cpu`, `cuda` or `auto`.
+            timeout_s: How long one collective may take.
+
+        Raises:
+            ConfigError: the mesh has another number of ranks.
+        """
+        if shape.ranks != place.ranks:
+            raise ConfigError(
+                "the mesh does not divide the ranks", given=f"mesh {shape}",
+                expected=f"{place.ranks} ranks",
+            )  # fmt: skip
+        self.place, self.shape = place, shape
+        self._wanted, self._timeout_s = device, timeout_s
+        self._stack = ExitStack()
+        self._crew: Crew | None = None
+        self._mesh: DeviceMesh | None = None
+        self.word: Word | None = None
+        """The newest; None before the ranks have met."""
+        self.tell: Callable[[], Word] = Word
+        """On the first rank: makes the word."""
+        self.note = Note()
+        """What this rank tells at the next place."""
+
+    @classmethod
+    def alone(cls) -> Ranks:
+        """Return the only rank of its island."""
+        return cls(RankPlace(rank=0, ranks=1, local_rank=0, address="", port=0), shape=MeshShape())
+
+    @property
+    def met(self) -> bool:
+        """Whether the ranks have met."""
+        return self._crew is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the member of the job."""
+        return self.place.leads
+
+    @property
+    def device(self) -> torch.device:
+        """What this rank computes on."""
+        return device_of(self.place, wanted=self._wanted)
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the shares of the island's rows is this rank's."""
+        return self._share_of(self.place.rank)
+
+    def _share_of(self, rank: int) -> int:
+        at = self.shape.place(rank)
+        return at["replicate"] * self.shape.shard + at["shard"]
+
+    # ------------------------------------------------------------------------- meeting
+
+    @property
+    def crew(self) -> Crew:
+        """How the first rank leads; the ranks MUST have met."""
+        if self._crew is None:
+            raise ConfigError(
+                "the ranks of this island have not met yet",
+                remedy="call run.mesh, run.shard or run.wrap on every rank before",
+            )
+        return self._crew
+
+    def meet(self) -> None:
+        """Come together, if that has not happened: every rank calls it."""
+        if self._crew is not None:
+            return
+        if not dist.is_initialized():
+            self._stack.enter_context(self._world())
+        if dist.get_world_size() != self.place.ranks:
+            raise ConfigError(
+                "the process group of the script is not that of its island",
+                given=f"{dist.get_world_size()} ranks", expected=f"{self.place.ranks}",
+            )  # fmt: skip
+        self._crew = Crew(rank=self.place.rank, ranks=self.place.ranks)
+        self._crew.on(GO_ON, self._go_on)
+        self.arrive("start")
+        self.go_on()
+
+    def _world(self) -> AbstractContextManager[None]:
+        if self.place.ranks == 1:
+            return _by_itself()
+        return world(self.place, device=self.device, timeout_s=self._timeout_s)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """All four axes; every rank asks for it."""
+        self.meet()
+        if self._mesh is None:
+            self._mesh = build_mesh(self.shape, device=self.device)
+        return self._mesh
+
+    def arrive(self, place: str) -> Told:
+        """Come to a place, tell this rank's note and hear those of all; every rank calls it.
+
+        Raises:
+            ConfigError: a rank has come to another place.
+        """
+        self.meet()
+        note, self.note = self.note, Note(asked=self.note.asked)
+        rows = self.crew.gather(note.row(place)).tolist()
+        places = [PLACES[int(row[0])] for row in rows]
+        if len(set(places)) > 1:
+            raise ConfigError(
+                "the ranks of this island are at different places of the script",
+                given=", ".join(f"rank {rank}: {at}" for rank, at in enumerate(places)),
+                expected="the same calls in the same order on every rank",
+                remedy="give every rank as many batches: run.shard does",
+            )
+        counted = sum(row[4] for row in rows)
+        tokens: dict[int, float] = {}  # ranks that see the same rows may all tell of them
+        for rank, row in enumerate(rows):
+            share = self._share_of(rank)
+            tokens[share] = max(tokens.get(share, 0.0), row[5])
+        return Told(
+            overflowed=any(row[1] for row in rows),
+            asked=any(row[2] for row in rows),
+            loss=sum(row[3] for row in rows) / counted if counted else None,
+            tokens=round(sum(tokens.values())),
+        )
+
+    def go_on(self, *, midway: bool = False, skipped: bool = False) -> Word:
+        """On the first rank, let the others go on; on these, serve it until then.
+
+        Args:
+            midway: Not with the script yet; see :class:`Word`.
+            skipped: See there.
+        """
+        if self.leads:
+            self.word = dataclasses.replace(self.tell(), midway=midway, skipped=skipped)
+            self.crew.call(GO_ON, **dataclasses.asdict(self.word))
+            return self.word
+        try:
+            self.crew.serve()
+        except _GoOn as told:
+            self.word = told.word
+            return self.word
+        raise ConfigError(
+            "the first rank has left the script before this one",
+            expected="the same calls in the same order on every rank",
+        )
+
+    def _go_on(self, **word: Any) -> None:
+        if not self.leads:
+            raise _GoOn(Word(**word))
+
+    def part(self) -> None:
+        """Part after everything went well: every rank calls it, after it has arrived at `end`."""
+        if self.leads:
+            self.crew.end()
+        else:
+            self.crew.serve()
+        self.crew.part()
+        self._stack.close()
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Be a process group of one inside."""
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

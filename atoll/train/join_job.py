@@ -1,0 +1,156 @@
+"""How a process that a node agent started becomes a member: session, group, and a way back in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget
+from atoll.clock import RealClock
+from atoll.config import WorkerEnvironment
+from atoll.errors import AuthError
+from atoll.group.connect import Connection, connect_group
+from atoll.group.routes.rendezvous_store import own_address
+from atoll.net.endpoint import way_of
+from atoll.net.sync_link import SyncLink
+from atoll.recovery import Recovered, StateServer, recover
+from atoll.train.state.recovery_client import Lifeline
+from atoll.wire.messages import CheckpointPart, CheckpointState, Event, Finished, Source, Sources
+
+log = logging.getLogger(__name__)
+
+RECOVERY_TIMEOUT_S = 3600.0
+"""Longest time that one recovery may take: a large model on a slow link."""
+
+PUBLISH_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A member's place in its job."""
+
+    environment: WorkerEnvironment
+    connection: Connection
+    lifeline: Lifeline
+    server: StateServer
+
+    @property
+    def late(self) -> bool:
+        """Whether the run is under way: the committed state comes before the first step."""
+        return self.connection.registered.recover
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the session has ended for good, e.g. because a newer process has its place."""
+        return self.connection.link.failed is not None
+
+    def leave(self, reason: str) -> None:
+        """Leave the group soon, from any thread: what is under way is finished or abandoned."""
+        threading.Thread(
+            target=lambda: self.connection.group.leave(reason), name="leave", daemon=True
+        ).start()
+
+    def store(self) -> HubStore:
+        """Return where the job's checkpoints are read from."""
+        environment = self.environment
+        return HubStore.reading(
+            environment.hub, environment.token, environment.job,
+            way=way_of(environment), scratch=environment.directory,
+        )  # fmt: skip
+
+    def saver(self) -> BackgroundSaver:
+        """Return what writes this member's checkpoints and brings them to the hub."""
+        environment, link = self.environment, self.connection.link
+
+        def publish(part: CheckpointPart) -> bool:
+            answer = link.request(part, timeout_s=PUBLISH_TIMEOUT_S)
+            return isinstance(answer, CheckpointState) and answer.published
+
+        target = HubTarget(
+            url=environment.hub, token=environment.token, job=environment.job,
+            ca=environment.ca, proxy=environment.proxy,
+            upload_bps=environment.upload_bps, pace=environment.pace,
+        )  # fmt: skip
+        return BackgroundSaver(
+            target, scratch=environment.directory, publish=publish, on_event=link.notify
+        )
+
+    def close(self, finished: Finished | None = None) -> None:
+        """Stop offering the state and close the session, with last words."""
+        self.server.close()
+        try:
+            self.connection.close(finished)
+        except AuthError as error:
+            # Tokens end with the job: these words were heard, only the answer was lost.
+            log.info("the job is over: %s", error)
+
+
+def enroll(
+    environment: WorkerEnvironment, *, route: str, should_stop: Callable[[], bool]
+) -> Enrolled:
+    """Open the session of a member, register it, and begin to recover if the run is under way.
+
+    Args:
+        environment: What the node agent told this process.
+        route: `auto`, `direct` or `relay`.
+        should_stop: Asked while this member waits for a state; True: give up.
+
+    Raises:
+        HubUnreachable: no hub answers there.
+        AuthError: the job's token is no longer valid, e.g. because the job has ended.
+        VersionMismatch: the hub is of another version.
+    """
+    servers: list[StateServer] = []
+
+    def serve(link: SyncLink) -> list[str]:
+        servers.append(
+            StateServer(
+                job=environment.job,
+                token=environment.token,
+                address=own_address(environment.hub),
+                link=link,
+            )
+        )
+        # A limit of bandwidth holds on the way through the hub; nobody dials in beside it.
+        return [] if environment.capped else servers[0].dial
+
+    try:
+        connection = connect_group(environment, route=route, serve=serve)
+    except BaseException:
+        for started in servers:
+            started.close()
+        raise
+    (server,) = servers
+    link, group = connection.link, connection.group
+
+    def sources(failed: Sequence[str], *, ready: bool) -> Sources:
+        found = group.recover(failed, ready=ready)
+        if environment.capped:  # nor does this process dial anybody else
+            peers = [Source(peer.member) for peer in found.peers]
+            found = msgspec.structs.replace(found, peers=peers)
+        return found
+
+    def fetch(*, ready: bool, distrusted: Sequence[str] = ()) -> Recovered:
+        return recover(
+            link, job=environment.job, me=environment.member,
+            ask=lambda question: sources(question.failed, ready=ready), on_event=announce,
+            deadline=RealClock().monotonic() + RECOVERY_TIMEOUT_S, stop=should_stop,
+            distrusted=list(distrusted),
+        )  # fmt: skip
+
+    def announce(event: Event) -> None:
+        if link.failed is None:
+            link.notify(event)
+
+    lifeline = Lifeline(
+        group, fetch=fetch, server=server, announce=announce,
+        should_stop=lambda: should_stop() or link.failed is not None,
+    )  # fmt: skip
+    enrolled = Enrolled(environment, connection, lifeline, server)
+    if enrolled.late:
+        lifeline.begin()
+    return enrolled

@@ -1,0 +1,30 @@
+"""How a member reaches the queues and topics of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.net.endpoint import way_of
+from atoll.net.http.client import HubClient
+from atoll.queues import AloneChannel, HubChannel, Shelf
+from atoll.train.join_job import Enrolled
+
+
+def open_shelf(enrolled: Enrolled | None, *, member: str, stopping: Callable[[], bool]) -> Shelf:
+    """Return the queues of a member at its hub, or those of a process alone.
+
+    Args:
+        enrolled: The member's place in its job; None: it was started by hand.
+        member: Its name, under which it subscribes to topics.
+        stopping: Whether the run was asked to stop.
+    """
+    if enrolled is None:
+        return Shelf(AloneChannel(), prefix="alone", reader=member, stopping=stopping)
+    environment = enrolled.environment
+    way = way_of(environment)
+    channel = HubChannel(
+        enrolled.connection.link,
+        client=lambda: HubClient(environment.hub, environment.token, way=way),
+        scratch=environment.directory,
+    )
+    return Shelf(channel, prefix=environment.job, reader=member, stopping=stopping)

@@ -1,0 +1,258 @@
+"""The part of a report about policies: their episodes, their curves, and what the critic learned.
+
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.train.report.charts import COLOURS, Chart, Trace, layout, line
+from atoll.train.report.tables import boxes, table, text
+from atoll.train.results.rl_summary import curve, step_word
+
+EPISODES = "episodes"
+"""Folder of a run with a recorded episode of each policy, `POLICY.gif`."""
+
+MAX_GIF_BYTES = 8 * 2**20
+"""A larger one stays beside the report."""
+
+PICTURES_IN_A_ROW = 4
+
+Points = Sequence[Mapping[str, Any]]
+Rl = Mapping[str, Any]
+
+
+def read_episodes(folder: Path, rl: Rl) -> dict[str, bytes]:
+    """Return the recorded episode of every policy that has one, as the bytes of a GIF."""
+    found = {}
+    for policy in rl.get("policies") or ():
+        path = folder / EPISODES / f"{policy['policy']}.gif"
+        inside = path.resolve().is_relative_to(folder.resolve())
+        if inside and path.is_file() and path.stat().st_size <= MAX_GIF_BYTES:
+            found[str(policy["policy"])] = path.read_bytes()
+    return found
+
+
+def rl_tiles(summary: Mapping[str, Any]) -> str:
+    """Return the figures of the run, one box each."""
+    rl = summary["rl"]
+    critic = rl.get("critic_member") or {}
+    dropped = sum(_all(p["dropped"]) for p in rl["policies"]) + _all(critic.get("dropped") or {})
+    speed, size = rl.get("env_steps_per_s"), rl.get("bytes_per_env_step")
+    return boxes(
+        {
+            "policies": len(rl["policies"]),
+            "algorithm": rl["algorithm"],
+            "critic": rl["critic"],
+            f"{step_word(rl)}s": f"{rl['env_steps']:,}",
+            "steps/s, all policies": None if not speed else f"{speed:,.0f}",
+            "updates of the critic": f"{critic['updates']:,}" if critic else None,
+            "trajectories it learned from": f"{critic['trajectories']:,}" if critic else None,
+            "trajectories dropped": f"{dropped:,}",
+            f"bytes per {step_word(rl)}": None if not size else f"{size:,.1f}",
+            "seconds": f"{summary.get('wall_s') or 0.0:.1f}",
+        }
+    )
+
+
+def gallery(rl: Rl, episodes: Mapping[str, bytes]) -> str:
+    """Return the recorded episodes side by side, each with what its policy came to."""
+    figures = ""
+    for policy in rl["policies"]:
+        picture = episodes.get(str(policy["policy"]))
+        if picture is None:
+            continue
+        data = base64.b64encode(picture).decode("ascii")
+        name, env = text(policy["policy"]), text(short_env(str(policy["env"])))
+        figures += (
+            f"<figure><img alt='an episode of {name}' src='data:image/gif;base64,{data}'>"
+            f"<figcaption><b>{name}</b> {env}<br>return {text(rise(policy))}</figcaption></figure>"
+        )
+    if not figures:
+        return ""
+    about = "One episode of each policy at the end, always its most likely action."
+    return (
+        f"<section><h2>Episodes</h2><p>{about}</p><div class='episodes'>{figures}</div></section>"
+    )
+
+
+def rl_charts(rl: Rl, points: Points) -> list[Chart]:
+    """Return the curves of the policies and of the critic."""
+    charts = [
+        _returns(rl, points),
+        _explained(rl, points),
+        *critic_charts(rl, points),
+        _speed(rl, points),
+        _waiting(rl, points),
+    ]  # fmt: skip
+    return [chart for chart in charts if any(trace["y"] for trace in chart[2])]
+
+
+def critic_charts(rl: Rl, points: Points) -> list[Chart]:
+    """Return the critic's loss by policy, and how old what it learned from was."""
+    critic = rl.get("critic_member")
+    if not critic:
+        return []
+    own = [point for point in points if point["member"] == critic["member"]]
+    traces = []
+    for index, policy in enumerate(rl["policies"]):
+        name = f"value_loss.{policy['policy']}"
+        there = [point for point in own if name in point["values"]]
+        xs, ys = [p["step"] for p in there], [p["values"][name] for p in there]
+        traces.append(line(xs, ys, str(policy["policy"]), index))
+    look = layout("updates of the critic", "value loss")
+    look["yaxis"] |= {"type": "log"}
+    about = "Loss of the critic's head of each policy, in units of that policy's own returns."
+    counts = sorted((int(age), count) for age, count in critic["staleness"].items())
+    bars = {
+        "type": "bar", "name": "trajectories", "marker": {"color": COLOURS[0]},
+        "x": [age for age, _ in counts], "y": [count for _, count in counts],
+    }  # fmt: skip
+    ages = layout("updates behind", "trajectories")
+    ages["xaxis"] |= {"dtick": 1 if len(counts) <= 20 else None}
+    old = "How many updates a policy was ahead of a trajectory when the critic learned from it."
+    return [
+        ("Loss of the critic", about, traces, look),
+        ("Staleness", old, [bars], ages),
+    ]
+
+
+def policy_table(rl: Rl) -> str:
+    """Return what each policy came to, and the critic below it."""
+    heads = [
+        "policy", "environment", "return, first", "last", "best", "episodes", "steps", "updates",
+        "waited for the queue", "sent", "dropped",
+    ]  # fmt: skip
+    rows = [
+        [
+            p["policy"], p["env"], number(p["return_first"]), number(p["return_last"]),
+            number(p["return_best"]), f"{p['episodes']:,}", f"{p['env_steps']:,}",
+            f"{p['updates']:,}", f"{p['queue_wait_s']:.1f} s", f"{p['sent_bytes']:,}",
+            f"{_all(p['dropped']):,}",
+        ]
+        for p in rl["policies"]
+    ]  # fmt: skip
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return table("Policies", heads, body)
+
+
+def texts(rl: Rl) -> str:
+    """Return what language models wrote."""
+    written = ""
+    for policy in rl["policies"]:
+        lines = "\n".join(str(one) for one in policy.get("texts") or ())
+        if lines:
+            written += f"<h3>{text(policy['policy'])}</h3><pre>{text(lines)}</pre>"
+    return f"<section><h2>What they write</h2>{written}</section>" if written else ""
+
+
+def short_env(env: str) -> str:
+    """Return an environment's name without the module that makes it."""
+    return env if env.startswith("text:") else env.rpartition(":")[2]
+
+
+def rise(policy: Mapping[str, Any]) -> str:
+    """Return from what to what a policy's return went, in words."""
+    first, last = policy["return_first"], policy["return_last"]
+    return f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
+
+
+def number(value: float | None) -> str:
+    """Return a return for people: as many digits as tell something."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def _returns(rl: Rl, points: Points) -> Chart:
+    """Return the returns: in one picture if they can be compared, else one beside the other."""
+    policies = rl["policies"]
+    traces = [
+        line(*curve(points, policy["members"], "return"), str(policy["policy"]), index)
+        for index, policy in enumerate(policies)
+    ]
+    look = layout(f"{step_word(rl)}s", "return")
+    about = "Mean return of each policy's last episodes, against its own environment steps."
+    if len({short_env(str(policy["env"])) for policy in policies}) > 1:
+        look |= _side_by_side(policies, traces)
+        about += " Each on a scale of its own: they are returns of different things."
+    return "Return", about, traces, look
+
+
+def _side_by_side(policies: Sequence[Rl], traces: list[Trace]) -> dict[str, Any]:
+    """Give every trace axes of its own; return what the layout needs for it."""
+    columns = min(PICTURES_IN_A_ROW, len(policies))
+    rows = -(-len(policies) // columns)
+    look: dict[str, Any] = {
+        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35},
+        "height": 60 + 240 * rows, "showlegend": False, "annotations": [],
+        "margin": {"l": 50, "r": 20, "t": 30, "b": 45},
+    }  # fmt: skip
+    for index, (policy, trace) in enumerate(zip(policies, traces, strict=True)):
+        axis = str(index + 1) if index else ""
+        trace |= {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
+        trace["line"]["width"] = 2
+        look["annotations"].append(
+            {
+                "text": f"<b>{text(policy['policy'])}</b>", "showarrow": False, "x": 0.5, "y": 1.04,
+                "xref": f"x{axis} domain", "yref": f"y{axis} domain", "yanchor": "bottom",
+            }
+        )  # fmt: skip
+    return look
+
+
+def _explained(rl: Rl, points: Points) -> Chart:
+    traces = []
+    for index, policy in enumerate(rl["policies"]):
+        xs, ys = curve(points, policy["members"], "explained_variance")
+        traces.append(line(xs, [max(-1.0, y) for y in ys], str(policy["policy"]), index))
+    look = layout(f"{step_word(rl)}s", "explained variance")
+    low = min((y for trace in traces for y in trace["y"]), default=0.0)
+    look["yaxis"] |= {"range": [min(-0.05, low), 1.05]}
+    about = (
+        "Share of the variance of returns that the values an actor used had foreseen: 1 is all of "
+        "it, 0 no more than their mean. Where every return is the same, nothing is left to explain."
+    )
+    return "What the critic explains", about, traces, look
+
+
+def _speed(rl: Rl, points: Points) -> Chart:
+    traces = _over_time(rl, points, "env_steps_per_s")
+    return (
+        "Speed", f"{step_word(rl).capitalize()}s per second of each policy.",
+        traces, layout("seconds", f"{step_word(rl)}s/s"),
+    )  # fmt: skip
+
+
+def _waiting(rl: Rl, points: Points) -> Chart:
+    traces = _over_time(rl, points, "queue_wait_s")
+    about = (
+        "Seconds that each actor has waited for room in its queue: the critic is what is slow "
+        "where this rises steadily."
+    )
+    return "Waiting", about, traces, layout("seconds", "seconds waited")
+
+
+def _over_time(rl: Rl, points: Points, name: str) -> list[Trace]:
+    zero = min((float(point["time"]) for point in points), default=0.0)
+    traces = []
+    for index, policy in enumerate(rl["policies"]):
+        for member in policy["members"]:
+            own = [p for p in points if p["member"] == member and name in p["values"]]
+            xs, ys = [float(p["time"]) - zero for p in own], [p["values"][name] for p in own]
+            label = (
+                policy["policy"] if len(policy["members"]) == 1 else f"{policy['policy']} {member}"
+            )
+            traces.append(line(xs, ys, str(label), index))
+    return traces
+
+
+def _all(counts: Mapping[str, int]) -> int:
+    return sum(counts.values())

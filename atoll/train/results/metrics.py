@@ -1,0 +1,198 @@
+"""What a member measures while it trains, and where that goes.
+
+Where a member's measurements go: to the hub in the background, or into its folder alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO
+
+from atoll.clock import Clock
+from atoll.group.connect import Connection
+from atoll.strategies.base import SyncResult
+from atoll.task import Task
+from atoll.wire.messages import Event, Metrics, Point
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 1.0
+"""Seconds between two points of a member: a live view needs no more."""
+
+
+class Recorder:
+    """Writes a member's points to its own `metrics.jsonl` and hands them on."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        clock: Clock,
+        path: Path | None = None,
+        report: Callable[[Point], None] | None = None,
+        announce: Callable[[Event], None] | None = None,
+    ) -> None:
+        """Append to `path`; `report` and `announce` MUST NOT block."""
+        self._task, self._clock = task, clock
+        self._report, self._announce = report, announce
+        self._file: IO[str] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    @property
+    def outlets(self) -> tuple[Callable[[Point], None] | None, Callable[[Event], None] | None]:
+        """Where points and events go."""
+        return self._report, self._announce
+
+    def point(self, values: Mapping[str, float]) -> None:
+        """Record values of now; those that are not finite are left out."""
+        finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
+        task = self._task
+        point = Point(time=self._clock.wall(), step=task.step, round=task.round, values=finite)
+        if self._file is not None:
+            self._write(self._file, point)
+        if self._report is not None:
+            self._report(point)
+
+    def _write(self, file: IO[str], point: Point) -> None:
+        line = {
+            "time": point.time,
+            "member": self._task.member,
+            "step": point.step,
+            "round": point.round,
+            "values": point.values,
+        }
+        try:
+            file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            # Measurements are not worth the run: a full disk stops only this file.
+            log.warning("metrics are no longer written to disk: %s", error)
+            self._file = None
+
+    def event(self, kind: str, text: str, **about: str) -> None:
+        """Tell people that something happened."""
+        log.info("%s: %s", kind, text)
+        if self._announce is not None:
+            self._announce(Event(kind=kind, text=text, fields=about))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Seconds and bytes of a member's whole run; they go on after a resume."""
+
+    wall_s: float = 0.0
+    """Training, without start-up and evaluation."""
+    compute_s: float = 0.0
+    """Of it: batches, forward, backward and optimizer steps."""
+    sync_s: float = 0.0
+    """Of it: rounds, waiting included."""
+    wait_s: float = 0.0
+    """Of the rounds: until all had come, and until the verdict was there."""
+    send_s: float = 0.0
+    """Of the rounds: tensors on their way."""
+    checkpoint_s: float = 0.0
+    """Of it: saving."""
+    evaluation_s: float = 0.0
+    """Not in it."""
+    sent_bytes: float = 0.0
+    received_bytes: float = 0.0
+    aborted: float = 0.0
+    """Attempts at rounds that were not committed."""
+    recovery_s: float = 0.0
+    """Of the training time: taking over the committed state after being left behind."""
+    wasted_steps: float = 0.0
+    """Optimizer steps whose work was dropped because the group went on without this member."""
+
+    def count(self, elapsed_s: float, sync: SyncResult | None, *, waited_s: float = 0.0) -> None:
+        """Add a stretch of training time, with the round in it if there was one.
+
+        `waited_s` of it training stood still for others outside of rounds.
+        """
+        self.wall_s += elapsed_s
+        self.sync_s += waited_s
+        self.send_s += waited_s
+        elapsed_s -= waited_s
+        if sync is None:
+            self.compute_s += elapsed_s
+            return
+        seconds = sync.seconds
+        sync_s = sync.held_up_s
+        self.sync_s += sync_s
+        self.wait_s += seconds.get("join", 0.0) + seconds.get("commit", 0.0)
+        self.send_s += seconds.get("reduce", 0.0)
+        self.compute_s += max(0.0, elapsed_s - sync_s)
+        self.aborted += sync.aborted
+
+    def to_dict(self) -> dict[str, float]:
+        """Return names and numbers."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def load(self, numbers: Mapping[str, float | int | str]) -> None:
+        """Go on from what `to_dict` returned."""
+        for field in fields(self):
+            setattr(self, field.name, float(numbers.get(field.name, 0.0)))
+
+
+class Meter:
+    """Collects single steps into points, so that a step costs next to nothing."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self._losses = 0
+        self._loss = 0.0
+        self._norms = 0
+        self._norm = 0.0
+        self._tokens = 0
+
+    def add(self, tokens: int, *, loss: float | None = None, norm: float | None = None) -> None:
+        """Count one step, with what is known of it."""
+        self._tokens += tokens
+        if loss is not None:
+            self._losses += 1
+            self._loss += loss
+        if norm is not None:
+            self._norms += 1
+            self._norm += norm
+
+    def take(self, elapsed_s: float) -> dict[str, float]:
+        """Return the means since the last call, and start again."""
+        values: dict[str, float] = {}
+        if self._losses:
+            values["loss"] = self._loss / self._losses
+        if self._norms:
+            values["grad_norm"] = self._norm / self._norms
+        if self._tokens and elapsed_s > 0:
+            values["tokens_per_s"] = self._tokens / elapsed_s
+        self._clear()
+        return values
+
+
+def open_recorder(
+    connection: Connection | None, task: Task, *, clock: Clock, flush_timeout_s: float
+) -> tuple[Recorder, Callable[[], object]]:
+    """Return a recorder, and what brings its last points to the hub within `flush_timeout_s`."""
+    if connection is None:
+        return Recorder(task, clock=clock), lambda: None
+    link = connection.link
+    outbox = link.outbox(_metrics_of(link.incarnation))
+    recorder = Recorder(task, clock=clock, report=outbox.add, announce=link.notify)
+    return recorder, lambda: outbox.close(timeout_s=flush_timeout_s)
+
+
+def _metrics_of(incarnation: str) -> Callable[[int, list[Point]], Metrics]:
+    return lambda seq, points: Metrics(incarnation, seq, points)

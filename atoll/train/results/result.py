@@ -1,0 +1,169 @@
+"""What a member says about its run when it ends: its part of the summary.
+
+What a process tells of an error before it ends.
+
+The last words of a member: what it has trained, or what went wrong.
+
+What one member tells when its part in a run has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import traceback
+from typing import Any
+
+import torch
+
+from atoll import __version__
+from atoll.config import JobSpec
+from atoll.data import Dataset, ImageDataset
+from atoll.errors import AtollError, HubError, ScriptError
+from atoll.strategies.base import Outer
+from atoll.task import Task
+from atoll.train.build import Built
+from atoll.train.evaluate import Evaluation, LossOfBatch, evaluate
+from atoll.train.join_job import Enrolled
+from atoll.train.results.metrics import Totals
+from atoll.train.results.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
+from atoll.wire.messages import Finished
+
+
+def last_look(built: Built, *, seed: int, loss_of: LossOfBatch | None = None) -> dict[str, Any]:
+    """Evaluate on all that is held out; a language model writes something, too.
+
+    Args:
+        built: What was trained; `built.model` carries the final parameters.
+        seed: Of what the model writes.
+        loss_of: Computes losses where many processes can, together; a classifier, whose answers
+            are looked at, is evaluated by `built.model` alone.
+    """
+    if isinstance(built.dataset, ImageDataset):
+        loss_of = None
+    found = evaluate(built.model, built.held_out, loss_of=loss_of)
+    look: dict[str, Any] = {"loss_final": found.loss}
+    if found.accuracy is not None:
+        look["accuracy"] = found.accuracy
+    if isinstance(built.dataset, Dataset):
+        look["bytes_per_token"] = built.dataset.held_out.bytes_per_token
+        look["sample"] = write_text(
+            built.model, built.dataset.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=seed
+        )
+    return look
+
+
+def member_result(
+    spec: JobSpec,
+    built: Built,
+    outer: Outer,
+    totals: Totals,
+    *,
+    slot: int,
+    start_s: float,
+    first: Evaluation,
+    reason: str,
+) -> dict[str, Any]:
+    """Return one member's part of the summary; `reason` says why it ended early, if it did."""
+    task = built.task
+    return {
+        "member": task.member,
+        "slot": slot,
+        "steps": task.step,
+        "tokens": task.tokens,
+        "rounds": task.round,
+        **totals.to_dict(),
+        "start_s": start_s,
+        "parameters": task.num_parameters,
+        "first_loss_sum": first.loss_sum,
+        "first_tokens": first.tokens,
+        "digests": task.past,
+        "digest": outer.digest(task),
+        "data_digest": built.dataset.digest,
+        "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
+        "stopped": bool(reason),
+        "reason": reason,
+        "seed": spec.job.seed,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return what is needed to run it again."""
+    return {
+        "atoll": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def told_error(error: BaseException, *, member: str) -> AtollError:
+    """Return the error that the hub is told when a script raised."""
+    if isinstance(error, AtollError):
+        return error
+    lines = "".join(traceback.format_exception(error)[-6:]).strip()
+    return ScriptError(
+        f"the script raised {type(error).__name__}: {error}",
+        given=f"member {member} on {platform.node()}: {lines}",
+        remedy="see the job's log",
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+def end_member(
+    enrolled: Enrolled, *, error: BaseException | None, result: dict[str, Any], member: str
+) -> None:
+    """Tell the hub how a member has ended, and close its session.
+
+    Args:
+        enrolled: Its place in the job.
+        error: What its program raised; None: it came to its end.
+        result: Its part of the summary.
+        member: Its name.
+
+    Raises:
+        HubError: the hub was not told, and the program did not fail by itself.
+    """
+    sent = enrolled.connection.link.counters.sent_control_bytes
+    told = None if error is None else told_error(error, member=member).to_dict()
+    words = Finished(ok=error is None, result=result | {"control_sent_bytes": sent}, error=told)
+    try:
+        enrolled.close(words)
+    except HubError as trouble:
+        if error is None:
+            raise
+        log.warning("the hub was not told how this ended: %s", trouble)
+
+
+def run_result(
+    *, member: str, slot: int, seed: int, stopped: bool, totals: Totals
+) -> dict[str, Any]:
+    """Return a member's part of the summary, without what it has trained."""
+    return {
+        "member": member,
+        "slot": slot,
+        **totals.to_dict(),
+        "stopped": stopped,
+        "reason": "asked to stop" if stopped else "",
+        "seed": seed,
+        "versions": {
+            "atoll": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+    }
+
+
+def trained(task: Task, *, totals: Totals, digest: str) -> dict[str, Any]:
+    """Return what a member has trained."""
+    return {
+        "steps": task.step,
+        "tokens": task.tokens,
+        "rounds": task.round,
+        "parameters": task.num_parameters,
+        "digests": task.past,
+        "digest": digest,
+        "tokens_per_s": task.tokens / totals.wall_s if totals.wall_s > 0 else 0.0,
+    }

@@ -1,0 +1,241 @@
+"""`summary.json`: the figures of a run, from what members reported. Loads no torch."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.config import JobSpec
+from atoll.errors import StorageFull
+from atoll.strategies.registry import resolve
+from atoll.train.results.rl_summary import rl_summary
+
+SUMMARY_NAME = "summary.json"
+FP32_BYTES = 4
+
+Results = Mapping[str, Mapping[str, Any]]
+Points = Sequence[Mapping[str, Any]]
+
+
+def summarise(
+    *,
+    job: str,
+    spec: JobSpec,
+    results: Results,
+    points: Points,
+    rounds_committed: int,
+    rounds_aborted: int,
+) -> dict[str, Any]:
+    """Return the content of `summary.json`; docs/run_files.md says what each key means.
+
+    A pure function. Members that left no result (they were lost) count with their last point.
+
+    Args:
+        job: The job's id.
+        spec: The job.
+        results: Member -> what it said when it finished.
+        points: All measurements, as the hub or `metrics.jsonl` gives them.
+        rounds_committed: Verdicts of the hub.
+        rounds_aborted: Verdicts of the hub.
+    """
+    members = {name: _figures(name, results, points) for name in _members(results, points)}
+    steps = max((int(m["steps"]) for m in members.values()), default=0)
+    tokens = sum(int(m["tokens"]) for m in members.values())
+    wall_s = max((m["wall_s"] for m in members.values()), default=0.0)
+    compute_s = _mean([m["compute_s"] for m in members.values()])
+    sent = _mean([m["sent_bytes"] for m in members.values()])
+    parameters = max((int(m["parameters"]) for m in members.values()), default=0)
+    ddp = ddp_bytes(parameters=parameters, members=spec.job.nodes, steps=steps)
+    evaluations = held_out_losses(points)
+    final = _first_of(results, "loss_final")
+    return {
+        "job": job,
+        "strategy": resolve(spec.strategy).names(),
+        "nodes": spec.job.nodes,
+        "rounds_committed": rounds_committed,
+        "rounds_aborted": rounds_aborted,
+        "steps": steps,
+        "tokens": tokens,
+        "parameters": parameters,
+        "wall_s": wall_s,
+        "compute_s": compute_s,
+        "utilisation": compute_s / wall_s if wall_s else None,
+        "loss_first": _loss_first(results, evaluations),
+        "loss_final": final if final is not None else _last(evaluations),
+        "accuracy": _first_of(results, "accuracy"),
+        "bytes_per_token": _first_of(results, "bytes_per_token"),
+        "bytes_sent_per_node": round(sent),
+        "bytes_sent_ddp_fp32": ddp,
+        "reduction": ddp / sent if sent and ddp else None,
+        "tokens_per_s": tokens / wall_s if wall_s else None,
+        "best_single_node_tokens_per_s": max(
+            (m["tokens_per_s"] for m in members.values()), default=None
+        ),
+        "replicas_identical": _identical(results),
+        "same_data": len({r["data_digest"] for r in results.values() if "data_digest" in r}) <= 1,
+        "stopped": any(bool(result.get("stopped")) for result in results.values()),
+        "seed": spec.job.seed,
+        "versions": _first_of(results, "versions") or {},
+        "members": list(members.values()),
+        "sample": best_sample(results),
+        **(_of_policies(spec, results, points) if spec.kind == "rl" else {}),
+    }
+
+
+def _of_policies(spec: JobSpec, results: Results, points: Points) -> dict[str, Any]:
+    """Return what is different for policies: they have steps instead of tokens, and no replicas."""
+    rl = rl_summary(spec.rl, results=results, points=points)
+    return {
+        "rl": rl,
+        "tokens": 0,
+        "tokens_per_s": None,
+        "best_single_node_tokens_per_s": None,
+        "bytes_sent_ddp_fp32": None,
+        "reduction": None,
+        "replicas_identical": None,
+    }
+
+
+def ddp_bytes(*, parameters: int, members: int, steps: int) -> int:
+    """Return what each member would have sent with a ring all-reduce of fp32 gradients per step."""
+    return round(2 * (members - 1) / members * FP32_BYTES * parameters * steps)
+
+
+def held_out_losses(points: Points) -> list[tuple[int, int, float]]:
+    """Return (step, round, nats per token) of every evaluation, in order of rounds.
+
+    Members evaluate shares; those of one round add up. A final evaluation of everything by one
+    member is one by itself.
+    """
+    sums: dict[tuple[int, int], list[float]] = {}
+    final: list[tuple[int, int, float]] = []
+    for point in points:
+        values = point["values"]
+        if values.get("held_out_tokens"):
+            both = sums.setdefault((int(point["round"]), int(point["step"])), [0.0, 0.0])
+            both[0] += values["held_out_loss_sum"]
+            both[1] += values["held_out_tokens"]
+        if "held_out_loss" in values:
+            final.append((int(point["step"]), int(point["round"]), values["held_out_loss"]))
+    shared = [(step, round_, a / b) for (round_, step), (a, b) in sorted(sums.items())]
+    return shared + final
+
+
+def best_sample(results: Results) -> str:
+    """Return the text that the trained model wrote, if a member reported one."""
+    return str(_first_of(results, "sample") or "")
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
+    """Write `summary.json` into a run's folder; it appears whole or not at all.
+
+    Raises:
+        StorageFull: the disk is full.
+    """
+    text = json.dumps(dict(summary), indent=2) + "\n"
+    return write_whole(folder / SUMMARY_NAME, text)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a text file that appears whole or not at all.
+
+    Raises:
+        StorageFull: the disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".part")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        if error.errno == errno.ENOSPC:
+            raise StorageFull(
+                f"no room for {path.name}", given=str(path), remedy="free some disk space"
+            ) from error
+        raise
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a `.jsonl` file; none if there is no file, no cut last line."""
+    if not path.exists():
+        return []
+    lines: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue  # the writer was ended in the middle of this line
+    return lines
+
+
+def _members(results: Results, points: Points) -> list[str]:
+    names = set(results) | {str(point["member"]) for point in points}
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def _figures(name: str, results: Results, points: Points) -> dict[str, Any]:
+    """Return one member's row: its result, or its last measurements."""
+    latest: dict[str, Any] = {}
+    for point in points:
+        if point["member"] == name:
+            latest |= {**point["values"], "steps": point["step"], "rounds": point["round"]}
+    told = {**latest, **results.get(name, {})}
+    wall_s, tokens = float(told.get("wall_s", 0.0)), int(told.get("tokens", 0))
+    compute_s = float(told.get("compute_s", 0.0))
+    return {
+        "member": name,
+        "finished": name in results,
+        "steps": int(told.get("steps", 0)),
+        "rounds": int(told.get("rounds", 0)),
+        "tokens": tokens,
+        "wall_s": wall_s,
+        "compute_s": compute_s,
+        "utilisation": compute_s / wall_s if wall_s else None,
+        "tokens_per_s": tokens / wall_s if wall_s else 0.0,
+        "sent_bytes": float(told.get("sent_bytes", 0)) + float(told.get("control_sent_bytes", 0)),
+        "received_bytes": float(told.get("received_bytes", 0)),
+        "parameters": int(told.get("parameters", 0)),
+        "loss": told.get("loss") if told.get("loss") is not None else latest.get("loss"),
+    }
+
+
+def _loss_first(results: Results, evaluations: Sequence[tuple[int, int, float]]) -> float | None:
+    """Return the held-out loss before the first step."""
+    tokens = sum(float(result.get("first_tokens", 0)) for result in results.values())
+    if tokens:
+        return sum(float(r.get("first_loss_sum", 0)) for r in results.values()) / tokens
+    return evaluations[0][2] if evaluations and evaluations[0][0] == 0 else None
+
+
+def _identical(results: Results) -> bool:
+    """Return whether all that finished report the same digests, after every round and at the end.
+
+    A member that joined late or left early has another past: only those with as many rounds as
+    the most are compared.
+    """
+    most = max((int(result.get("rounds", 0)) for result in results.values()), default=0)
+    full = [result for result in results.values() if int(result.get("rounds", 0)) == most]
+    pasts = {(result.get("digests"), result.get("digest")) for result in full}
+    return len(pasts) == 1 and None not in next(iter(pasts))
+
+
+def _first_of(results: Results, key: str) -> Any:
+    """Return the value of the first member, in order of slots, that has it."""
+    for name in sorted(results, key=lambda name: (len(name), name)):
+        if results[name].get(key) is not None:
+            return results[name][key]
+    return None
+
+
+def _last(evaluations: Sequence[tuple[int, int, float]]) -> float | None:
+    return evaluations[-1][2] if evaluations else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

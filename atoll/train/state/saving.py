@@ -1,0 +1,106 @@
+"""Saving one member's checkpoints: in the background where there is a saver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from atoll.checkpoint import BackgroundSaver, Saved, Store, collect
+from atoll.checkpoint.format.memory_image import image_nbytes
+from atoll.strategies.base import Outer
+from atoll.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a checkpoint says beyond the state of the task and its strategy."""
+
+    members: tuple[str, ...]
+    """Who took part in the last round."""
+    shared: bool
+    """Whether this member writes the shared part."""
+    final: bool
+    """The run ends here: wait for an earlier save rather than skip this one."""
+    score: float | None
+    """Held-out loss of this very round, if it was evaluated."""
+    counters: Mapping[str, float | int | str]
+    about: Mapping[str, str]
+    cursor: Mapping[str, int]
+    strategy: str
+    """Name of the outer strategy."""
+    kept: Sequence[Mapping[str, Any]] = ()
+    """By rank: what a script keeps beside model and optimizer."""
+
+
+SLACK_BYTES = 1 << 20
+"""For counters and metadata that are not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where checkpoints go; neither: nowhere."""
+
+    store: Store | None
+    saver: BackgroundSaver | None
+
+    def reserve(self, task: Task, outer: Outer, *, shared: bool) -> None:
+        """Get memory for later saves ahead; the optimizer has its state by now.
+
+        An island has none to get: its state goes to the disk as it comes from the ranks.
+        """
+        if self.saver is None or task.elsewhere is not None:
+            return
+        task.pull()
+        own, common = collect(
+            task, outer=outer.state_dict(), codec={}, cursor={}, counters={}, about={},
+            own_model=not outer.one_model, base="", leases=task.leases, agreed=agreed(task, outer),
+        )  # fmt: skip
+        parts = (own, common) if shared else (own,)
+        self.saver.reserve(sum(image_nbytes(part) for part in parts) + SLACK_BYTES)
+
+    def save(self, task: Task, outer: Outer, moment: Moment) -> bool:
+        """Save the state right after a committed round; return whether it was taken.
+
+        Raises:
+            StorageFull: the store has no room; never with a saver.
+            HubError: the store cannot be reached; never with a saver.
+        """
+        if self.store is None and self.saver is None:
+            return False
+        task.pull()
+        base = outer.committed(task).base if outer.one_model else ""
+        # The parts of one checkpoint have one step, also where members are at steps of their own.
+        step = task.step if outer.one_state else outer.committed(task).step
+        own, common = collect(
+            task, outer=outer.state_dict(), codec={}, cursor=moment.cursor,
+            counters=moment.counters, about=moment.about, own_model=not outer.one_model,
+            base=base, leases=task.leases, strategy=moment.strategy, agreed=agreed(task, outer),
+            kept=moment.kept,
+        )  # fmt: skip
+        if self.saver is not None:
+            outcome = self.saver.save(
+                task.round, (own, common), step=step, member=task.member,
+                members=moment.members, shared=moment.shared, base=base, final=moment.final,
+                score=moment.score,
+            )  # fmt: skip
+            return isinstance(outcome, Saved)
+        if self.store is not None:
+            parts = [common, own] if moment.shared else [own]
+            self.store.put(task.round, parts, step=step, member=task.member, members=moment.members)
+        return True
+
+
+def agreed(task: Task, outer: Outer) -> dict[str, Tensor]:
+    """Return the members' common parameters by name, where they are ahead of them; not copied."""
+    tensors = None if outer.one_model else outer.committed(task).tensors
+    if tensors is None:
+        return {}
+    places = {
+        id(t): found
+        for t, found in zip([*task.parameters(), *task.buffers()], tensors, strict=True)
+    }
+    state = task.model.state_dict(keep_vars=True)
+    return {name: places[id(value)] for name, value in state.items() if id(value) in places}

@@ -1,0 +1,153 @@
+"""How the state of a wrapped optimizer begins, is saved, and comes back when it was left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from atoll.checkpoint import BackgroundSaver, adopt, describe, resume
+from atoll.errors import LeftBehind
+from atoll.group.base import Group
+from atoll.strategies.base import Outer, SyncResult, note
+from atoll.task import Task
+from atoll.train.join_job import Enrolled
+from atoll.train.state.committed import CommittedState
+from atoll.train.state.recovery_client import SetBack
+from atoll.train.state.saving import Moment, Saving
+from atoll.wire.messages import Event
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 60.0
+
+
+class Keeping(Protocol):
+    """What a script keeps beside model and optimizer, on all its ranks."""
+
+    def gather(self) -> Sequence[Mapping[str, Any]]:
+        """Return the state of every rank."""
+        ...
+
+    def give(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Let them take it up again."""
+        ...
+
+
+class WrappedState:
+    """Recovery and checkpoints for a script that trains through `run.wrap`."""
+
+    def __init__(
+        self,
+        task: Task,
+        outer: Outer,
+        *,
+        group: Group,
+        strategy: str,
+        enrolled: Enrolled | None,
+        every: int = 0,
+        kept: Keeping | None = None,
+    ) -> None:
+        """Stand by.
+
+        Args:
+            task: What is trained, its strategy set up already.
+            outer: That strategy.
+            group: The members.
+            strategy: The strategy's name.
+            enrolled: This member's place; None: without a hub there is nobody to recover from.
+            every: Rounds between checkpoints; 0: none.
+            kept: What the script's ranks keep besides; None: nothing.
+        """
+        self._kept = kept
+        self._task, self._outer, self._group = task, outer, group
+        self._strategy, self._enrolled, self._every = strategy, enrolled, every
+        self._saver: BackgroundSaver | None = None
+
+    def begin(self) -> SyncResult | None:
+        """Start with the others, from a checkpoint, or in the middle of their run."""
+        enrolled = self._enrolled
+        if enrolled is None:
+            return note(self._task, self._outer.begin(self._task))
+        if self._every:
+            self._saver = enrolled.saver()
+        result: SyncResult | None = None
+        try:
+            if enrolled.late:
+                self.recover(None)
+            elif enrolled.connection.registered.resume_round >= 0:
+                self._resume(enrolled, enrolled.connection.registered.resume_round)
+            else:
+                result = note(self._task, self._outer.begin(self._task))
+        except LeftBehind as error:
+            self.recover(error)
+        if self._outer.inherits:
+            state = CommittedState(self._task, self._outer)
+            enrolled.lifeline.offer(self._task, state)
+        return result
+
+    def recover(self, error: LeftBehind | None) -> None:
+        """Take the committed state over from the others, or from the newest checkpoint.
+
+        Raises:
+            LeftBehind: there is nobody to ask (`error` itself).
+        """
+        enrolled = self._enrolled
+        if enrolled is None:
+            raise error or LeftBehind("the run is under way", expected="a connection to the others")
+        if not self._outer.inherits:
+            self._task.round = enrolled.lifeline.catch_up()
+            self._outer.rejoin(self._task)
+            return
+        try:
+            enrolled.lifeline.take(self._task, self._outer)
+        except SetBack as back:
+            log.warning("%s", back)
+            if back.round >= 0:
+                self._resume(enrolled, back.round)
+            else:
+                self._task.round = self._group.committed_round
+                note(self._task, self._outer.begin(self._task))
+
+    def after(self, sync: SyncResult | None) -> None:
+        """Take note of a round, and save if it is time."""
+        if sync is None or self._saver is None:
+            return
+        final = sync.ends(self._group)
+        if final or self._task.round % self._every == 0:
+            self._save(final=final)
+
+    def close(self) -> None:
+        """Let the last checkpoint be written."""
+        if self._saver is not None:
+            self._saver.close(timeout_s=CLOSE_TIMEOUT_S)
+
+    def _save(self, *, final: bool) -> None:
+        members = self._group.members
+        moment = Moment(
+            members=members, shared=members[0] == self._group.me, final=final, score=None,
+            counters={"chain": self._task.past}, cursor={}, strategy=self._strategy,
+            about=describe("script", options={}, tokenizer=""),
+            kept=self._kept.gather() if self._kept is not None else (),
+        )  # fmt: skip
+        Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
+
+    def _resume(self, enrolled: Enrolled, round_: int) -> None:
+        """Go on from a checkpoint."""
+        store = enrolled.store()
+        try:
+            restored = resume(store, round_, self._task, strategy=self._strategy)
+        finally:
+            store.close()
+        self._task.push()
+        warning = adopt(self._outer, restored, strategy=self._strategy)
+        if warning:
+            self._tell(enrolled, warning)
+        self._outer.rejoin(self._task)
+        self._task.past = str(restored.counters.get("chain", ""))
+        if self._kept is not None:
+            self._kept.give(restored.kept)
+
+    def _tell(self, enrolled: Enrolled, text: str) -> None:
+        log.warning("%s", text)
+        enrolled.connection.link.notify(Event("outer-state-left-out", text))

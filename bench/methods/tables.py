@@ -1,0 +1,77 @@
+"""The tables of docs/benchmarks.md that `python -m bench.methods.plots` makes from finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.methods.modelled import RATES_BPS
+
+BEGIN = "<!-- tables: python -m bench.methods.plots -->"
+END = "<!-- end of tables -->"
+
+
+def with_tables(text: str, rows: Sequence[Mapping[str, Any]], shapes: Sequence[Any]) -> str:
+    """Return a page with both tables made anew; one without their place stays as it is."""
+    before, mark, rest = text.partition(BEGIN)
+    if not mark:
+        return text
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{methods(rows)}\n{claims(shapes)}{END}{after}"
+
+
+def methods(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of all rows."""
+    heads = ["method", "codec", "members", "loss", "95 %", "bytes/token", "largest round"]
+    heads += list(RATES_BPS)
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in rows:
+        cells = [
+            row["row"], f"`{row['codec']}`", str(row["members"]), f"{row['loss']:.3f}",
+            interval(row["loss_interval"]), number(row["bytes_per_node_per_token"]),
+            size(row["peak_bytes"]), *(f"{row['wall_s'][name]:.0f} s" for name in RATES_BPS),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def claims(shapes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of shapes: what is claimed, whether it came out, and the figures."""
+    lines = ["| claim | came out | figures |", "|---|---|---|"]
+    words = {True: "yes", False: "**no**", None: "not measured"}
+    for shape in shapes:
+        figures = "; ".join(f"{name}: {_figure(found)}" for name, found in shape["figures"].items())
+        lines.append(f"| {shape['claim']} | {words[shape['holds']]} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figure(found: Any) -> str:
+    if not isinstance(found, Mapping):
+        return str(found)
+    seeds = f"{found['seeds']} seeds" if found["seeds"] > 1 else "1 seed"
+    if found["low"] is None:
+        return f"{100 * found['mean']:+.2f} % ({seeds})"
+    return (
+        f"{100 * found['mean']:+.2f} % ({100 * found['low']:+.2f} to "
+        f"{100 * found['high']:+.2f}, {seeds})"
+    )
+
+
+def interval(bounds: Sequence[float | None]) -> str:
+    """Return where the mean over seeds may lie."""
+    low, high = bounds
+    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+
+def number(value: float) -> str:
+    """Return a number with about three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def size(nbytes: float) -> str:
+    """Return bytes for people, powers of ten."""
+    for unit in ("B", "kB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} MB"

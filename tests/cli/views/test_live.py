@@ -1,0 +1,118 @@
+"""The view of a running job, drawn into a string."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from atoll.cli.views.job import Watched
+from atoll.cli.views.live import View, plain_line
+
+
+def member(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "member": f"w{number}",
+        "node": f"node{number}",
+        "slot": number,
+        "state": "running",
+        "step": 100 + number,
+        "loss": 2.0 + number,
+        "tokens_per_s": 1000.0,
+        "sent_bytes": 50_000,
+        "received_bytes": 60_000,
+        "last_seen_s": 0.4,
+        **changes,
+    }
+
+
+def watched(*members: dict[str, Any], **changes: Any) -> Watched:
+    view = {
+        "job": "demo-1",
+        "state": "running",
+        "reason": "",
+        "nodes_wanted": len(members),
+        "members": list(members),
+        "committed_round": 3,
+        "progress": {"step": 101, "steps": 400},
+    }
+    return Watched("demo-1", view={**view, **changes}, loss=2.5, held_out=2.4, parameters=120_000)
+
+
+class FakeHub:
+    """Answers like the hub's client, from lists."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, Any]] = []
+
+    def job(self, job: str) -> dict[str, Any]:
+        return watched(member(0), member(1)).view
+
+    def metrics(self, job: str, *, after: int = 0) -> dict[str, Any]:
+        news = [point for point in self.points if point["id"] > after]
+        return {"last": news[-1]["id"] if news else after, "points": news}
+
+    def events(self, job: str, *, after: int = 0) -> dict[str, Any]:
+        return {"last": after, "events": []}
+
+
+def point(number: int, name: str, **values: float) -> dict[str, Any]:
+    return {"id": number, "member": name, "round": 1, "step": number, "values": values}
+
+
+def test_loss_is_the_mean_of_the_members_last_losses() -> None:
+    hub, job = FakeHub(), Watched("demo-1")
+    hub.points = [point(1, "w0", loss=4.0), point(2, "w1", loss=2.0), point(3, "w0", loss=3.0)]
+    job.refresh(hub)  # type: ignore[arg-type]
+    assert job.loss == pytest.approx(2.5)
+    hub.points.append(point(4, "w1", loss=1.0))
+    job.refresh(hub)  # type: ignore[arg-type]
+    assert job.loss == pytest.approx(2.0)
+
+
+def test_progress_is_that_of_the_slowest_member_that_lives() -> None:
+    assert watched(member(0), member(1)).step == 100
+    assert watched(member(0, state="lost"), member(1)).step == 101
+
+
+def test_data_parallel_is_a_ring_all_reduce_of_every_step() -> None:
+    job = watched(member(0, step=10), member(1, step=10), member(2, step=10), member(3, step=10))
+    assert job.data_parallel_bytes == 2 * 3 / 4 * 4 * 120_000 * 10
+    assert watched(member(0)).data_parallel_bytes == 0
+
+
+def test_time_left_is_unknown_before_there_is_a_speed_and_then_falls() -> None:
+    job = watched(member(0), member(1))
+    assert job.left_s() is None or job.left_s() is not None
+    job._progress.extend([(0.0, 0), (10.0, 100)])
+    assert job.left_s() is not None
+
+
+def test_picture_has_a_row_per_node_and_the_traffic_against_data_parallel() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, record=True)
+    with View(console, dashboard="http://127.0.0.1:1/?token=x") as view:
+        view.show(watched(member(0), member(1, state="lost")))
+    shown = console.export_text()
+    for words in ("w0", "node1", "lost", "by data parallel", "x less", "http://127.0.0.1:1", "25%"):
+        assert words in shown, words
+
+
+def test_without_a_terminal_lines_are_plain_and_not_more_than_are_due() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=False, width=80)
+    with View(console, dashboard="x") as view:
+        for _ in range(10):
+            view.show(watched(member(0), member(1)))
+        view.show(watched(member(0), member(1)), last=True)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "step 100/400" in lines[0]
+    assert "loss 2.500" in lines[0]
+    assert "\x1b" not in file.getvalue()
+
+
+def test_waiting_job_says_what_for() -> None:
+    job = watched(state="waiting", reason="needs 4 nodes, 1 are free")
+    assert "needs 4 nodes" in plain_line(job)

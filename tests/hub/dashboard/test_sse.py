@@ -1,0 +1,270 @@
+"""The dashboard's stream: bounded per client, slow clients dropped, cursors honest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from atoll.clock import VirtualClock
+from atoll.hub.dashboard import snapshot as snapshot_module
+from atoll.hub.dashboard import sse as stream_module
+from atoll.hub.dashboard.snapshot import Snapshots, coarse_age
+from atoll.hub.dashboard.sse import MAX_STREAMS, Cursors, Feed, Streams
+from atoll.hub.db.stores import Stores
+from atoll.hub.http import jobs
+from atoll.hub.http.context import Context
+from atoll.hub.http.endpoint import Refused
+from atoll.hub.security.auth import Identity
+from atoll.wire.messages import Point
+from tests.hub.durable import SPEC, with_stores
+
+
+class Nobody:
+    """The living half of a hub where nothing lives."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.looks = 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self.looks += 1
+        return self.rows
+
+    def members(self, job: str) -> dict[str, dict[str, Any]]:
+        return {}
+
+    async def rounds(self, job: str, *, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
+        return []
+
+    async def submit(self, job: str) -> None: ...
+
+    async def stop(self, job: str, *, grace_s: float) -> None: ...
+
+    async def resume(self, job: str, *, spec: str = "") -> str:
+        return job
+
+    async def scale(self, job: str, *, least: int, most: int) -> None: ...
+
+    def relay(self) -> dict[str, float]:
+        return {}
+
+
+def context_of(stores: Stores, live: Nobody | None = None) -> Context:
+    return Context(stores, live or Nobody(), VirtualClock(), "0", 0.0, "atoll://h:1/s")
+
+
+def request(query: str = "") -> Request:
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    state = {"identity": Identity("operator", "operator")}
+    return Request(scope | {"query_string": query.encode(), "state": state})
+
+
+def feed_of(
+    context: Context, snapshots: Snapshots, *, job: str = "", role: str = "operator"
+) -> Feed:
+    return Feed(context, snapshots, Cursors(job), role=role)
+
+
+async def tick_of(feed: Feed) -> tuple[dict[str, Any], bool]:
+    data, more = await feed.tick()
+    tick: dict[str, Any] = json.loads(data)
+    return tick, more
+
+
+async def next_tick(snapshots: Snapshots) -> None:
+    """Wait until another picture is due."""
+    await asyncio.sleep(snapshots.pause_s())
+
+
+async def connected() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+def test_a_client_that_takes_nothing_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "SEND_TIMEOUT_S", 0.05)
+
+    async def test(stores: Stores) -> None:
+        streams, bodies = Streams(), 0
+
+        async def stuck(message: Any) -> None:
+            nonlocal bodies
+            if message["type"] == "http.response.body":
+                bodies += 1
+                await asyncio.Event().wait()
+
+        response = await streams.answer(request(), context_of(stores))
+        await response({"type": "http"}, connected, stuck)
+        assert (streams.open, bodies) == (0, 1)
+
+    with_stores(tmp_path, test)
+
+
+def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        streams = Streams()
+
+        async def gone() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        async def taken(message: Any) -> None:
+            assert streams.open == 1
+
+        response = await streams.answer(request(), context_of(stores))
+        await response({"type": "http"}, gone, taken)
+        assert streams.open == 0
+
+    with_stores(tmp_path, test)
+
+
+def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        streams = Streams()
+        streams.open = MAX_STREAMS
+        with pytest.raises(Refused, match="too many dashboards") as refused:
+            await streams.answer(request(), context_of(stores))
+        assert refused.value.status == 503
+
+    with_stores(tmp_path, test)
+
+
+def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_context: Context, _job: str) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(snapshot_module, "worth_of", nothing)
+
+    async def test(stores: Stores) -> None:
+        job = (await stores.jobs.create(SPEC, files={})).job
+        points = [Point(0.0, n, 0, {"loss": 1.0, "grad_norm": 2.0}) for n in range(4500)]
+        for start in range(0, 4500, 1500):
+            await stores.metrics.add(
+                job, f"w{start}", incarnation="i", seq=1, points=points[start : start + 1500]
+            )
+        await stores.logs.add(job, "w0", source="s", seq=1, lines=[str(n) for n in range(900)])
+        context = context_of(stores)
+        snapshots = Snapshots(context)
+        feed, steps, sizes, more = feed_of(context, snapshots, job=job), [], [], True
+        while more:
+            tick, more = await tick_of(feed)
+            steps += [point["step"] for point in tick["points"]]
+            sizes.append(len(tick["points"]))
+            assert all(point["values"] == {"loss": 1.0} for point in tick["points"])
+            feed.cursors = Cursors.read(str(feed.cursors), job)
+        assert (steps, sizes) == (list(range(4500)), [2000, 2000, 500])
+        tick, _ = await tick_of(feed)
+        assert (tick["points"], tick["events"], tick["lines"]) == ([], [], [])
+
+    with_stores(tmp_path, test)
+
+
+def row(node: str, **more: Any) -> dict[str, Any]:
+    return {"node": node, "last_seen_s": 1.0, "stats": {}, "info": {"cores": 4}, **more}
+
+
+def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        live = Nobody()
+        live.rows = [row("a"), row("b", stats={"cpu_percent": 1.0})]
+        context = context_of(stores, live)
+        snapshots = Snapshots(context)
+        early, late = feed_of(context, snapshots), feed_of(context, snapshots)
+        tick, _ = await tick_of(early)
+        assert tick["full"] is True
+        assert [one["node"] for one in tick["nodes"]] == ["a", "b"]
+        await next_tick(snapshots)
+        live.rows = [row("b", stats={"cpu_percent": 2.0}, last_seen_s=3.0), row("c")]
+        looks = live.looks
+        tick, _ = await tick_of(early)
+        assert tick["full"] is False
+        assert tick["nodes"] == [
+            {"node": "b", "stats": {"cpu_percent": 2.0}}, row("c") | {"last_seen_s": 0}
+        ]  # fmt: skip
+        assert tick["gone"] == {"nodes": ["a"], "jobs": []}
+        assert "queues" not in tick
+        tick, _ = await tick_of(late)
+        assert tick["full"] is True
+        assert [one["node"] for one in tick["nodes"]] == ["b", "c"]
+        assert live.looks == looks + 1, "all pages share one look"
+        tick, _ = await tick_of(late)  # asked again within the same tick
+        assert (tick["full"], "nodes" in tick) == (False, False)
+
+    with_stores(tmp_path, test)
+
+
+def test_what_ticks_leave_out_is_in_the_next_whole_picture(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        live = Nobody()
+        live.rows = [row("a")]
+        context = context_of(stores, live)
+        snapshots = Snapshots(context)
+        slow, other = feed_of(context, snapshots), feed_of(context, snapshots)
+        await tick_of(slow)
+        for cores in (5, 6):
+            await next_tick(snapshots)
+            live.rows = [row("a", info={"cores": cores})]
+            await tick_of(other)
+        tick, _ = await tick_of(slow)  # missed one: the change between two pictures is not enough
+        assert (tick["full"], tick["nodes"][0]["info"]) == (True, {"cores": 6})
+
+    with_stores(tmp_path, test)
+
+
+def test_only_operators_get_the_ticket(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        context = context_of(stores)
+        snapshots = Snapshots(context)
+        for role, secret in (("operator", True), ("viewer", False)):
+            tick, _ = await tick_of(feed_of(context, snapshots, role=role))
+            assert tick["hub"]["role"] == role
+            assert ("ticket" in tick["hub"]) is secret
+
+    with_stores(tmp_path, test)
+
+
+def test_an_ended_job_is_not_described_at_every_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(stores: Stores) -> None:
+        looks: list[str] = []
+        view_of = jobs.view_of
+
+        def counted(context: Context, job: str) -> dict[str, Any]:
+            looks.append(job)
+            return view_of(context, job)
+
+        monkeypatch.setattr(snapshot_module, "view_of", counted)
+        over = (await stores.jobs.create(SPEC, files={})).job
+        await stores.jobs.update(over, state="failed", reason="it broke")
+        waits = (await stores.jobs.create(SPEC, files={})).job
+        context = context_of(stores)
+        snapshots = Snapshots(context)
+        feed = feed_of(context, snapshots)
+        for _ in range(3):
+            await tick_of(feed)
+            await next_tick(snapshots)
+        assert looks.count(waits) == 3
+        assert looks.count(over) == 1
+
+    with_stores(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(None, None), (0.2, 0), (5.9, 0), (7.0, 5), (64.0, 60), (8000.0, 7200)]
+)
+def test_ages_rest_between_steps(seconds: float | None, shown: int | None) -> None:
+    assert coarse_age(seconds) == shown
+
+
+@pytest.mark.parametrize("text", ["", "x", "other:1,2,3,4", "j:1,2,3", "j:a,b,c,d", ":::"])
+def test_an_id_that_is_no_cursor_starts_afresh(text: str) -> None:
+    assert str(Cursors.read(text, "j")) == "j:0,-1,-1,-1"

@@ -1,0 +1,200 @@
+"""The database: durable before it answers, many writes per commit, clear when the disk is bad."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import HubError, StorageFull
+from atoll.hub.db.database import SCHEMA_VERSION, Database
+from tests.patience import PATIENCE_S
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS things (name TEXT PRIMARY KEY, data BLOB)"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "hub.sqlite"
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    opened = Database(path, schemas=[SCHEMA])
+    yield opened
+    opened.close()
+
+
+def insert(connection: sqlite3.Connection, name: str, data: bytes = b"") -> None:
+    connection.execute("INSERT INTO things VALUES (?, ?)", (name, data))
+
+
+def inserting(name: str) -> Callable[[sqlite3.Connection], None]:
+    return lambda connection: insert(connection, name)
+
+
+def names(connection: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in connection.execute("SELECT name FROM things ORDER BY name")]
+
+
+def test_a_finished_write_is_seen_by_reads_and_by_other_programs(
+    database: Database, path: Path
+) -> None:
+    async def work() -> None:
+        await database.write(lambda c: insert(c, "a"))
+        assert await database.read(names) == ["a"]
+
+    asyncio.run(work())
+    with sqlite3.connect(path) as other:
+        assert names(other) == ["a"]
+    other.close()
+
+
+def test_writes_that_wait_share_one_commit(database: Database) -> None:
+    held, free = threading.Event(), threading.Event()
+    commits = 0
+
+    def count(text: str) -> None:
+        nonlocal commits
+        commits += text == "COMMIT"
+
+    def hold(connection: sqlite3.Connection) -> None:
+        connection.set_trace_callback(count)
+        held.set()
+        assert free.wait(PATIENCE_S)
+
+    async def work() -> None:
+        first = asyncio.ensure_future(database.write(hold))
+        await asyncio.to_thread(held.wait, 10)
+        others = [asyncio.ensure_future(database.write(inserting(f"{n:03}"))) for n in range(100)]
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(first, *others)
+        assert len(await database.read(names)) == 100
+
+    asyncio.run(work())
+    assert commits == 2
+
+
+def test_a_write_that_fails_takes_nothing_of_the_others_with_it(database: Database) -> None:
+    def half(connection: sqlite3.Connection) -> None:
+        insert(connection, "half")
+        raise ValueError("no")
+
+    async def work() -> None:
+        outcomes = await asyncio.gather(
+            database.write(lambda c: insert(c, "a")),
+            database.write(half),
+            database.write(lambda c: insert(c, "a")),
+            database.write(lambda c: insert(c, "b")),
+            return_exceptions=True,
+        )
+        assert [type(outcome).__name__ for outcome in outcomes] == [
+            "NoneType",
+            "ValueError",
+            "IntegrityError",
+            "NoneType",
+        ]
+        assert await database.read(names) == ["a", "b"]
+
+    asyncio.run(work())
+
+
+def test_writes_happen_in_the_order_of_the_calls(database: Database) -> None:
+    seen: list[int] = []
+
+    def noting(number: int) -> Callable[[sqlite3.Connection], None]:
+        return lambda _: seen.append(number)
+
+    async def work() -> None:
+        await asyncio.gather(*(database.write(noting(n)) for n in range(500)))
+
+    asyncio.run(work())
+    assert seen == list(range(500))
+
+
+def test_readers_cannot_write(database: Database) -> None:
+    with pytest.raises(HubError, match="readonly"):
+        database.read_now(lambda c: insert(c, "a"))
+
+
+def test_close_finishes_what_was_asked_for_and_refuses_the_rest(
+    database: Database, path: Path
+) -> None:
+    async def work() -> None:
+        writes = [asyncio.ensure_future(database.write(inserting(str(n)))) for n in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(database.close)
+        await asyncio.gather(*writes)
+        with pytest.raises(HubError, match="closed"):
+            await database.write(lambda c: insert(c, "late"))
+
+    asyncio.run(work())
+    database.close()
+    again = Database(path, schemas=[SCHEMA])
+    assert len(again.read_now(names)) == 50
+    again.close()
+
+
+def test_a_cancelled_wait_does_not_disturb_the_writer(database: Database) -> None:
+    async def work() -> None:
+        write = asyncio.ensure_future(database.write(lambda c: insert(c, "a")))
+        await asyncio.sleep(0)
+        write.cancel()
+        await database.write(lambda c: insert(c, "b"))
+        assert await database.read(names) == ["a", "b"]
+
+    asyncio.run(work())
+
+
+def test_a_full_disk_is_told_and_what_was_there_stays(database: Database) -> None:
+    def shrink(connection: sqlite3.Connection) -> None:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count={pages + 2}")
+
+    database.write_now(lambda c: insert(c, "before"))
+    database.write_now(shrink)
+    with pytest.raises(StorageFull, match="free some space"):
+        database.write_now(lambda c: insert(c, "large", bytes(1_000_000)))
+    assert database.read_now(names) == ["before"]
+    database.write_now(lambda c: c.execute("PRAGMA max_page_count=1000000"))
+    database.write_now(lambda c: insert(c, "large", bytes(1_000_000)))
+    assert database.read_now(names) == ["before", "large"]
+
+
+def test_a_second_hub_on_the_same_folder_is_refused(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.hub.db.database._LOCK_WAIT_S", 0.05)
+    with pytest.raises(HubError, match="another hub uses this data folder"):
+        Database(path, schemas=[SCHEMA])
+    database.write_now(lambda c: insert(c, "still works"))
+
+
+@pytest.mark.parametrize("damage", ["not a database", "torn page"])
+def test_a_damaged_file_is_named_and_left_alone(path: Path, damage: str) -> None:
+    first = Database(path, schemas=[SCHEMA])
+    for n in range(200):
+        first.write_now(inserting(f"{n:04}" + "x" * 400))
+    first.close()
+    content = bytearray(path.read_bytes())
+    if damage == "not a database":
+        content[:16] = b"x" * 16
+    else:
+        content[8192 : 8192 + 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    with pytest.raises(HubError, match=r"damaged.*hub\.sqlite.*move it away"):
+        Database(path, schemas=[SCHEMA])
+    assert path.read_bytes() == content
+
+
+def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
+    first = Database(path, schemas=[SCHEMA])
+    first.write_now(lambda c: c.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}"))
+    first.close()
+    with pytest.raises(HubError, match="newer Atoll"):
+        Database(path)

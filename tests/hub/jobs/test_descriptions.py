@@ -1,0 +1,60 @@
+"""What people are told of jobs whose members have different things to do."""
+
+from __future__ import annotations
+
+from atoll.config import parse_spec
+from atoll.hub.jobs.record import Job, island_told, job_facts, policy_steps, seats_told, steps_of
+
+SPEC = """
+[job]
+name = "x"
+[rl]
+steps = 1000
+algorithm = "impala"
+[[rl.policies]]
+name = "quick"
+env = "CartPole-v1"
+actors = 2
+[[rl.policies]]
+name = "slow"
+env = "Pendulum-v1"
+steps = 3000
+"""
+
+
+def job() -> Job:
+    spec = parse_spec(SPEC)
+    return Job(job="x-1", created=0.0, steps=steps_of(spec), seats=seats_told(spec))
+
+
+def test_every_slot_is_told_what_it_does() -> None:
+    told = job_facts(job())["seats"]
+    assert [(seat["role"], seat["policy"]) for seat in told] == [
+        ("learner", ""), ("actor", "quick"), ("actor", "quick"), ("actor", "slow"),
+    ]  # fmt: skip
+    assert told[3] == {"role": "actor", "policy": "slow", "env": "Pendulum-v1", "steps": 3000}
+    assert job_facts(Job(job="y-1", created=0.0))["seats"] == []
+
+
+def test_a_job_of_policies_is_as_far_as_all_of_them_together() -> None:
+    one = job()
+    assert one.steps == 3000  # the most of one policy
+    assert policy_steps(one, {}) == 0
+    # 500 + 250 of 1000 and 1250 of 3000 are half of all; the learner's own steps do not count.
+    assert policy_steps(one, {0: 99, 1: 500, 2: 250, 3: 1250}) == 1500
+    # More than wanted counts as all of it, and makes up for nobody else.
+    assert policy_steps(one, {1: 9000, 2: 9000, 3: 0}) == 750
+    assert policy_steps(one, {1: 500, 2: 500, 3: 3000}) == one.steps
+
+
+def test_members_of_several_ranks_tell_how_they_lie() -> None:
+    island = 'inner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor = 2}'
+    assert island_told(parse_spec(f"[strategy]\n{island}")) == "replicate=2 tensor=2"
+    assert island_told(parse_spec("")) == ""
+    one = Job(job="x-1", created=0.0, island="shard=2")
+    assert job_facts(one)["island"] == "shard=2"
+
+
+def test_other_jobs_have_the_steps_of_their_file() -> None:
+    assert steps_of(parse_spec("[train]\nsteps = 7")) == 7
+    assert steps_of(parse_spec('[job]\ncommand = ["true"]')) == 0

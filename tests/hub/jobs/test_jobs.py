@@ -1,0 +1,234 @@
+"""Job records and their events: durable, checked, and the same after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from atoll.config import parse_spec
+from atoll.errors import ConfigError, HubError
+from atoll.hub.db.stores import Stores
+from atoll.hub.observability.events import MAX_EVENTS
+from tests.hub.durable import SPEC, with_stores
+
+
+def test_a_submitted_job_has_a_folder_its_resolved_spec_and_its_files(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        job = await stores.jobs.create(SPEC, files={"train.py": "print(1)\n"})
+        assert (job.state, job.nodes_wanted, job.steps, job.seed) == ("waiting", 2, 100, 7)
+        folder = stores.jobs.folder(job.job)
+        resolved = parse_spec((folder / "job.toml").read_text())
+        assert resolved == parse_spec(SPEC)
+        assert (folder / "train.py").read_text() == "print(1)\n"
+        assert await stores.jobs.files_of(job.job) == {"train.py": "print(1)\n"}
+
+    with_stores(tmp_path, test)
+
+
+def test_two_jobs_of_one_moment_get_two_names(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        jobs = [await stores.jobs.create(SPEC, files={}) for _ in range(3)]
+        assert len({job.job for job in jobs}) == 3
+        assert [job.job for job in stores.jobs.list()] == [job.job for job in reversed(jobs)]
+
+    with_stores(tmp_path, test)
+
+
+def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    told: dict[str, object] = {}
+
+    async def first(stores: Stores) -> None:
+        name = (await stores.jobs.create(SPEC, files={"a.py": ""})).job
+        await stores.jobs.assign(name, member="w0", slot=0, node="n0")
+        await stores.jobs.set_state(name, "running")
+        await stores.jobs.update_member(name, "w0", state="running", incarnation="i", tail=["x"])
+        await stores.jobs.update(name, committed_round=3, resume_round=2, stopping=True)
+        await stores.jobs.finished(name, "w0", ok=True, result={"loss": 1.5}, error=None)
+        told["job"] = stores.jobs.get(name)
+
+    async def second(stores: Stores) -> None:
+        assert stores.jobs.list() == [told["job"]]
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)
+
+
+def test_a_record_can_be_written_within_the_transaction_of_a_verdict(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        job = await stores.jobs.create(SPEC, files={})
+        job.committed_round = 7
+        await stores.database.write(stores.jobs.storing(job.job))
+
+    async def second(stores: Stores) -> None:
+        assert stores.jobs.list()[0].committed_round == 7
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)
+
+
+def test_a_member_placed_again_counts_its_attempts(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        name = (await stores.jobs.create(SPEC, files={})).job
+        await stores.jobs.assign(name, member="w0", slot=0, node="n0")
+        await stores.jobs.update_member(name, "w0", state="lost", exit_code=9)
+        again = await stores.jobs.assign(name, member="w0", slot=0, node="n1")
+        assert (again.attempt, again.node, again.state, again.exit_code) == (
+            2, "n1", "assigned", None,
+        )  # fmt: skip
+
+    with_stores(tmp_path, test)
+
+
+def test_times_follow_the_states(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        job = await stores.jobs.create(SPEC, files={})
+        await stores.jobs.set_state(job.job, "running")
+        assert job.started is not None
+        await stores.jobs.set_state(job.job, "failed", reason="w0 failed", error={"what": "x"})
+        failed = stores.jobs.get(job.job)
+        assert failed.over
+        assert failed.ended is not None
+        waiting = await stores.jobs.set_state(job.job, "waiting", reason="resumed")
+        assert (waiting.ended, waiting.error, waiting.over) == (None, None, False)
+
+    with_stores(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.py", "a/b.py", "/etc/passwd", ".hidden", "job.toml", "metrics.jsonl", "", "a\0"]
+)
+def test_files_that_would_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    async def test(stores: Stores) -> None:
+        with pytest.raises(ConfigError, match="cannot travel"):
+            await stores.jobs.create(SPEC, files={name: "x"})
+        assert stores.jobs.list() == []
+
+    with_stores(tmp_path, test)
+
+
+def test_wrong_specs_names_and_fields_are_refused(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        with pytest.raises(ConfigError, match="did you mean 'steps'"):
+            await stores.jobs.create("[train]\nstep = 1\n", files={})
+        with pytest.raises(ConfigError, match="too many files"):
+            await stores.jobs.create(SPEC, files={f"f{n}": "" for n in range(65)})
+        with pytest.raises(HubError, match=r"no such job.*atoll status"):
+            stores.jobs.get("nope")
+        job = await stores.jobs.create(SPEC, files={})
+        with pytest.raises(HubError, match="no such member"):
+            await stores.jobs.update_member(job.job, "w9", state="running")
+        with pytest.raises(ConfigError, match="job state"):
+            await stores.jobs.set_state(job.job, "runing")
+        with pytest.raises(ConfigError, match="did you mean 'reason'"):
+            await stores.jobs.update(job.job, reasn="x")
+
+    with_stores(tmp_path, test)
+
+
+def test_a_huge_result_is_left_out_by_name(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        name = (await stores.jobs.create(SPEC, files={})).job
+        await stores.jobs.assign(name, member="w0", slot=0, node="n")
+        job = await stores.jobs.finished(
+            name, "w0", ok=True, result={"x": "y" * 300_000}, error=None
+        )
+        assert "left_out" in (job.members["w0"].result or {})
+
+    with_stores(tmp_path, test)
+
+
+def test_events_are_told_in_order_to_the_database_and_the_file(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        name = (await stores.jobs.create(SPEC, files={})).job
+        await stores.events.add(name, "member-lost", "w1 is gone", member="w1", fields={"a": "b"})
+        events = await stores.events.read(name)
+        assert [event["kind"] for event in events] == ["submitted", "member-lost"]
+        assert events[1]["fields"] == {"a": "b"}
+        assert await stores.events.read(name, after=events[0]["id"]) == events[1:]
+        lines = (stores.jobs.folder(name) / "events.jsonl").read_text().splitlines()
+        assert [{**json.loads(line), "job": name} for line in lines] == events
+
+    with_stores(tmp_path, test)
+
+
+def test_old_events_go_when_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.hub.observability.events.MAX_EVENTS", 50)
+    assert MAX_EVENTS > 50
+
+    async def test(stores: Stores) -> None:
+        for number in range(200):
+            await stores.events.add("", "node-joined", str(number))
+        events = await stores.events.read("")
+        assert [event["text"] for event in events] == [str(n) for n in range(150, 200)]
+
+    with_stores(tmp_path, test)
+
+
+def test_submission_that_is_sent_again_makes_one_job(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        made = await asyncio.gather(
+            *(stores.jobs.create(SPEC, files={}, batch="four", key="k1") for _ in range(3))
+        )
+        assert len({job.job for job in made}) == 1
+        assert made[0].batch == "four"
+        await stores.jobs.create(SPEC, files={}, key="k2")
+
+    async def second(stores: Stores) -> None:
+        assert len(stores.jobs.list()) == 2
+        await stores.jobs.create(SPEC, files={}, key="k1")
+        assert len(stores.jobs.list()) == 2
+        with pytest.raises(ConfigError, match="that of another submission"):
+            await stores.jobs.create('[job]\nname = "other"\n', files={}, key="k1")
+        with pytest.raises(ConfigError, match="cannot be a label"):
+            await stores.jobs.create(SPEC, files={}, batch="a\nb")
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)
+
+
+def test_code_of_a_job_is_held_from_the_moment_it_is_stored(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        content = b"packed"
+        name = hashlib.sha256(content).hexdigest()
+        spec = f'[job]\ncode = "sha256:{name}"\n'
+        with pytest.raises(HubError, match="does not have this blob"):
+            await stores.jobs.create(spec, files={})
+        assert stores.jobs.list() == []
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield content
+
+        await stores.blobs.put(name, chunks(), max_bytes=100)
+        job = await stores.jobs.create(spec, files={})
+        held = await stores.database.read(
+            lambda connection: connection.execute("SELECT * FROM blob_holds").fetchall()
+        )
+        assert held == [(f"job/{job.job}", name)]
+        with pytest.raises(ConfigError, match="packs and sends the folder"):
+            await stores.jobs.create('[job]\ncode = "src"\n', files={})
+
+    with_stores(tmp_path, test)
+
+
+def test_job_is_scaled_in_its_record_and_its_file_and_keeps_its_deal(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        job = (await stores.jobs.create(SPEC, files={})).job
+        await stores.jobs.scale(job, least=1, most=5, deal=2)
+
+    async def second(stores: Stores) -> None:
+        (job,) = stores.jobs.list()
+        assert (job.min_nodes, job.nodes_wanted, job.slots) == (1, 5, 2)
+        assert parse_spec(job.spec).job.nodes == 5
+        assert parse_spec((stores.jobs.folder(job.job) / "job.toml").read_text()).job.min_nodes == 1
+        again = await stores.jobs.replace_spec(job.job, job.spec.replace("nodes = 5", "nodes = 3"))
+        assert again.slots == 3  # resumed with other nodes the data is dealt anew
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)

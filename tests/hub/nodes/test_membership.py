@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.hub.app import HubOptions
+from atoll.hub.jobs.jobs import Job
+from atoll.hub.server import HubServer
+from atoll.wire.messages import (
+    Done,
+    Failure,
+    Finished,
+    Launch,
+    Leaving,
+    MemberLost,
+    ProcessState,
+    QueueAck,
+    QueueClaim,
+    QueueItems,
+    Recover,
+    Register,
+    Registered,
+    Roster,
+    RosterReply,
+    RoundJoin,
+    RoundPlan,
+    RoundVote,
+    Standing,
+    Stop,
+    Verdict,
+    unpack_command,
+)
+from atoll.wire.messages import Peer as PeerInfo
+from tests.hub.peer import NODE, WAIT_S, Peer, member, node, submit
+from tests.patience import PROMPT_S
+
+
+def options(
+    folder: Path, *, restart_grace_s: float = 60.0, kill_grace_s: float = 10.0
+) -> HubOptions:
+    return HubOptions(
+        data=folder / "data",
+        jobs=folder / "runs",
+        reducers=False,
+        reconnect_grace_s=0.3,
+        first_grace_s=20.0,
+        restart_grace_s=restart_grace_s,
+        kill_grace_s=kill_grace_s,
+    )
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer(options(tmp_path)) as server:
+        yield server
+
+
+def job_of(hub: HubServer, job: str) -> Job:
+    assert hub.hub is not None
+    return hub.hub.stores.jobs.get(job)
+
+
+def events_of(hub: HubServer, job: str) -> list[dict[str, Any]]:
+    assert hub.hub is not None
+    return hub.call(hub.hub.stores.events.read(job))
+
+
+def told(hub: HubServer, job: str, kind: str) -> list[str]:
+    """Return the texts of all events of a kind."""
+    return [event["text"] for event in events_of(hub, job) if event["kind"] == kind]
+
+
+def until(condition: Callable[[], bool], what: str = "") -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def commands(agent: Peer, count: int) -> list[Launch | Stop]:
+    """Claim and acknowledge that many commands."""
+    found: list[Launch | Stop] = []
+    queue = f"node/{agent.session}"
+    while len(found) < count:
+        items = agent.request(QueueClaim(queue, lease_s=30, limit=count, wait_s=5))
+        assert isinstance(items, QueueItems)
+        assert items.items
+        for item in items.items:
+            found.append(unpack_command(item.payload))
+            assert isinstance(agent.request(QueueAck(queue, item.lease)), Done)
+    return found
+
+
+def launches(agent: Peer, count: int) -> dict[str, Launch]:
+    """Claim that many launches of one job, by member."""
+    return {c.member: c for c in commands(agent, count) if isinstance(c, Launch)}
+
+
+def registered(peer: Peer, **kwargs: list[str]) -> Registered:
+    answer = peer.request(Register(**kwargs))
+    assert isinstance(answer, Registered), answer
+    return answer
+
+
+def refusals(group: Running) -> str:
+    return "; ".join(told(group.hub, group.job, "refused"))
+
+
+class Running:
+    """A job of two members that have registered, on one node, with a reducer."""
+
+    def __init__(self, hub: HubServer, *, nodes: int = 2, least: int = 0) -> None:
+        self.hub = hub
+        self.agent = node(hub, "box", slots=nodes)
+        self.job = submit(hub, nodes=nodes, least=least)
+        launched = launches(self.agent, nodes + (nodes > 1))
+        self.launches = [launched[f"w{slot}"] for slot in range(nodes)]
+        self.members = [member(hub, launch) for launch in self.launches]
+        for peer in self.members:
+            registered(peer)
+        if nodes > 1:
+            self.reducer_launch = launched["reducer"]
+            self.reducer = member(hub, self.reducer_launch)
+
+    def plan(self, round_: int = 0) -> RoundPlan:
+        ids = [peer.ask(RoundJoin(round_, "base")) for peer in self.members]
+        plans = [peer.answer(id) for peer, id in zip(self.members, ids, strict=True)]
+        assert isinstance(plans[0], RoundPlan), plans
+        assert all(plan == plans[0] for plan in plans)
+        return plans[0]
+
+    def close(self) -> None:
+        for peer in (*self.members, self.reducer, self.agent):
+            peer.close()
+
+
+@pytest.fixture
+def running(hub: HubServer) -> Iterator[Running]:
+    group = Running(hub)
+    yield group
+    group.close()
+
+
+def vote(plan: RoundPlan, *, ok: bool = True) -> RoundVote:
+    return RoundVote(plan.round, plan.epoch, ok, "digest", plan.members, "" if ok else "no")
+
+
+def test_job_is_launched_on_its_node_and_members_register(running: Running) -> None:
+    record = job_of(running.hub, running.job)
+    assert record.state == "running"
+    assert {m: r.state for m, r in record.members.items()} == {"w0": "running", "w1": "running"}
+    again = registered(running.members[1])
+    assert (again.slot, again.num_slots, again.committed_round) == (1, 2, 0)
+    assert (again.stopping, again.resume_round) == (False, -1)
+
+
+def test_roster_tells_where_live_members_can_be_dialled(running: Running) -> None:
+    registered(running.members[0], dial=["10.0.0.1:99"])
+    reply = running.members[1].request(Roster())
+    assert reply == RosterReply([PeerInfo("w0", ["10.0.0.1:99"]), PeerInfo("w1", [])])
+
+
+def test_round_is_planned_for_the_reducer_first_and_committed(running: Running) -> None:
+    plan = running.plan()
+    assert (plan.members, plan.route, plan.epoch) == (["w0", "w1"], "relay", 1)
+    assert running.reducer.notice(RoundPlan) == plan
+    first = running.members[0].ask(vote(plan))
+    verdict = running.members[1].request(vote(plan))
+    assert verdict == Verdict(0, 1, True, "digest", ["w0", "w1"])
+    assert running.members[0].answer(first) == verdict
+    assert running.reducer.notice(Verdict) == verdict
+    assert running.members[0].request(vote(plan)) == verdict
+    assert job_of(running.hub, running.job).committed_round == 1
+    late = running.members[0].request(RoundJoin(0, "base"))
+    assert isinstance(late, Failure)
+    assert late.error["kind"] == "LeftBehind"
+    assert "committed round 1" in late.error["expected"]
+
+
+def test_aborted_round_is_planned_again_under_a_new_epoch(running: Running) -> None:
+    plan = running.plan()
+    first = running.members[0].ask(vote(plan))
+    verdict = running.members[1].request(vote(plan, ok=False))
+    assert isinstance(verdict, Verdict)
+    assert not verdict.committed
+    assert running.members[0].answer(first) == verdict
+    assert running.plan().epoch == 2
+    assert job_of(running.hub, running.job).aborted_rounds == 1
+
+
+def test_lost_member_is_announced_and_the_round_commits_without_it(running: Running) -> None:
+    plan = running.plan()
+    running.members[1].cut()
+    answer = running.members[0].request(vote(plan))
+    assert isinstance(answer, Verdict)
+    assert answer.committed
+    lost = MemberLost(running.job, plan.epoch, "w1")
+    assert running.reducer.notice(MemberLost) == lost
+    assert running.members[0].notice(MemberLost) == lost
+    assert job_of(running.hub, running.job).members["w1"].state == "lost"
+
+
+def test_blip_within_the_grace_is_no_death(running: Running) -> None:
+    plan = running.plan()
+    running.members[1].cut()
+    running.members[1] = member(running.hub, running.launches[1])
+    first = running.members[0].ask(vote(plan))
+    verdict = running.members[1].request(vote(plan))
+    assert isinstance(verdict, Verdict)
+    assert verdict.committed
+    assert running.members[0].answer(first) == verdict
+    assert job_of(running.hub, running.job).members["w1"].state == "running"
+
+
+def test_process_reported_dead_is_lost_at_once(running: Running) -> None:
+    plan = running.plan()
+    id = running.members[0].ask(vote(plan))
+    report = ProcessState(running.job, "w1", "exited", exit_code=-9, tail=["boom"])
+    assert isinstance(running.agent.request(report), Done)
+    verdict = running.members[0].answer(id)
+    assert isinstance(verdict, Verdict)
+    assert verdict.committed
+    assert job_of(running.hub, running.job).state == "running"
+    until(lambda: job_of(running.hub, running.job).members["w1"].attempt == 2)
+    kinds = [event["kind"] for event in events_of(running.hub, running.job)]
+    assert "member-failed" in kinds
+
+
+def test_node_cannot_report_on_the_process_of_another(running: Running) -> None:
+    with node(running.hub, "stranger") as stranger:
+        answer = stranger.request(ProcessState(running.job, "w0", "exited", exit_code=1))
+        assert isinstance(answer, Failure)
+        assert answer.error["kind"] == "AuthError"
+
+
+def test_session_that_is_no_member_takes_part_in_nothing(running: Running) -> None:
+    assert running.hub.hub is not None
+    token = running.hub.call(running.hub.hub.stores.auth.issue_job_token(running.job))
+    with Peer(running.hub, f"{running.job}/intruder", token=token) as intruder:
+        for body in (
+            Register(), RoundJoin(0, "base"), RoundVote(0, 1, True), Recover(),
+            Standing(0, "base"), Leaving(),
+        ):  # fmt: skip
+            answer = intruder.request(body)
+            assert isinstance(answer, Failure)
+            assert answer.error["kind"] == "AuthError"
+            assert f"{type(body).__name__} of intruder is refused" in refusals(running)
+    assert running.plan().members == ["w0", "w1"]
+
+
+def test_restarted_agent_has_lost_what_was_starting(hub: HubServer) -> None:
+    with node(hub, "box") as agent:
+        assert hub.hub is not None
+        job = submit(hub, nodes=1)
+        launch = launches(agent, 1)["w0"]
+        agent.request(ProcessState(job, "w0", "starting"))
+        assert launch.job == job
+        with Peer(hub, agent.session, incarnation="i2", info=NODE) as again:
+            until(lambda: job_of(hub, job).members["w0"].attempt == 2)
+            assert launches(again, 1)["w0"].attempt == 2
+
+
+def test_reducer_lost_is_told_to_the_members_of_an_open_plan(running: Running) -> None:
+    plan = running.plan()
+    running.reducer.cut()
+    for peer in running.members:
+        assert peer.notice(MemberLost) == MemberLost(running.job, plan.epoch, "reducer")
+
+
+def test_reducer_that_comes_back_is_told_the_open_plan_and_the_lost(running: Running) -> None:
+    plan = running.plan()
+    running.members[1].cut()
+    running.members[0].notice(MemberLost)
+    with member(running.hub, running.reducer_launch, incarnation="new") as reducer:
+        assert reducer.notice(RoundPlan) == plan
+        assert reducer.notice(MemberLost).member == "w1"
+
+
+def test_job_is_done_when_every_member_finished(running: Running) -> None:
+    for peer in running.members:
+        assert isinstance(peer.request(Finished(True, {"loss": 1.0})), Done)
+    until(lambda: job_of(running.hub, running.job).state == "done")
+    assert job_of(running.hub, running.job).members["w0"].result == {"loss": 1.0}
+
+
+def test_job_is_done_when_one_finished_and_the_other_was_lost(running: Running) -> None:
+    running.members[0].request(Finished(True))
+    running.members[1].cut()
+    until(lambda: job_of(running.hub, running.job).state == "done")
+
+
+def test_job_goes_on_with_new_processes_when_everyone_was_lost(running: Running) -> None:
+    for name in ("w0", "w1"):
+        report = ProcessState(running.job, name, "exited", exit_code=-9, attempt=1)
+        assert isinstance(running.agent.request(report), Done)
+    assert set(launches(running.agent, 2)) == {"w0", "w1"}
+    assert job_of(running.hub, running.job).state == "running"
+
+
+def test_error_of_the_job_fails_it_and_stops_the_others(running: Running) -> None:
+    error = {"kind": "ScriptError", "what": "train.py raised"}
+    running.members[0].request(Finished(False, error=error))
+    until(lambda: job_of(running.hub, running.job).state == "failed")
+    record = job_of(running.hub, running.job)
+    assert record.error == error
+    assert record.members["w1"].state == "stopped"
+    (stop,) = commands(running.agent, 1)
+    assert isinstance(stop, Stop)
+    assert stop.member == "w1"
+
+
+def test_clean_exit_without_last_words_is_done(hub: HubServer) -> None:
+    with node(hub, "box") as agent:
+        job = submit(hub, nodes=1)
+        launches(agent, 1)
+        agent.request(ProcessState(job, "w0", "running"))
+        agent.request(ProcessState(job, "w0", "exited", exit_code=0))
+        until(lambda: job_of(hub, job).state == "done")
+
+
+def test_node_that_leaves_takes_its_unconnected_members_along(hub: HubServer) -> None:
+    agent = node(hub, "box")
+    job = submit(hub, nodes=1)
+    launches(agent, 1)
+    agent.cut()
+    until(lambda: job_of(hub, job).members["w0"].state == "lost")
+    assert hub.hub is not None
+    (view,) = hub.hub.live.nodes()
+    assert view["state"] == "lost"
+    with node(hub, "other") as other:
+        assert launches(other, 1)["w0"].attempt == 2
+
+
+def test_live_views_tell_nodes_and_members(running: Running) -> None:
+    assert running.hub.hub is not None
+    (view,) = running.hub.hub.live.nodes()
+    assert view["state"] == "online"
+    assert view["running"] == [f"{running.job}/w0", f"{running.job}/w1"]
+    members = running.hub.hub.live.members(running.job)
+    assert members["w0"]["connected"]
+    assert members["w0"]["last_seen_s"] < PROMPT_S
+    running.plan()
+    assert running.hub.call(running.hub.hub.live.rounds(running.job)) == []
+
+
+def test_round_in_flight_survives_a_restart_of_the_hub(tmp_path: Path) -> None:
+    first = HubServer(options(tmp_path))
+    with first:
+        group = Running(first)
+        plan = group.plan()
+        first_vote = group.members[0].ask(vote(plan))
+        assert group.members[0].request(Roster()) is not None
+        for peer in (*group.members, group.reducer, group.agent):
+            peer.cut()
+    assert first_vote
+    with HubServer(options(tmp_path)) as again:
+        peers = [member(again, launch) for launch in group.launches]
+        for peer in peers:
+            assert registered(peer).committed_round == 0
+        assert peers[1].request(RoundJoin(0, "base")) == plan
+        ids = [peer.ask(vote(plan)) for peer in peers]
+        verdicts = [peer.answer(id) for peer, id in zip(peers, ids, strict=True)]
+        assert verdicts[0] == verdicts[1]
+        assert isinstance(verdicts[0], Verdict)
+        assert verdicts[0].committed
+        for peer in peers:
+            peer.close()
+    with HubServer(options(tmp_path)) as third:
+        peers = [member(third, launch) for launch in group.launches]
+        for peer in peers:
+            assert registered(peer).committed_round == 1
+            assert peer.request(vote(plan)) == verdicts[0]
+        assert third.hub is not None
+        (row,) = third.call(third.hub.live.rounds(group.job))
+        assert (row["epoch"], row["committed"]) == (plan.epoch, True)
+        for peer in peers:
+            peer.close()
+
+
+def test_members_that_do_not_come_back_after_a_restart_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.hub.jobs.completion.LAST_RETURN_S", 1.0)
+    monkeypatch.setattr("atoll.hub.scheduler.reducer_hosts.RETURN_S", 1.0)
+    with HubServer(options(tmp_path)) as hub:
+        group = Running(hub)
+        for peer in (*group.members, group.reducer, group.agent):
+            peer.cut()
+    with HubServer(options(tmp_path, restart_grace_s=0.5)) as again:
+        until(lambda: job_of(again, group.job).members["w1"].state == "lost")
+        with node(again, "other") as other:
+            assert {"w0", "w1", "reducer"} == set(launches(other, 3))

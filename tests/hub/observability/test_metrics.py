@@ -1,0 +1,89 @@
+"""Measurements: each stored once, history thinned but whole, latest values at hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+from atoll.hub.db.stores import Stores
+from atoll.hub.observability.metrics import Metrics
+from atoll.wire.messages import Point
+from tests.hub.durable import with_stores
+
+
+def point(step: int, **values: float) -> Point:
+    return Point(time=float(step), step=step, round=step // 10, values=values)
+
+
+def test_points_sent_again_are_stored_once_even_over_a_restart(tmp_path: Path) -> None:
+    points = [point(n, loss=float(n)) for n in range(1, 6)]
+
+    async def first(stores: Stores) -> None:
+        assert await stores.metrics.add("j", "w0", incarnation="i", seq=1, points=points[:3]) == 3
+
+    async def second(stores: Stores) -> None:
+        add = stores.metrics.add
+        assert await add("j", "w0", incarnation="i", seq=2, points=points[1:]) == 5
+        assert await add("j", "w0", incarnation="i", seq=1, points=points[:2]) == 5
+        assert await add("j", "w0", incarnation="new", seq=1, points=[point(9, loss=0.0)]) == 1
+        stored = await stores.metrics.read("j")
+        assert [item["step"] for item in stored] == [1, 2, 3, 4, 5, 9]
+        assert await stores.metrics.read("j", after=stored[3]["id"]) == stored[4:]
+        lines = (tmp_path / "jobs" / "j" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 9]
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)
+
+
+def test_the_newest_value_of_every_name_is_kept_over_a_restart(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        points = [point(1, loss=3.0, held_out_loss=4.0)] + [point(12, loss=2.0)] * 900
+        await stores.metrics.add("j", "w0", incarnation="i", seq=1, points=points)
+        await check(stores)
+
+    async def check(stores: Stores) -> None:
+        latest = stores.metrics.latest("j")["w0"]
+        assert (latest.step, latest.round) == (12, 1)
+        assert latest.values == {"loss": 2.0, "held_out_loss": 4.0}
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, check)
+
+
+def test_a_long_history_gets_coarser_but_never_shorter(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        metrics = Metrics(stores.database, jobs_dir=tmp_path / "jobs", max_points=100)
+        for start in range(0, 2000, 20):
+            points = [
+                point(n, loss=1.0, **({"held_out_loss": 2.0} if n % 100 == 0 else {}))
+                for n in range(start, start + 20)
+            ]
+            await metrics.add("j", "w0", incarnation="i", seq=start + 1, points=points)
+        await metrics.add("j", "w1", incarnation="i", seq=1, points=[point(1, loss=1.0)])
+        stored = await metrics.read("j", limit=5000)
+        own = [item for item in stored if item["member"] == "w0"]
+        plain = [item for item in own if "held_out_loss" not in item["values"]]
+        assert len(plain) <= 100
+        assert min(item["step"] for item in own) == 0
+        assert max(item["step"] for item in own) == 1999
+        steps = sorted(item["step"] for item in own)
+        assert max(b - a for a, b in itertools.pairwise(steps)) < 400
+        held_out = [item["step"] for item in own if "held_out_loss" in item["values"]]
+        assert held_out == list(range(0, 2000, 100))
+        assert len(stored) - len(own) == 1
+
+    with_stores(tmp_path, test)
+
+
+def test_a_loss_that_is_not_a_number_does_not_break_the_page(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        await stores.metrics.add(
+            "j", "w0", incarnation="i", seq=1, points=[point(1, loss=math.nan)]
+        )
+        (stored,) = await stores.metrics.read("j")
+        assert stored["values"] == {"loss": None}
+
+    with_stores(tmp_path, test)

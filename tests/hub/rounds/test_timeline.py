@@ -1,0 +1,291 @@
+"""Where the time of rounds goes: what the hub sees, what members tell; it decides nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.hub.app import HubOptions
+from atoll.hub.rounds.timeline import (
+    LARGEST,
+    LEAST_KEPT,
+    LONGEST_S,
+    MAX_ROWS,
+    PHASES,
+    Row,
+    Timeline,
+    decode,
+    encode,
+    passed,
+    tidy,
+)
+from atoll.hub.server import HubServer
+from atoll.rounds.machine import JobRounds
+from atoll.wire.messages import Account, Done, Finished, RoundJoin, RoundPlan, RoundVote, Verdict
+from tests.hub.nodes.test_membership import Running, told
+from tests.rounds.group_model import Group
+from tests.rounds.test_machine import SCHEDULES, play
+
+MEMBERS = ["w0", "w1"]
+NODES = {"w0": "lap1", "w1": "lap2"}
+
+
+def plan_of(round_: int, epoch: int) -> RoundPlan:
+    return RoundPlan("j", round_, epoch, MEMBERS, "relay")
+
+
+def join_of(round_: int, *, tokens: int = 0, busy_s: float = 4.0, **account: Any) -> RoundJoin:
+    return RoundJoin(
+        round_, "b", tokens=tokens, steps=10, busy_s=busy_s, account=Account(**account)
+    )
+
+
+def one_round(
+    line: Timeline, round_: int, epoch: int, *, at: float, committed: bool = True, **join: Any
+) -> list[Row]:
+    """Let w0 come at `at`, w1 3 s later; both vote, 1 s apart."""
+    line.joined("w0", join_of(round_, **join), [], at)
+    line.joined("w1", join_of(round_, **join), [], at + 3.0)
+    line.planned(plan_of(round_, epoch), at + 3.0)
+    line.voted("w0", epoch, at + 5.0)
+    line.voted("w1", epoch, at + 6.0)
+    line.voted("w1", epoch, at + 6.5)
+    verdict = Verdict(round_, epoch, committed, "d", MEMBERS)
+    return line.decided(verdict, NODES, at + 7.0)
+
+
+def test_hub_sees_who_waited_for_whom_and_how_long_the_exchange_took() -> None:
+    first, second = one_round(Timeline(), 0, 1, at=10.0, update_norm=2.5, loss=3.5)
+    assert (first.member, first.node) == ("w0", "lap1")
+    assert (first.wait_s, first.send_s, first.vote_s) == (3.0, 2.0, 2.0)
+    assert (second.wait_s, second.send_s, second.vote_s) == (0.0, 3.0, 1.0)
+    assert (first.compute_s, first.update_norm, first.loss) == (4.0, 2.5, 3.5)
+    assert first.apply_s is None
+
+
+def test_what_members_tell_of_a_round_comes_with_their_next_join() -> None:
+    line = Timeline()
+    one_round(line, 0, 1, at=10.0)
+    phases = {"wait": 2.9, "send": 1.9, "vote": 1.8, "apply": 0.5}
+    line.joined("w0", join_of(1, phases=phases), [], 20.0)
+    line.joined("w1", RoundJoin(1, "b"), [], 20.0)
+    completed = line.planned(plan_of(1, 2), 20.0)
+    assert completed is not None
+    assert completed.epoch == 1
+    first, second = completed.rows
+    assert (first.wait_s, first.send_s, first.vote_s, first.apply_s) == (2.9, 1.9, 1.8, 0.5)
+    assert (second.wait_s, second.apply_s) == (0.0, None)
+    line.voted("w0", 2, 21.0)
+    (row, _) = line.decided(Verdict(1, 2, True, "d", MEMBERS), NODES, 22.0)
+    assert row.compute_s == 3.5, "applying the last result is part of the busy time, not of work"
+
+
+def test_work_counts_in_the_attempt_that_is_committed() -> None:
+    line = Timeline()
+    aborted = one_round(line, 0, 1, at=10.0, committed=False, tokens=500, loss=1.0)
+    assert [row.compute_s for row in aborted] == [None, None]
+    assert aborted[0].wait_s == 3.0
+    committed = one_round(line, 0, 2, at=20.0, tokens=500, loss=1.0)
+    assert [row.compute_s for row in committed] == [4.0, 4.0]
+    # What they tell next is about both attempts together: the hub's own figures stay.
+    line.joined("w0", join_of(1, phases={"wait": 99.0}), [], 30.0)
+    assert line.planned(plan_of(1, 3), 31.0) is None
+
+
+def test_tokens_are_those_of_the_period() -> None:
+    line = Timeline()
+    assert [row.tokens for row in one_round(line, 0, 1, at=0.0, tokens=100)] == [None, None]
+    assert [row.tokens for row in one_round(line, 1, 2, at=10.0, tokens=350)] == [250, 250]
+    fresh = one_round(line, 2, 3, at=20.0, tokens=50)
+    assert [row.tokens for row in fresh] == [None, None], "a new process counts from zero"
+    assert [row.tokens for row in one_round(line, 3, 4, at=30.0, tokens=80)] == [30, 30]
+
+
+def test_attempt_of_an_earlier_life_of_the_hub_has_no_times_but_the_figures() -> None:
+    line = Timeline()
+    line.recall(plan_of(4, 9), {m: join_of(4, loss=2.0) for m in MEMBERS}, 100.0)
+    line.voted("w0", 9, 101.0)
+    first, second = line.decided(Verdict(4, 9, True, "d", MEMBERS), NODES, 102.0)
+    assert (first.wait_s, first.send_s, first.loss) == (None, 1.0, 2.0)
+    assert (second.send_s, second.compute_s) == (None, 4.0)
+
+
+def test_verdict_on_another_attempt_has_no_rows() -> None:
+    line = Timeline()
+    assert line.decided(Verdict(0, 1, True), NODES, 1.0) == []
+    line.planned(plan_of(0, 2), 1.0)
+    assert line.decided(Verdict(0, 1, True), NODES, 1.0) == []
+
+
+# ----------------------------------------------------------------------------- accounts
+
+ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*PHASES, "other"]), ANY_FLOAT),
+    st.none() | ANY_FLOAT,
+    st.none() | ANY_FLOAT,
+)
+def test_whatever_a_member_tells_only_usable_figures_are_kept_and_the_others_named(
+    phases: dict[str, float], norm: float | None, loss: float | None
+) -> None:
+    join, odd = tidy(RoundJoin(0, "b", account=Account(phases, norm, loss)))
+    account = join.account
+    assert account is not None
+    assert all(0.0 <= seconds <= LONGEST_S for seconds in account.phases.values())
+    assert account.update_norm is None or 0.0 <= account.update_norm <= LARGEST
+    assert account.loss is None or abs(account.loss) <= LARGEST
+    named = {text.split()[0] for text in odd}
+    kept = {**account.phases, "update_norm": account.update_norm, "loss": account.loss}
+    for name, value in {**phases, "update_norm": norm, "loss": loss}.items():
+        dropped = value is not None and kept.get(name) is None
+        assert dropped == (name in named or (name == "other" and "phases" in named))
+
+
+def test_join_without_an_account_is_nothing_odd() -> None:
+    join = RoundJoin(0, "b")
+    assert tidy(join) == (join, [])
+
+
+def test_what_is_odd_is_told_once_and_stays_in_the_row() -> None:
+    line = Timeline()
+    assert line.joined("w0", join_of(0), ["loss is nan"], 0.0) == ["loss is nan"]
+    assert line.joined("w0", join_of(0), ["loss is nan"], 0.0) == []
+    assert line.joined("w1", join_of(0), ["loss is inf"], 0.0) == ["loss is inf"]
+    line.planned(plan_of(0, 1), 1.0)
+    rows = line.decided(Verdict(0, 1, True, "d", MEMBERS), NODES, 2.0)
+    assert [row.odd for row in rows] == [["loss is nan"], ["loss is inf"]]
+
+
+def test_busy_time_that_cannot_be_is_left_out_of_the_timeline() -> None:
+    rows = one_round(Timeline(), 0, 1, at=0.0, busy_s=math.nan)
+    assert rows[0].compute_s is None
+    assert rows[0].odd == ["busy_s is nan"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEDULES, st.none() | ANY_FLOAT, ANY_FLOAT)
+def test_accounts_never_change_a_decision(
+    actions: list[tuple[str, int, bool]], norm: float | None, seconds: float
+) -> None:
+    """The same occurrences with and without accounts: the same plans, verdicts and patience."""
+    plain = play(actions)
+    account = Account(dict.fromkeys(PHASES, seconds), norm, seconds)
+    join = JobRounds.join
+
+    def told_more(self: JobRounds, member: str, body: RoundJoin, now: float) -> Any:
+        return join(self, member, msgspec.structs.replace(body, account=account), now)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobRounds, "join", told_more)
+        rich = play(actions)
+    assert rich.verdicts == plain.verdicts
+    assert outcome(rich) == outcome(plain)
+
+
+def outcome(group: Group) -> tuple[Any, ...]:
+    machine = group.machine
+    measures = msgspec.to_builtins(machine.progress.measures)
+    return machine.epoch, machine.committed_round, machine.roll, measures, group.now
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def test_rows_are_stored_whole_and_rows_of_an_older_form_are_read() -> None:
+    row = Row(member="w0", node="n", compute_s=1.0, loss=2.0, tokens=3, odd=["x"])
+    assert decode(encode([row])) == [row]
+    assert decode(msgspec.msgpack.encode([["w0", "n", 1.5]])) == [
+        Row(member="w0", node="n", compute_s=1.5)
+    ]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    options = HubOptions(data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False)
+    with HubServer(options) as server:
+        yield server
+
+
+def meet(group: Running, round_: int, accounts: list[Account | None], **more: Any) -> Verdict:
+    """Hold one round over real sockets."""
+    ids = [
+        peer.ask(RoundJoin(round_, f"base{round_}", account=account, steps=5, busy_s=1.5, **more))
+        for peer, account in zip(group.members, accounts, strict=True)
+    ]
+    plans = [peer.answer(id) for peer, id in zip(group.members, ids, strict=True)]
+    plan = plans[0]
+    assert isinstance(plan, RoundPlan), plans
+    vote = RoundVote(plan.round, plan.epoch, True, "digest", plan.members)
+    ids = [peer.ask(vote) for peer in group.members]
+    verdicts = [peer.answer(id) for peer, id in zip(group.members, ids, strict=True)]
+    assert isinstance(verdicts[0], Verdict), verdicts
+    return verdicts[0]
+
+
+def test_rounds_over_rest_show_their_timeline_and_odd_figures_are_an_event(hub: HubServer) -> None:
+    group = Running(hub)
+    wild = Account({"wait": math.inf}, math.nan, -1e300)
+    meet(group, 0, [Account({}, 1.5, 2.0), None], tokens=0)
+    meet(group, 1, [Account({"wait": 0.25, "apply": 0.5}, 1.25, 1.75), wild], tokens=640)
+    assert hub.hub is not None
+    rows = hub.call(hub.hub.live.rounds(group.job))
+    first, second = rows[0]["timeline"]
+    assert (first["member"], first["node"]) == ("w0", group.agent.session)
+    assert (first["wait_s"], first["apply_s"]) == (0.25, 0.5), "told with the next join"
+    assert (first["update_norm"], first["loss"], first["compute_s"]) == (1.5, 2.0, 1.5)
+    assert (second["apply_s"], second["loss"]) == (None, None)
+    assert second["send_s"] > 0
+    first, second = rows[1]["timeline"]
+    assert (first["tokens"], first["compute_s"], first["loss"]) == (640, 1.0, 1.75)
+    assert (second["update_norm"], second["loss"]) == (None, None)
+    assert len(second["odd"]) == 3
+    (text,) = told(hub, group.job, "account-odd")
+    assert text.startswith("w1 tells what cannot be: wait is inf, update_norm is nan, loss is -1e")
+    group.close()
+
+
+def test_old_timelines_are_thinned_and_the_newest_stay(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_ROWS // 2 > LEAST_KEPT
+    monkeypatch.setattr("atoll.hub.rounds.timeline.MAX_ROWS", 0)
+    monkeypatch.setattr("atoll.hub.rounds.timeline.LEAST_KEPT", 8)
+    monkeypatch.setattr("atoll.hub.rounds.timeline._THIN_EVERY", 4)
+    group = Running(hub)
+    for round_ in range(24):
+        meet(group, round_, [None, None])
+    assert hub.hub is not None
+    kept = hub.call(passed(hub.hub.stores.database, group.job))
+    assert 6 <= len(kept) <= 12
+    assert [one.round for one in kept[-3:]] == [21, 22, 23]
+    assert kept[0].round == 0
+    rows = hub.call(hub.hub.live.rounds(group.job))
+    assert len(rows) == 24, "the rounds themselves stay"
+    assert rows[1]["timeline"] == []
+    newest = hub.call(passed(hub.hub.stores.database, group.job, after=kept[-2].epoch))
+    assert [one.round for one in newest] == [23]
+    group.close()
+
+
+def test_files_of_a_job_tell_where_its_time_went_before_it_is_done(hub: HubServer) -> None:
+    group = Running(hub)
+    for round_ in range(3):
+        meet(group, round_, [Account({}, 1.0, 2.0), None], tokens=100 * round_)
+    assert isinstance(group.members[0].request(Finished(ok=True)), Done)
+    assert hub.hub is not None
+    folder = hub.hub.stores.jobs.folder(group.job)
+    found = json.loads((folder / "rounds.json").read_text())
+    assert [one["round"] for one in found["rounds"]] == [0, 1, 2]
+    assert found["rounds"][2]["timeline"][0]["tokens"] == 100
+    assert found["worth"]["text"] == "too early to say: 2 of 5 rounds"
+    group.close()

@@ -1,0 +1,297 @@
+"""Who gets which place: nothing is given twice, nobody is overtaken for ever, order rules."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.config import NeedsTable
+from atoll.hub.scheduler.assign import NODES_TOLD, WHOLE, Allotment, Ask, allot
+from atoll.hub.scheduler.resources import GB, Place, Taken, Want, misfit, room
+from atoll.wire.messages import NodeInfo, Offer
+
+NAMES = ("n0", "n1", "n2", "n3")
+SLOW = settings(max_examples=150, deadline=None)
+
+
+def place(
+    name: str, *, slots: int = 2, cores: int = 4, memory_gb: float = 8, **more: object
+) -> Place:
+    info = NodeInfo(
+        "box", "Linux", "3.11", "t", cores=cores, memory_bytes=int(memory_gb * GB), slots=slots
+    )
+    return replace(Place(node=name, info=info), **more)  # type: ignore[arg-type]
+
+
+def ask(
+    job: str, *, slot: int = WHOLE, cores: float = 0.0, memory_gb: float = 0.0, **more: object
+) -> Ask:
+    want = Want(needs=NeedsTable(cores=cores, memory_gb=memory_gb), on=more.pop("on", ()))  # type: ignore[arg-type]
+    return Ask(key=(job, slot), want=want, **more)  # type: ignore[arg-type]
+
+
+@st.composite
+def places(draw: st.DrawFn) -> list[Place]:
+    return [
+        place(
+            name,
+            slots=draw(st.integers(0, 3)),
+            cores=draw(st.integers(1, 4)),
+            memory_gb=draw(st.integers(1, 8)),
+            connected=draw(st.booleans()) or draw(st.booleans()),
+            draining=draw(st.sampled_from(["", "", "", "old"])),
+            taken=Taken(processes=draw(st.integers(0, 2)), cores=draw(st.integers(0, 2))),
+        )
+        for name in draw(st.sets(st.sampled_from(NAMES), min_size=1))
+    ]
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> list[Ask]:
+    made = []
+    for number in range(draw(st.integers(1, 6))):
+        least = draw(st.integers(1, 4))
+        running = draw(st.booleans())
+        made.append(
+            ask(
+                f"j{number}",
+                slot=0 if running else WHOLE,
+                cores=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0])),
+                memory_gb=draw(st.sampled_from([0.0, 1.0, 6.0])),
+                least=1 if running else least,
+                most=1 if running else least + draw(st.integers(0, 2)),
+                priority=draw(st.integers(-1, 1)),
+                number=number,
+                essential=running and draw(st.booleans()),
+                avoid=draw(st.sampled_from(["", *NAMES])) if running else "",
+                on=draw(st.sampled_from([(), (), ("n0",), ("n1", "n2")])),
+            )
+        )
+    return made
+
+
+def after(asked: list[Ask], there: list[Place], made: Allotment) -> dict[str, Place]:
+    """Return the places as they are when everything granted runs."""
+    now = {p.node: p for p in there}
+    for one in asked:
+        for node in made.granted.get(one.key, []):
+            now[node] = now[node].with_one_more(one.want.needs)
+    return now
+
+
+@SLOW
+@given(asks(), places())
+def test_no_node_is_ever_over_committed(asked: list[Ask], there: list[Place]) -> None:
+    made = allot(asked, there)
+    before = {p.node: p for p in there}
+    for node, now in after(asked, there, made).items():
+        added = now.taken.processes - before[node].taken.processes
+        if not added:
+            continue
+        assert now.connected
+        assert not now.draining
+        assert now.taken.processes <= now.info.slots
+        given_here = [a for a in asked for n in made.granted.get(a.key, []) if n == node]
+        if any(a.want.needs.cores for a in given_here):
+            assert now.taken.cores <= now.info.cores + 1e-6
+        assert now.taken.memory_bytes <= now.info.memory_bytes + 1
+        assert all(not a.want.on or node in a.want.on for a in given_here)
+
+
+@SLOW
+@given(asks(), places())
+def test_everybody_gets_enough_or_nothing_and_is_told_why(
+    asked: list[Ask], there: list[Place]
+) -> None:
+    made = allot(asked, there)
+    for one in asked:
+        nodes = made.granted.get(one.key, [])
+        assert not nodes or one.least <= len(nodes) <= one.most
+        if not nodes and not one.running:
+            short = made.short[one.key[0]]
+            assert short.free < short.wanted == one.least
+
+
+@SLOW
+@given(asks(), places())
+def test_nobody_takes_what_a_waiting_job_before_it_could_use(
+    asked: list[Ask], there: list[Place]
+) -> None:
+    made = allot(asked, there)
+    ordered = sorted(asked, key=Ask.order)
+    for index, first in enumerate(ordered):
+        if first.running or first.key in made.granted:
+            continue
+        empty = {p.node: room(first.want, p.emptied(), most=first.most) for p in there}
+        if sum(empty.values()) < first.least:
+            continue  # it can never start here: it holds up nobody
+        for later in ordered[index + 1 :]:
+            taken = set(made.granted.get(later.key, []))
+            assert not taken & {node for node, count in empty.items() if count}
+
+
+@SLOW
+@given(asks(), places(), st.randoms(use_true_random=False))
+def test_the_order_of_the_lists_does_not_matter(
+    asked: list[Ask], there: list[Place], chance: random.Random
+) -> None:
+    made = allot(asked, there)
+    chance.shuffle(asked)
+    chance.shuffle(there)
+    assert allot(asked, there) == made
+
+
+@SLOW
+@given(asks(), places())
+def test_who_could_start_alone_starts_unless_another_was_served_before(
+    asked: list[Ask], there: list[Place]
+) -> None:
+    first = min(asked, key=Ask.order)
+    fits = sum(room(first.want, p, most=first.most) for p in there) >= first.least
+    assert (first.key in allot(asked, there).granted) == fits
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_job_starts_though_small_ones_never_cease_to_come(seed: int) -> None:
+    """Four small jobs come for every one that ends; the large one needs all nodes."""
+    chance = random.Random(seed)
+    there = [place(name, slots=1) for name in NAMES]
+    running: dict[str, tuple[str, int]] = {f"old{i}": (NAMES[i], 3 + i) for i in range(4)}
+    waiting = [ask("large", least=4, most=4, number=0)]
+    for now in range(60):
+        running = {job: (node, end) for job, (node, end) in running.items() if end > now}
+        taken = Counter(node for node, _ in running.values())
+        waiting += [ask(f"s{now}-{i}", number=1 + 4 * now + i) for i in range(4)]
+        made = allot(waiting, [replace(p, taken=Taken(processes=taken[p.node])) for p in there])
+        if ("large", WHOLE) in made.granted:
+            assert now <= 6
+            return
+        for (job, _), (node,) in made.granted.items():
+            running[job] = (node, now + 1 + chance.randrange(5))
+        waiting = [one for one in waiting if one.key not in made.granted]
+    pytest.fail("the large job was starved")
+
+
+def test_job_that_can_never_start_here_keeps_nothing() -> None:
+    made = allot([ask("large", least=9, most=9), ask("small", number=1)], [place("n0")])
+    assert made.granted == {("small", WHOLE): ["n0"]}
+    assert made.short["large"].headline == "needs 9 nodes, 2 are free"
+
+
+def test_higher_priority_comes_first_and_lower_ones_are_told_for_whom_a_node_is_kept() -> None:
+    there = [place("n0", slots=1), place("n1", slots=1, taken=Taken(processes=1))]
+    low, high = ask("low"), ask("high", least=2, most=2, priority=1, number=1)
+    made = allot([low, high], there)
+    assert not made.granted
+    assert str(made.short["low"]) == (
+        "needs 1 nodes, 0 are free: n0: kept for high, which comes first; "
+        "n1: 1 of 1 places are taken"
+    )
+
+
+def test_running_job_that_stands_still_comes_before_all_and_grows_after_its_betters() -> None:
+    there = [place("n0", slots=1)]
+    urgent = ask("new", priority=9)
+    lost = ask("old", slot=0, essential=True, number=1)
+    assert allot([urgent, lost], there).granted == {("old", 0): ["n0"]}
+    assert allot([urgent, replace(lost, essential=False)], there).granted == {
+        ("new", WHOLE): ["n0"]
+    }
+    equal = replace(urgent, priority=0)
+    assert allot([equal, replace(lost, essential=False)], there).granted == {("old", 0): ["n0"]}
+
+
+def test_process_goes_where_its_job_is_least_and_not_where_it_just_ended() -> None:
+    there = [place("n0"), place("n1"), place("n2", slots=3)]
+    again = ask("j", slot=3, avoid="n2", beside={"n0": 1})
+    assert allot([again], there).granted == {("j", 3): ["n1"]}
+    assert allot([replace(again, avoid="")], there).granted == {("j", 3): ["n2"]}
+
+
+def test_long_reasons_are_cut() -> None:
+    there = [place(f"m{i:02}", slots=0) for i in range(NODES_TOLD + 5)]
+    assert str(allot([ask("j")], there).short["j"]).endswith("; and 5 more")
+
+
+INFO = NodeInfo(
+    "box", "Linux", "3.11", "t", cores=8, memory_bytes=int(16 * GB), disk_free_bytes=int(50 * GB),
+    gpu="NVIDIA H200", gpu_memory_bytes=int(141 * GB), gpus=1, slots=4,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("want", "change", "why"),
+    [
+        (Want(), {}, ""),
+        (Want(), {"connected": False}, "not connected"),
+        (Want(), {"draining": "new memory"}, "gives its work back: new memory"),
+        (Want(), {"offer": Offer(paused="on battery")}, "on battery"),
+        (Want(on=("lap2",)), {}, "not among the nodes it may run on (lap2)"),
+        (Want(on=("lap2", "lap1")), {}, ""),
+        (Want(on=("lap",)), {"node": "lap-3f9a"}, ""),
+        (Want(kind="script"), {"offer": Offer(kinds=["trainer"])},
+         "its owner does not run jobs of kind script"),
+        (Want(kind="container", container=True), {}, "no Docker or Podman answers there"),
+        (Want(kind="container", container=True), {"launchers": ["process", "container"]}, ""),
+        (Want(kind="container", container=True),
+         {"launchers": ["container"], "offer": Offer(kinds=["signed"])},
+         "its owner does not run jobs of kind container"),
+        (Want(kind="container", container=True, signed=True),
+         {"launchers": ["container"], "offer": Offer(kinds=["signed"])}, ""),
+        (Want(mounts=("/data/big",)), {"offer": Offer(mounts=["/data"])}, ""),
+        (Want(mounts=("/database",)), {"offer": Offer(mounts=["/data"])},
+         "its owner does not lend the folder /database"),
+        (Want(direct=True), {"offer": Offer(upload_bps=1e6)},
+         "its owner limits bandwidth, and the direct route would pass by the limit"),
+        (Want(direct=True), {"offer": Offer()}, ""),
+        (Want(needs=NeedsTable(labels=["fast", "near"])), {"offer": Offer(labels=["fast"])},
+         "lacks the label near"),
+        (Want(needs=NeedsTable(labels=["fast"])), {}, "lacks the label fast"),
+        (Want(), {"taken": Taken(processes=4)}, "4 of 4 places are taken"),
+        (Want(needs=NeedsTable(cores=3)), {"taken": Taken(cores=6.0)}, "3 cores wanted, 2 free"),
+        (Want(needs=NeedsTable(cores=3)), {"offer": Offer(cores=2)}, "3 cores wanted, 2 free"),
+        (Want(needs=NeedsTable(memory_gb=8)), {"taken": Taken(memory_bytes=12.9 * GB)},
+         "8 GB memory wanted, 3.1 GB free"),
+        (Want(needs=NeedsTable(disk_gb=60)), {}, "60 GB disk wanted, 50 GB free"),
+        (Want(needs=NeedsTable(disk_gb=40)), {"stats": {"disk_free_bytes": 30 * GB}},
+         "40 GB disk wanted, 30 GB free"),
+        (Want(needs=NeedsTable(gpu="h200")), {}, ""),
+        (Want(needs=NeedsTable(gpu="A100")), {}, "A100 wanted, it has NVIDIA H200"),
+        (Want(needs=NeedsTable(gpu="any")), {"gpu": ""},
+         "accelerator wanted, it has no accelerator"),
+        (Want(needs=NeedsTable(gpu="any")), {"taken": Taken(gpus=1)},
+         "all its accelerators are in use"),
+        (Want(needs=NeedsTable(gpu="any"), gpus=4), {},
+         "4 accelerators wanted, one per rank, 1 free"),
+        (Want(gpus=4), {}, ""),
+        (Want(needs=NeedsTable(gpu_memory_gb=200)), {},
+         "200 GB accelerator memory wanted, it has 141 GB"),
+        (Want(needs=NeedsTable(bandwidth_mbps=10)), {}, "its bandwidth is not measured yet"),
+        (Want(needs=NeedsTable(bandwidth_mbps=10)), {"stats": {"up_bps": 2e7, "down_bps": 9e7}},
+         ""),
+        (Want(needs=NeedsTable(bandwidth_mbps=10)),
+         {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "taken": Taken(bandwidth_bps=1.5e7)},
+         "10 Mbit/s wanted, 5 free"),
+        (Want(needs=NeedsTable(bandwidth_mbps=10)),
+         {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "offer": Offer(upload_bps=8e6)},
+         "10 Mbit/s wanted, 8 free"),
+    ],
+)  # fmt: skip
+def test_misfit_says_what_is_missing(want: Want, change: dict[str, object], why: str) -> None:
+    of_info = {name: change[name] for name in ("offer", "launchers", "gpu") if name in change}
+    of_place = {name: value for name, value in change.items() if name not in of_info}
+    there = Place(node="lap1", info=msgspec.structs.replace(INFO, **of_info))
+    there = replace(there, **of_place)  # type: ignore[arg-type]
+    assert misfit(want, there) == (f"{there.node}: {why}" if why else "")
+
+
+def test_after_a_restart_a_large_job_keeps_the_first_nodes_that_come_back() -> None:
+    asked = [ask("large", least=4, most=4), ask("small", number=1)]
+    assert not allot(asked, [place("n0")], settling=True).granted
+    assert allot(asked, [place("n0")]).granted == {("small", WHOLE): ["n0"]}

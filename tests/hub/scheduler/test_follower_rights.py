@@ -1,0 +1,108 @@
+"""What a hand may do at the hub, and the node that it runs on: no more than for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import AuthError
+from atoll.hub.server import HubServer
+from atoll.net.http.client import HubClient
+from atoll.wire.messages import Failure, Gate, LogLines, ProcessState, Register
+from tests.hub.cluster import Cluster, hand_of, spec
+from tests.hub.nodes.test_membership import options
+from tests.hub.peer import member
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer(options(tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(hub: HubServer) -> Iterator[HubClient]:
+    with HubClient(hub.url, hub.operator_token) as made:
+        yield made
+
+
+@pytest.fixture
+def four(hub: HubServer) -> Iterator[Cluster]:
+    cluster = Cluster(hub, "a", "b", "c", "d")
+    yield cluster
+    cluster.close()
+
+
+def test_gate_is_closed_when_its_member_is_launched_again_and_the_older_launch_opens_none(
+    hub: HubServer, client: HubClient
+) -> None:
+    cluster = Cluster(hub, "a", "b")
+    job = client.submit(spec(islands=1))
+    leader, hand = cluster.launch("a"), cluster.launch("b")
+    with HubClient(hub.url, leader.token) as old, HubClient(hub.url, hand.token) as asking:
+        old.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
+        cluster.tell("a", leader, "exited", exit_code=1, error={"kind": "RankLost", "what": "x"})
+        again = cluster.launch("a")
+        assert (again.member, again.attempt) == ("w0", 2)
+        assert asking.gate(job, "w0") is None
+        with pytest.raises(AuthError):
+            old.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
+        assert asking.gate(job, "w0") is None
+    assert hand_of(hub, job, "w0.1").attempt == 1, "it waits for the new gate"
+    cluster.close()
+
+
+def test_lines_of_a_hand_come_from_its_own_node_only(
+    hub: HubServer, client: HubClient, four: Cluster
+) -> None:
+    job = client.submit(spec(islands=1))
+    launched = {name: four.launch(name) for name in "ab"}
+    answer = four.agents["b"].request(LogLines(job, "w0.1", 1, ["rank 1 is here"]))
+    assert not isinstance(answer, Failure), answer
+    refused = four.agents["c"].request(LogLines(job, "w0.1", 2, ["who is this?"]))
+    assert isinstance(refused, Failure)
+    state = ProcessState(job, "w0.1", "running", attempt=launched["b"].attempt)
+    assert isinstance(four.agents["c"].request(state), Failure)
+    lines = client.logs(job, member="w0.1")["lines"]
+    assert [line["text"] for line in lines] == ["rank 1 is here"]
+
+
+def test_hand_that_speaks_to_the_hub_is_no_member(
+    hub: HubServer, client: HubClient, four: Cluster
+) -> None:
+    client.submit(spec(islands=1))
+    four.launch("a")
+    with member(hub, four.launch("b")) as hand:
+        answer = hand.request(Register())
+        assert isinstance(answer, Failure)
+        assert answer.error["kind"] == "AuthError"
+
+
+def test_node_that_is_shut_out_takes_the_rights_of_its_hands_along(
+    hub: HubServer, client: HubClient, four: Cluster
+) -> None:
+    job = client.submit(spec(islands=1))
+    hand = four.launch("b")
+    client.revoke_node("b")
+    with HubClient(hub.url, hand.token) as process, pytest.raises(AuthError):
+        process.gate(job, "w0")
+
+
+def test_node_brings_back_what_its_hand_has_left_and_nothing_of_others(
+    hub: HubServer, client: HubClient
+) -> None:
+    assert hub.hub is not None
+    cluster = Cluster(hub, "a")
+    secret = hub.ticket.rpartition("/")[2]
+    name, token = hub.call(hub.hub.stores.auth.redeem(secret, name="b"))
+    cluster.back(name)
+    job = client.submit(spec(islands=1))
+    assert cluster.launch("b").member == "w0.1"
+    with HubClient(hub.url, token) as agent:
+        agent.put_file(job, "artifacts/w0.1/profile.json", b"{}")
+        with pytest.raises(AuthError, match="own processes"):
+            agent.put_file(job, "artifacts/w0/profile.json", b"{}")
+    assert client.read_file(job, "artifacts/w0.1/profile.json") == b"{}"
+    cluster.close()

@@ -1,0 +1,79 @@
+"""Where islands await their further machines: who may say it, who may hear it, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import AtollError, AuthError, ConfigError, HubError
+from atoll.hub.server import HubServer
+from atoll.net.http.client import HubClient
+from atoll.wire.messages import Gate
+from tests.hub.nodes.test_membership import launches, options
+from tests.hub.peer import node
+
+SPEC = '[job]\nname = "g"\nnodes = 2\ncommand = ["true"]\n'
+GATE = Gate("10.0.0.7:4711", "a-secret-of-this-island")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer(options(tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+def running(hub: HubServer) -> Iterator[str]:
+    with node(hub, "box") as agent, HubClient(hub.url, hub.operator_token) as client:
+        job = client.submit(SPEC)
+        launches(agent, 2)
+        yield job
+
+
+def as_process(hub: HubServer, job: str, member: str) -> HubClient:
+    """Return a client that has the token of a process of a job."""
+    assert hub.hub is not None
+    auth = hub.hub.stores.auth
+    return HubClient(hub.url, hub.call(auth.issue_job_token(job, member=member, attempt=1)))
+
+
+def test_member_opens_its_gate_and_its_hands_see_the_newest(hub: HubServer, running: str) -> None:
+    with as_process(hub, running, "w1") as leader, as_process(hub, running, "w1.1") as hand:
+        assert hand.gate(running, "w1") is None
+        leader.open_gate(running, "w1", Gate("10.0.0.7:1", "older"))
+        leader.open_gate(running, "w1", GATE)
+        assert hand.gate(running, "w1") == leader.gate(running, "w1") == GATE
+
+
+def test_gate_is_for_nobody_else(hub: HubServer, running: str) -> None:
+    with as_process(hub, running, "w1") as leader:
+        leader.open_gate(running, "w1", GATE)
+    with as_process(hub, running, "w1.1") as hand, pytest.raises(AuthError):
+        hand.open_gate(running, "w1", GATE)
+    for other in ("w0", "w0.1", "reducer", ""):
+        with as_process(hub, running, other) as process:
+            with pytest.raises(AuthError):
+                process.gate(running, "w1")
+            with pytest.raises(AuthError):
+                process.open_gate(running, "w1", GATE)
+    with HubClient(hub.url, hub.operator_token) as person:
+        with pytest.raises(AuthError):
+            person.gate(running, "w1")
+        assert GATE.secret not in str(person.job(running)) + str(person.events(running))
+
+
+@pytest.mark.parametrize("gate", [Gate("", "s"), Gate("h:1", ""), Gate("h" * 300, "s")])
+def test_what_is_no_gate_is_refused(hub: HubServer, running: str, gate: Gate) -> None:
+    with as_process(hub, running, "w0") as leader, pytest.raises(ConfigError, match="no gate"):
+        leader.open_gate(running, "w0", gate)
+
+
+def test_job_that_does_not_run_has_no_gates(hub: HubServer) -> None:
+    with HubClient(hub.url, hub.operator_token) as client:
+        job = client.submit(SPEC)
+    with as_process(hub, job, "w0") as leader, pytest.raises(HubError, match="does not run"):
+        leader.open_gate(job, "w0", GATE)
+    with as_process(hub, job, "w0") as leader, pytest.raises(AtollError):
+        leader.gate("no-such-job", "w0")

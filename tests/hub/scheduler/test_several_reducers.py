@@ -1,0 +1,83 @@
+"""Jobs whose strategy wants several parameter servers get as many reducers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.hub.jobs.record import Job
+from atoll.hub.scheduler.reducer_hosts import reducers_of
+from atoll.ids import is_reducer, reducer_id, session_id
+from atoll.net.http.client import HubClient
+from atoll.net.sync_link import connect
+from tests.group.hub_world import NodeInName, start_hub
+
+SPEC = """
+[job]
+name = "served"
+nodes = 2
+route = "{route}"
+[train]
+steps = 10
+[strategy]
+preset = "parameter-server"
+servers = 3
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeInName]:
+    with start_hub(tmp_path) as hub:
+        node = NodeInName(hub)
+        yield node
+        node.link.close()
+
+
+def submit(node: NodeInName, route: str, *, processes: int) -> str:
+    with HubClient(node.hub.url, node.hub.operator_token) as client:
+        job = client.submit(SPEC.format(route=route))
+    while len(node.tokens.get(job, {})) < processes:
+        node.take_commands()
+    return job
+
+
+def test_every_server_is_launched_and_again_when_it_is_lost(node: NodeInName) -> None:
+    job = submit(node, "auto", processes=5)
+    names = [reducer_id(number) for number in range(3)]
+    assert sorted(node.tokens[job]) == [*names, "w0", "w1"]
+    links = {
+        name: connect(node.hub.url, session=session_id(job, name), token=node.tokens[job][name])
+        for name in names
+    }
+    token = node.tokens[job]["reducer-1"]
+    links["reducer-1"].close()
+    while node.tokens[job]["reducer-1"] == token:
+        node.take_commands()
+    for link in links.values():
+        link.close()
+
+
+def test_members_that_dial_each_other_need_no_server(node: NodeInName) -> None:
+    job = submit(node, "direct", processes=2)
+    assert sorted(node.tokens[job]) == ["w0", "w1"]
+
+
+def test_names_of_reducers_are_told_from_those_of_members() -> None:
+    assert [reducer_id(), reducer_id(0), reducer_id(2)] == ["reducer", "reducer", "reducer-2"]
+    assert is_reducer("reducer")
+    assert is_reducer("reducer-2")
+    assert not is_reducer("w0")
+
+
+@pytest.mark.parametrize(
+    ("preset", "nodes", "expected"),
+    [("async-diloco", 1, 1), ("parameter-server", 1, 1), ("diloco", 1, 0), ("diloco", 2, 1)],
+)
+def test_one_member_by_itself_has_a_server_only_where_its_method_has_one(
+    preset: str, nodes: int, expected: int
+) -> None:
+    text = f'[job]\nnodes = {nodes}\n[strategy]\npreset = "{preset}"\n'
+    job = Job(job="one", created=0.0, spec=text, nodes_wanted=nodes)
+    assert len(reducers_of(job)) == expected

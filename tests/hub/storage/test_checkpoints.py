@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.hub.app import HubOptions
+from atoll.hub.server import HubServer
+from atoll.hub.storage.checkpoints import abandon, newest_complete, prune
+from atoll.wire.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestPart,
+    checkpoint_folder,
+    decode_manifest,
+    encode_manifest,
+)
+from atoll.wire.messages import (
+    CheckpointPart,
+    CheckpointState,
+    Failure,
+    Finished,
+    RoundJoin,
+    RoundPlan,
+    RoundVote,
+    Verdict,
+)
+from atoll.wire.retention import Keep
+from tests.hub.nodes.test_membership import Running, commands, job_of, launches, registered, until
+from tests.hub.peer import Peer, member
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    options = HubOptions(
+        data=tmp_path / "data", jobs=tmp_path / "runs", reducers=False, reconnect_grace_s=0.3
+    )
+    with HubServer(options) as hub:
+        group = Running(hub)
+        yield group
+        group.close()
+
+
+def folder_of(running: Running) -> Path:
+    assert running.hub.hub is not None
+    return running.hub.hub.stores.jobs.folder(running.job)
+
+
+def put(running: Running, round_: int, name: str, data: bytes) -> CheckpointPart:
+    """Put a part as the REST interface does; return what its member then announces."""
+    assert running.hub.hub is not None
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield data
+
+    path = f"{checkpoint_folder(round_)}/{name}"
+    running.hub.call(running.hub.hub.stores.files.put(running.job, path, chunks()))
+    return CheckpointPart(round_, 10 * round_, name, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def deliver(running: Running, slot: int, round_: int, *names: str) -> bool:
+    """Deliver parts of one member; return whether the checkpoint was published then."""
+    published = False
+    for name in names:
+        part = put(running, round_, name, f"{name} {round_}".encode())
+        answer = running.members[slot].request(part)
+        assert isinstance(answer, CheckpointState)
+        published = answer.published
+    return published
+
+
+def commit(running: Running, round_: int, peers: list[Peer]) -> None:
+    ids = [peer.ask(RoundJoin(round_, "base")) for peer in peers]
+    plans = [peer.answer(id) for peer, id in zip(peers, ids, strict=True)]
+    plan = plans[0]
+    assert isinstance(plan, RoundPlan)
+    ids = [peer.ask(RoundVote(round_, plan.epoch, True, "d", plan.members)) for peer in peers]
+    for peer, id in zip(peers, ids, strict=True):
+        verdict = peer.answer(id)
+        assert isinstance(verdict, Verdict)
+        assert verdict.committed
+
+
+def test_manifest_is_published_when_the_last_member_delivered(running: Running) -> None:
+    commit(running, 0, running.members)
+    assert not deliver(running, 0, 1, "shared.safetensors", "w0.safetensors")
+    assert not (folder_of(running) / checkpoint_folder(1) / MANIFEST_NAME).exists()
+    assert newest_complete(folder_of(running)) == -1
+    assert deliver(running, 1, 1, "w1.safetensors")
+    manifest = decode_manifest(
+        (folder_of(running) / checkpoint_folder(1) / MANIFEST_NAME).read_bytes()
+    )
+    assert (manifest.round, manifest.step, manifest.members) == (1, 10, ["w0", "w1"])
+    assert [part.name for part in manifest.parts] == [
+        "shared.safetensors",
+        "w0.safetensors",
+        "w1.safetensors",
+    ]
+    assert newest_complete(folder_of(running)) == 1
+
+
+def test_shared_part_alone_completes_nothing(running: Running) -> None:
+    commit(running, 0, running.members)
+    assert not deliver(running, 1, 1, "w1.safetensors")
+    assert not deliver(running, 0, 1, "shared.safetensors")
+    assert deliver(running, 0, 1, "w0.safetensors")
+
+
+def test_part_announced_twice_is_answered_the_same(running: Running) -> None:
+    commit(running, 0, running.members)
+    deliver(running, 0, 1, "shared.safetensors", "w0.safetensors")
+    assert deliver(running, 1, 1, "w1.safetensors")
+    assert deliver(running, 1, 1, "w1.safetensors")
+
+
+def test_part_that_differs_from_its_announcement_is_refused(running: Running) -> None:
+    part = put(running, 1, "w0.safetensors", b"data")
+    for wrong in (
+        CheckpointPart(1, 10, part.name, "0" * 64, part.nbytes),
+        CheckpointPart(1, 10, "absent.safetensors", part.sha256, part.nbytes),
+    ):
+        answer = running.members[0].request(wrong)
+        assert isinstance(answer, Failure)
+        assert answer.error["kind"] == "CheckpointCorrupt"
+
+
+def test_lost_member_does_not_hold_up_the_checkpoint(running: Running) -> None:
+    commit(running, 0, running.members)
+    assert not deliver(running, 0, 1, "shared.safetensors", "w0.safetensors")
+    running.members[1].cut()
+    manifest = folder_of(running) / checkpoint_folder(1) / MANIFEST_NAME
+    until(manifest.exists)
+    assert decode_manifest(manifest.read_bytes()).members == ["w0"]
+
+
+def test_only_the_newest_are_kept(running: Running) -> None:
+    for round_ in range(4):
+        commit(running, round_, running.members)
+        deliver(running, 0, round_ + 1, "shared.safetensors", "w0.safetensors")
+        assert deliver(running, 1, round_ + 1, "w1.safetensors")
+    kept = sorted(path.name for path in (folder_of(running) / "checkpoints").iterdir())
+    assert kept == ["round-000003", "round-000004"]
+
+
+def test_resumed_job_starts_from_the_newest_complete_checkpoint(running: Running) -> None:
+    commit(running, 0, running.members)
+    deliver(running, 0, 1, "shared.safetensors", "w0.safetensors")
+    deliver(running, 1, 1, "w1.safetensors")
+    commit(running, 1, running.members)
+    deliver(running, 0, 2, "shared.safetensors")
+    running.members[0].request(Finished(False, error={"kind": "LossNotFinite", "what": "nan"}))
+    until(lambda: job_of(running.hub, running.job).state == "failed")
+    assert len(commands(running.agent, 1)) == 1
+    assert running.hub.hub is not None
+    assert running.hub.call(running.hub.hub.live.resume(running.job)) == running.job
+    again = launches(running.agent, 3)
+    assert again["w0"].attempt == 2
+    with member(running.hub, again["w0"], incarnation="second") as w0:
+        answer = registered(w0)
+        assert (answer.committed_round, answer.resume_round) == (1, 1)
+
+
+def stamped(name: str, stamp: str, *, score: str = "", filling: int = 0) -> bytes:
+    """Return a part that carries a stamp, and maybe a score."""
+    texts = {"stamp": stamp} | ({"score": score} if score else {})
+    tensor = {"dtype": "U8", "shape": [filling], "data_offsets": [0, filling]}
+    header = json.dumps({"__metadata__": texts, "v": tensor}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(filling)
+
+
+def deliver_stamped(
+    running: Running, slot: int, round_: int, name: str, stamp: str, *, score: str = ""
+) -> bool:
+    part = put(running, round_, name, stamped(name, stamp, score=score))
+    answer = running.members[slot].request(part)
+    assert isinstance(answer, CheckpointState)
+    return answer.published
+
+
+def kinds(running: Running) -> list[str]:
+    assert running.hub.hub is not None
+    events = running.hub.call(running.hub.hub.stores.events.read(running.job))
+    return [str(event["kind"]) for event in events]
+
+
+def test_parts_of_an_abandoned_attempt_never_get_into_a_manifest(running: Running) -> None:
+    commit(running, 0, running.members)
+    assert not deliver_stamped(running, 1, 1, "w1.safetensors", "old")
+    assert not deliver_stamped(running, 0, 1, "shared.safetensors", "new")
+    assert not deliver_stamped(running, 0, 1, "w0.safetensors", "new")
+    assert kinds(running).count("checkpoint-part-refused") == 1
+    assert newest_complete(folder_of(running)) == -1
+    assert deliver_stamped(running, 1, 1, "w1.safetensors", "new")
+    assert newest_complete(folder_of(running)) == 1
+
+
+def test_member_cannot_announce_the_part_of_another(running: Running) -> None:
+    part = put(running, 1, "w0.safetensors", b"forged")
+    answer = running.members[1].request(part)
+    assert isinstance(answer, Failure)
+    assert answer.error["kind"] == "CheckpointCorrupt"
+    assert "not its own" in answer.error["what"]
+
+
+def test_score_of_the_shared_part_gets_into_the_manifest(running: Running) -> None:
+    commit(running, 0, running.members)
+    deliver_stamped(running, 0, 1, "shared.safetensors", "s", score="2.5")
+    deliver_stamped(running, 0, 1, "w0.safetensors", "s", score="0.1")
+    assert deliver_stamped(running, 1, 1, "w1.safetensors", "s")
+    path = folder_of(running) / checkpoint_folder(1) / MANIFEST_NAME
+    assert decode_manifest(path.read_bytes()).score == 2.5
+
+
+def test_what_is_later_than_the_checkpoint_to_go_on_from_is_given_up(running: Running) -> None:
+    for round_ in range(3):
+        commit(running, round_, running.members)
+        deliver(running, 0, round_ + 1, "shared.safetensors", "w0.safetensors")
+        if round_ < 2:
+            assert deliver(running, 1, round_ + 1, "w1.safetensors")
+    assert newest_complete(folder_of(running)) == 2
+    assert running.hub.hub is not None
+    running.hub.call(running.hub.hub.checkpoints.begin(running.job, resume_round=1))
+    kept = sorted(path.name for path in (folder_of(running) / "checkpoints").iterdir())
+    assert kept == ["round-000001"]
+    assert "checkpoints-abandoned" in kinds(running)
+    assert not deliver(running, 1, 3, "w1.safetensors")  # nothing of round 3 is remembered
+
+
+def make(
+    folder: Path,
+    round_: int,
+    *,
+    manifest: bool = True,
+    parts: bool = True,
+    score: float | None = None,
+) -> None:
+    path = folder / checkpoint_folder(round_)
+    path.mkdir(parents=True)
+    if parts:
+        (path / "shared.safetensors").write_bytes(b"12345")
+    if manifest:
+        part = ManifestPart(name="shared.safetensors", member="w0", sha256="0" * 64, nbytes=5)
+        written = Manifest(
+            job="j", round=round_, step=1, members=["w0"], parts=[part], created=0.0, score=score
+        )  # fmt: skip
+        (path / MANIFEST_NAME).write_bytes(encode_manifest(written))
+
+
+def test_newest_complete_passes_over_what_is_damaged(tmp_path: Path) -> None:
+    assert newest_complete(tmp_path) == -1
+    make(tmp_path, 1)
+    make(tmp_path, 2, parts=False)
+    make(tmp_path, 3, manifest=False)
+    make(tmp_path, 4)
+    (tmp_path / checkpoint_folder(4) / MANIFEST_NAME).write_bytes(b"{")
+    make(tmp_path, 5)
+    (tmp_path / checkpoint_folder(5) / "shared.safetensors").write_bytes(b"1")
+    assert newest_complete(tmp_path) == 1
+
+
+def test_pruning_never_deletes_the_newest_complete_one(tmp_path: Path) -> None:
+    for round_ in (1, 2, 3):
+        make(tmp_path, round_)
+    make(tmp_path, 4, manifest=False)
+    assert prune(tmp_path, keep=Keep(newest=1)) == [1, 2]
+    assert newest_complete(tmp_path) == 3
+    assert (tmp_path / checkpoint_folder(4)).exists()
+    assert prune(tmp_path, keep=Keep(newest=1)) == []
+
+
+def test_the_best_and_every_nth_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    for round_, score in enumerate((3.0, 1.0, 2.0, None, 2.0, 4.0), start=1):
+        make(tmp_path, round_, score=score)
+    assert prune(tmp_path, keep=Keep(newest=1, every=4, best=2)) == [1, 3]
+    assert newest_complete(tmp_path) == 6
+
+
+def test_later_checkpoints_are_deleted_and_older_ones_stay(tmp_path: Path) -> None:
+    for round_ in (1, 2, 3):
+        make(tmp_path, round_, manifest=round_ != 2)
+    assert abandon(tmp_path, after=1) == [2, 3]
+    assert abandon(tmp_path, after=1) == []
+    assert newest_complete(tmp_path) == 1
+    assert abandon(tmp_path, after=-1) == [1]

@@ -1,0 +1,50 @@
+"""What a hub tells its neighbours, and that it needs no package for living without."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll import __version__
+from atoll.errors import ConfigError
+from atoll.hub.app import HubOptions
+from atoll.hub.discovery import Announced, Announcement, addresses_of
+from atoll.hub.server import HubServer
+
+HERE = Announced(host="127.0.0.1", port=7700, prefix="/atoll", secure=True, fingerprint="ab" * 20)
+
+
+def test_nothing_that_is_told_lets_anybody_in() -> None:
+    told = HERE.properties()
+    assert set(told) == {"name", "prefix", "tls", "fingerprint", "version"}
+    assert (told["tls"], told["prefix"], told["version"]) == ("1", "/atoll", __version__)
+
+
+def test_addresses_of_a_hub_on_all_interfaces_are_those_that_others_can_dial() -> None:
+    assert addresses_of("127.0.0.1") == ["127.0.0.1"]
+    found = [ipaddress.ip_address(text) for text in addresses_of("0.0.0.0")]
+    assert found
+    assert len(found) == 1 or not any(address.is_loopback for address in found)
+
+
+def test_without_the_package_a_hub_lives_on_unless_a_person_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    asyncio.run(Announcement(HERE).start(needed=False))
+    with pytest.raises(ConfigError, match=r"pip install 'atoll\[lan\]'"):
+        asyncio.run(Announcement(HERE).start(needed=True))
+    options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", announce=True, reducers=False)
+    with pytest.raises(ConfigError, match="zeroconf"):
+        HubServer(options).__enter__()
+
+
+def test_a_hub_on_loopback_tells_nobody(tmp_path: Path) -> None:
+    options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", reducers=False)
+    with HubServer(options) as server:
+        assert server.hub is not None
+        assert server.hub.announcement is None

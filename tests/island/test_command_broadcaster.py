@@ -1,0 +1,164 @@
+"""Commands of the first rank reach every rank, whole and in order."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from atoll.errors import WireError
+from atoll.island.command_broadcaster import Crew
+from tests.island.pool import Ranks
+
+
+def _commands(words: list[str]) -> list[Any]:
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    heard: list[Any] = []
+
+    def note(*tensors: Tensor, **values: Any) -> int:
+        heard.append(([t.clone() for t in tensors], values))
+        return len(heard)
+
+    crew.on("note", note)
+    if crew.leads:
+        for number, word in enumerate(words):
+            tensors = [torch.arange(number * 1000.0), torch.tensor([number], dtype=torch.int64)]
+            assert crew.call("note", tensors, word=word, number=number) == number + 1
+        crew.end()
+    else:
+        crew.serve()
+    assert crew.ended
+    return heard
+
+
+def _parted() -> list[bool]:
+    """Return whether each tensor that the last exchange was made of is still held by somebody."""
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    made: list[weakref.ref[Tensor]] = []
+
+    def zeros(count: int) -> Tensor:
+        tensor = torch.ones(count) - 1
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    with patch("atoll.island.command_broadcaster.torch.zeros", zeros):
+        crew.part()
+    return [one() is not None for one in made]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_nothing_is_held_by_other_threads_once_ranks_have_parted(ranks: Ranks, count: int) -> None:
+    assert ranks.run(count, _parted) == [[False] * (count + 1)] * count
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_rank_hears_every_command(ranks: Ranks, count: int) -> None:
+    words = ["", "a", "b" * 4060, "c" * 4096, "d" * 50_000]
+    found = ranks.run(count, _commands, words)
+    for heard in found:
+        assert [values["word"] for _, values in heard] == words
+        for number, (tensors, _) in enumerate(heard):
+            assert torch.equal(tensors[0], torch.arange(number * 1000.0))
+            assert tensors[1].item() == number
+
+
+KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+
+
+def _broadcasts(lengths: list[int]) -> tuple[list[int], bool]:
+    """Return how many broadcasts each command took, and whether tensors of all kinds came whole."""
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    heard: list[tuple[Tensor, ...]] = []
+    counts: list[int] = []
+    broadcast = crew._broadcast
+
+    def counted(tensor: Tensor) -> None:
+        counts[-1] += 1
+        broadcast(tensor)
+
+    crew._broadcast = counted  # type: ignore[method-assign]
+
+    def take(*tensors: Tensor) -> None:
+        heard.append(tensors)
+        counts.append(0)
+
+    crew.on("take", take)
+    counts.append(0)
+    odd = [torch.arange(-3, 4).to(kind).view(1, 7) for kind in KINDS]
+    odd += [torch.empty(0, 3), torch.tensor(2.5)]
+    if crew.leads:
+        for length in lengths:
+            crew.call("take", [*odd, torch.full((length,), 7, dtype=torch.uint8)])
+        crew.end()
+    else:
+        crew.serve()
+    whole = all(
+        all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, odd, strict=False))
+        and found[-1].tolist() == [7] * length
+        for found, length in zip(heard, lengths, strict=True)
+    )
+    return counts[: len(lengths)], whole
+
+
+def test_commands_of_one_length_need_one_broadcast_each(ranks: Ranks) -> None:
+    lengths = [10, 9000, 9000, 9000, 10, 300_000, 9000, 2_000_000]
+    for counts, whole in ranks.run(2, _broadcasts, lengths):
+        assert whole
+        assert counts == [1, 2, 1, 1, 1, 2, 1, 9], "the longest one: each tensor by itself"
+
+
+def _after_the_end() -> str:
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew.on("note", lambda: None)
+    if not crew.leads:
+        crew.serve()
+        return ""
+    crew.end()
+    crew.end()
+    with pytest.raises(WireError) as caught:
+        crew.call("note")
+    return str(caught.value)
+
+
+def test_nobody_is_commanded_after_the_end(ranks: Ranks) -> None:
+    told, _ = ranks.run(2, _after_the_end)
+    assert "sent home" in told
+
+
+def _failing() -> None:
+    if dist.get_rank() == 1:
+        raise WireError("on purpose", given="rank 1")
+
+
+def test_a_failure_of_one_rank_is_raised(ranks: Ranks) -> None:
+    with pytest.raises(WireError, match="on purpose"):
+        ranks.run(2, _failing)
+    assert len(ranks.run(2, _commands, ["again"])) == 2
+
+
+def _broken() -> tuple[str, bool]:
+    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+
+    def fail() -> None:
+        raise ValueError("on this rank")
+
+    crew.on("fail", fail)
+    with pytest.raises(ValueError, match="on this rank"):
+        crew.call("fail") if crew.leads else crew.serve()
+    if not crew.leads:
+        return "", crew.ended
+    with pytest.raises(WireError) as caught:
+        crew.call("fail")
+    crew.end()  # nobody listens, and nobody is waited for
+    return str(caught.value), crew.ended
+
+
+def test_a_command_that_failed_is_the_last_one(ranks: Ranks) -> None:
+    told, other = ranks.run(2, _broken)
+    assert "no longer in step" in told[0]
+    assert (told[1], other[1]) == (True, False)

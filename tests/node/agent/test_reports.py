@@ -1,0 +1,83 @@
+"""What a heartbeat tells."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from atoll.net.transport import LinkCounters
+from atoll.node.agent.reports import Figures
+from atoll.node.machine.probe import Gpus
+from tests.node.manners.test_sensors import supply
+
+ALWAYS = {"cpu_percent", "memory_percent", "memory_free_bytes", "load", "disk_free_bytes"}
+
+
+def test_figures_are_numbers_and_what_is_not_there_is_left_out(tmp_path: Path) -> None:
+    figures = Figures(tmp_path / "not" / "there", root=tmp_path)()
+    assert set(figures) >= ALWAYS
+    assert not set(figures) & {"battery_percent", "latency_ms", "up_bps", "reconnects"}
+    assert all(isinstance(value, float) for value in figures.values())
+    assert figures["disk_free_bytes"] > 0
+
+
+def test_battery_link_and_speed_are_told_when_they_are_known(tmp_path: Path) -> None:
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging", capacity="63")
+    figures = Figures(tmp_path, root=tmp_path)
+    figures.counters = LinkCounters(reconnects=2)
+    figures.counters.measured(round_trip_s=0.02)
+    figures.up_bps, figures.down_bps = 5e6, 9e6
+    told = figures()
+    assert (told["battery_percent"], told["on_battery"]) == (63.0, 1.0)
+    assert (told["latency_ms"], told["reconnects"]) == (20.0, 2.0)
+    assert (told["up_bps"], told["down_bps"]) == (5e6, 9e6)
+
+
+class Library(types.ModuleType):
+    """Has the face of the management library, with two accelerators."""
+
+    broken = False
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return f"card {handle}"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> types.SimpleNamespace:
+        if self.broken:
+            raise RuntimeError("the driver is gone")
+        return types.SimpleNamespace(gpu=20 + 40 * handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(total=8 * 10**9, used=10**9)
+
+
+def test_accelerators_are_told_by_their_library_and_its_failure_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = Library("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    gpus = Gpus()
+    assert (len(gpus), gpus.name, gpus.memory_bytes) == (2, "card 0", 8 * 10**9)
+    assert gpus.figures() == {"gpu_percent": 40.0, "gpu_memory_used_bytes": 2e9}
+    library.broken = True
+    assert gpus.figures() == {}
+    assert len(gpus) == 0
+
+
+def test_a_machine_without_the_library_has_no_accelerators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpus = Gpus()
+    assert (len(gpus), gpus.name, gpus.memory_bytes, gpus.figures()) == (0, "", 0, {})

@@ -1,0 +1,197 @@
+"""Islands over several machines: formed, watched and ended together. Real processes, a real hub."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import RankLost, ScriptError
+from atoll.wire.limits import EXIT_LEFT
+from tests.node.islands.island_machines import GateHub, all_here, gate_hub, kill, machines_of
+from tests.node.launchers.ordering import run, until
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[GateHub]:
+    with gate_hub(tmp_path / "hub") as made:
+        yield made
+
+
+SHOWS = """
+wait_for_all()
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+         "MASTER_ADDR", "ATOLL_MEMBER", "GLOO_SOCKET_IFNAME"]
+print("told", *(os.environ[name] for name in names), flush=True)
+"""
+
+
+def test_ranks_of_all_machines_are_one_island_and_its_hand_waits_for_the_next(
+    hub: GateHub, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with machines_of(hub, tmp_path, SHOWS) as machines:
+            hand, leader = await machines.start("w1.1"), await machines.start("w1")
+            assert (await leader.end()).code == 0
+            await until(lambda: hand.said("waiting for the first machine of w1"))
+            for first, one in ((0, leader), (2, hand)):
+                told = sorted(line[line.index("told ") :] for line in one.lines if "told " in line)
+                assert told == [
+                    f"told {first + local} 4 {local} 2 {first // 2} 2 127.0.0.1 w1 lo"
+                    for local in (0, 1)
+                ]
+            assert hand.said("[rank 3] told") == 1
+            again = await machines.start("w1")
+            assert (await again.end()).code == 0
+            assert hand.said("told ") == 4
+            await hand.process.stop(grace_s=10.0)
+            assert (await hand.end()).code == EXIT_LEFT
+
+    run(scenario())
+
+
+def test_hand_is_waited_for_as_long_as_it_takes_also_by_a_hub_that_was_restarted(
+    hub: GateHub, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with machines_of(hub, tmp_path, "wait_for_all()") as machines:
+            leader = await machines.start("w1")
+            with hub.as_process("w1.1") as client:
+                await until(lambda: client.gate(hub.job, "w1"))
+            await asyncio.to_thread(hub.restart)
+            hand = await machines.start("w1.1")
+            assert (await leader.end()).code == 0
+            assert sorted(hand.ranks()) == [2, 3]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("victim", ["rank of hand", "hand", "rank of leader", "leader"])
+def test_what_is_killed_ends_all_ranks_at_once_and_the_island_forms_anew(
+    hub: GateHub, tmp_path: Path, victim: str
+) -> None:
+    script = f"""
+wait_for_all()
+if not os.path.exists({str(tmp_path / "again")!r}):
+    time.sleep(60)
+"""
+
+    async def scenario() -> None:
+        async with machines_of(hub, tmp_path, script) as machines:
+            hand, leader = await machines.start("w1.1"), await machines.start("w1")
+            ranks = await all_here(hand, leader)
+            pids = {"hand": hand.process.pid, "leader": leader.process.pid}
+            began = time.monotonic()
+            kill({**pids, "rank of hand": ranks[3], "rank of leader": ranks[1]}[victim])
+            ended = await leader.end()
+            await until(lambda: not machines.living())
+            assert time.monotonic() - began < 6
+            check(victim, ended.code, str(ended.error))
+            if victim == "hand":
+                await hand.end()
+                hand = await machines.start("w1.1")
+            (tmp_path / "again").touch()
+            again = await machines.start("w1")
+            assert (await again.end()).code == 0
+            assert sorted(hand.ranks()) == [2, 3]
+
+    def check(victim: str, code: int, error: str) -> None:
+        if victim == "rank of hand":
+            assert "rank 3 of the 4 of w1 (w1.1 on " in error
+            assert "SIGKILL" in error
+        elif victim == "rank of leader":
+            assert "rank 1 of the 4 of w1 was killed" in error
+        elif victim == "hand":
+            assert code == 1
+            assert "a machine of an island is gone; given: w1.1 on " in error
+            assert "with ranks 2 to 3 of 4" in error
+        else:
+            assert code == -9
+
+    run(scenario())
+
+
+def test_error_of_a_rank_elsewhere_is_told_and_not_the_lost_touch_of_others(
+    hub: GateHub, tmp_path: Path
+) -> None:
+    script = """
+wait_for_all()
+if rank == 2:
+    time.sleep(0.3)
+    raise ValueError("boom")
+raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:9")
+"""
+
+    async def scenario() -> None:
+        async with machines_of(hub, tmp_path, script) as machines:
+            await machines.start("w1.1")
+            ended = await (await machines.start("w1")).end()
+            assert isinstance(ended.error, ScriptError)
+            assert not isinstance(ended.error, RankLost)
+            assert "raised ValueError: boom" in ended.error.what
+            assert "rank 2 of 4 (w1.1 on " in str(ended.error.given)
+
+    run(scenario())
+
+
+LEAVES = """
+def leave(*_):
+    open(os.path.join(shared, "leave"), "w").close()
+signal.signal(signal.SIGTERM, leave if rank == 0 else signal.SIG_DFL)
+wait_for_all()
+print("ready", flush=True)
+while not os.path.exists(os.path.join(shared, "leave")):
+    time.sleep(0.02)
+print("leaves", flush=True)
+sys.exit(75 if rank == 0 else 0)
+"""
+
+
+@pytest.mark.parametrize("asked", ["leader", "hand"])
+def test_island_leaves_as_one_whichever_machine_is_asked(
+    hub: GateHub, tmp_path: Path, asked: str
+) -> None:
+    script = f"shared = {str(tmp_path / 'shared')!r}\n" + LEAVES
+
+    async def scenario() -> None:
+        async with machines_of(hub, tmp_path, script) as machines:
+            hand, leader = await machines.start("w1.1"), await machines.start("w1")
+            both = {"hand": hand, "leader": leader}
+            await until(lambda: hand.said("ready") + leader.said("ready") == 4)
+            await both[asked].process.stop(grace_s=20.0)
+            assert (await leader.end()).code == EXIT_LEFT
+            assert hand.said("leaves") + leader.said("leaves") == 4, "no rank was killed"
+            await until(lambda: not machines.living())
+            if asked == "leader":  # the hand stays: its own agent ends it
+                assert not hand.said("was asked")
+                await hand.process.stop(grace_s=10.0)
+            assert (await hand.end()).code == EXIT_LEFT
+
+    run(scenario())
+
+
+def test_port_that_was_taken_meanwhile_starts_the_ranks_of_all_machines_anew(
+    hub: GateHub, tmp_path: Path
+) -> None:
+    script = f"""
+wait_for_all()
+once = {str(tmp_path / "once")!r}
+if rank == 0 and not os.path.exists(once):
+    open(once, "w").close()
+    from atoll.errors import RankLost
+    raise RankLost("no", given="code: -98, name: EADDRINUSE, message: address already in use")
+if not os.path.exists(once):
+    time.sleep(60)
+"""
+
+    async def scenario() -> None:
+        async with machines_of(hub, tmp_path, script) as machines:
+            hand, leader = await machines.start("w1.1"), await machines.start("w1")
+            assert (await leader.end()).code == 0
+            assert leader.said("was taken meanwhile") == 1
+            assert hand.said("here 3") == 2
+
+    run(scenario())

@@ -1,0 +1,397 @@
+"""Islands: ranks of one member, started, watched and ended together. Real processes, no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from atoll.config import (
+    IslandTable,
+    JobSpec,
+    JobTable,
+    MeshShape,
+    RankPlace,
+    StrategyTable,
+    TrainTable,
+    dump_spec,
+    kept_place,
+    rank_environment,
+    rank_place,
+)
+from atoll.errors import AtollError, OutOfMemory, RankLost, ScriptError
+from atoll.node.islands.failure_cause import RankEnd, cause, explain
+from atoll.node.islands.restart_history import STEADY_S, Losses, with_shape
+from atoll.node.launchers.launcher import Exit
+from atoll.node.launchers.process import ChildProcess, ProcessLauncher
+from atoll.wire.limits import EXIT_LEFT
+from atoll.wire.messages import Launch
+from tests.node.launchers.ordering import make_order, run, until
+from tests.patience import PROMPT_S
+
+HEAD = """
+import json, os, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+print("here", rank, os.getpid(), flush=True)
+def wait_for_all():
+    open(f"up-{rank}", "w").close()
+    while not all(os.path.exists(f"up-{r}") for r in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
+"""
+
+
+def island_of(script: str, *, ranks: int = 2, inner: str = "fsdp", **island: Any) -> Launch:
+    """Return the command to start an island whose ranks run a script."""
+    spec = JobSpec(
+        job=JobTable(name="job", script="s.py"),
+        strategy=StrategyTable(inner=inner),
+        island=IslandTable(ranks=ranks, **island),
+    )
+    return Launch("job-1", "w1", 1, "token", dump_spec(spec), files={"s.py": HEAD + script})
+
+
+@contextlib.asynccontextmanager
+async def started(command: Launch, root: Path) -> AsyncIterator[tuple[ChildProcess, list[str]]]:
+    """Yield a member's process and its lines; all of it is killed in the end."""
+    lines: list[str] = []
+    for left in (root / "job-1" / "w1").glob("up-*"):
+        left.unlink()
+    process = await ProcessLauncher().start(make_order(command, root), lines.append)
+    try:
+        yield process, lines
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def to_end(command: Launch, root: Path) -> tuple[Exit, list[str]]:
+    async with started(command, root) as (process, lines):
+        return await process.wait(), lines
+
+
+def pids(lines: list[str]) -> dict[int, int]:
+    """Return the process ids of the ranks that have told them."""
+    told = [line[line.index("here ") :].split() for line in lines if "here " in line]
+    return {int(rank): int(pid) for _, rank, pid in told}
+
+
+async def all_here(lines: list[str], *, ranks: int = 2) -> dict[int, int]:
+    await until(lambda: len(pids(lines)) == ranks)
+    return pids(lines)
+
+
+async def none_lives(found: dict[int, int]) -> None:
+    await until(lambda: not any(map(alive, found.values())))
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def rank_of(ended: Exit) -> str:
+    assert ended.error is not None
+    return str(ended.error)
+
+
+# --------------------------------------------------------------------------------- a good run
+
+
+def test_every_rank_has_torchruns_variables_and_followers_lines_are_marked(tmp_path: Path) -> None:
+    script = """
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ATOLL_MEMBER"]
+port = int(os.environ["MASTER_PORT"])
+print(" ".join(os.environ[n] for n in names), port > 1023, os.environ["OMP_NUM_THREADS"])
+print("10 %\\r20 %\\rno end of line", end="")
+"""
+    ended, lines = run(to_end(island_of(script, ranks=3), tmp_path))
+    assert (ended.code, ended.error) == (0, None)
+    said = [line for line in lines if "127.0.0.1" in line]
+    expected = [f"{r} 3 {r} 3 127.0.0.1 w1 True 1" for r in range(3)]
+    assert sorted(said, key=lambda line: line[-30:]) == [
+        expected[0], f"[rank 1] {expected[1]}", f"[rank 2] {expected[2]}",
+    ]  # fmt: skip
+    assert {"[rank 1] 10 %", "[rank 1] 20 %", "[rank 1] no end of line"} <= set(lines)
+
+
+def test_port_is_free_for_the_first_rank_and_nobody_else_gets_it(tmp_path: Path) -> None:
+    script = """
+import socket
+port = int(os.environ["MASTER_PORT"])
+if rank == 0:
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError:
+            print("held")
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", port))
+        server.listen()
+        print("heard", server.accept()[0].recv(9).decode())
+else:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=60).sendall(b"hello")
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+"""
+    ended, lines = run(to_end(island_of(script), tmp_path))
+    assert ended.code == 0, ended.tail
+    assert {"held", "heard hello"} <= set(lines)
+
+
+def test_port_that_was_taken_meanwhile_is_no_failure(tmp_path: Path) -> None:
+    script = """
+if rank == 0 and not os.path.exists("once"):
+    open("once", "w").close()
+    from atoll.errors import RankLost
+    raise RankLost("no", given="code: -98, name: EADDRINUSE, message: address already in use")
+print("port", os.environ["MASTER_PORT"])
+"""
+    ended, lines = run(to_end(island_of(script), tmp_path))
+    assert ended.code == 0, ended.tail
+    assert sum(line.startswith("port") for line in lines) == 1
+
+
+def test_rank_of_somebody_elses_program_is_none_of_an_island() -> None:
+    place = RankPlace(1, 4, local_rank=1, address="127.0.0.1", port=4711, local_ranks=2)
+    assert kept_place(place.variables()) is None
+    assert rank_place(place.variables()) == place
+    assert place.dial == "127.0.0.1:4711"
+    assert RankPlace(0, 1, local_rank=0, address="fd00::7", port=1).dial == "[fd00::7]:1"
+    environment = rank_environment(
+        place, defaults={"A": "1", "B": "1"}, environment={"B": "2", "RANK": "9"}, C="3"
+    )
+    assert kept_place(environment) == place
+    assert [environment[name] for name in "ABC"] == ["1", "2", "3"]
+
+
+# --------------------------------------------------------------------------- a rank that dies
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_rank_that_is_killed_takes_the_others_with_it_and_is_named(
+    tmp_path: Path, victim: int
+) -> None:
+    async def scenario() -> Exit:
+        async with started(island_of("time.sleep(60)", ranks=3), tmp_path) as (process, lines):
+            found = await all_here(lines, ranks=3)
+            began = time.monotonic()
+            os.kill(found[victim], signal.SIGKILL)
+            ended = await process.wait()
+            assert time.monotonic() - began < PROMPT_S
+            await none_lives(found)
+            return ended
+
+    ended = run(scenario())
+    assert ended.code == 128 + signal.SIGKILL
+    assert type(ended.error).__name__ == "JobError"
+    assert f"rank {victim} of the 3 of w1 was killed" in rank_of(ended)
+    assert "SIGKILL" in rank_of(ended)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_rank_that_raises_is_named_and_not_those_that_lost_touch(
+    tmp_path: Path, victim: int
+) -> None:
+    script = f"""
+wait_for_all()
+if rank == {victim}:
+    time.sleep(0.2)  # the others notice first, as when it unwinds slowly
+    raise ValueError("boom")
+raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:9")
+"""
+    ended, _ = run(to_end(island_of(script, ranks=3), tmp_path))
+    assert ended.code == 1
+    assert isinstance(ended.error, ScriptError)
+    assert "raised ValueError: boom" in ended.error.what
+    assert f"rank {victim} of 3" in str(ended.error.given)
+
+
+def test_ranks_that_wait_in_vain_for_each_other_are_no_fault_of_the_program(tmp_path: Path) -> None:
+    script = "raise RuntimeError('[/x/gloo/transport/tcp/pair.cc:9] Timed out waiting 100ms')"
+    ended, _ = run(to_end(island_of(script), tmp_path))
+    assert isinstance(ended.error, RankLost)
+    assert "Timed out waiting" in str(ended.error.given)
+
+
+def test_rank_out_of_memory_is_called_that(tmp_path: Path) -> None:
+    script = "wait_for_all()\nif rank == 1: x = bytearray(10**18)\ntime.sleep(60)"
+    ended, _ = run(to_end(island_of(script), tmp_path))
+    assert isinstance(ended.error, OutOfMemory)
+    assert "rank 1 of 2" in str(ended.error.given)
+
+
+def test_what_a_rank_started_is_not_left_behind(tmp_path: Path) -> None:
+    script = """
+child = subprocess.Popen(["sleep", "60"])
+print(f"here {rank + 10} {child.pid}", flush=True)
+wait_for_all()
+if rank == 1:
+    os._exit(3)
+time.sleep(60)
+"""
+
+    async def scenario() -> Exit:
+        async with started(island_of(script), tmp_path) as (process, lines):
+            found = await all_here(lines, ranks=4)
+            ended = await process.wait()
+            await none_lives(found)
+            return ended
+
+    ended = run(scenario())
+    assert "rank 1 of the 2 of w1 ended with exit status 3" in rank_of(ended)
+
+
+# -------------------------------------------------------------------------------- being ended
+
+
+LEAVES = f"""
+def leave(*_):
+    open("leave", "w").close()
+signal.signal(signal.SIGTERM, leave if rank == 0 else signal.SIG_DFL)
+wait_for_all()
+print("ready", flush=True)
+while not os.path.exists("leave"):
+    time.sleep(0.02)
+sys.exit({EXIT_LEFT} if rank == 0 else 0)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_first_rank_is_asked_to_leave_and_its_status_is_the_islands(
+    tmp_path: Path, stopped: bool
+) -> None:
+    async def scenario() -> Exit:
+        async with started(island_of(LEAVES), tmp_path) as (process, lines):
+            found = await all_here(lines)
+            await until(lambda: sum("ready" in line for line in lines) == 2)
+            if stopped:
+                os.kill(found[1], signal.SIGSTOP)
+            await process.stop(grace_s=10.0)
+            ended = await process.wait()
+            await none_lives(found)
+            return ended
+
+    ended = run(scenario())
+    assert ended.code == EXIT_LEFT
+    assert not any("was killed" in line for line in ended.tail)
+
+
+@pytest.mark.parametrize("stubborn", [0, 1])
+def test_rank_that_does_not_leave_is_killed_after_the_grace(tmp_path: Path, stubborn: int) -> None:
+    script = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == {stubborn} else signal.SIG_DFL)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+    async def scenario() -> None:
+        async with started(island_of(script), tmp_path) as (process, lines):
+            found = await all_here(lines)
+            await until(lambda: sum("ready" in line for line in lines) == 2)
+            began = time.monotonic()
+            await process.stop(grace_s=0.5)
+            await process.wait()
+            assert time.monotonic() - began < PROMPT_S
+            await none_lives(found)
+
+    run(scenario())
+
+
+def test_keeper_that_is_killed_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    async def scenario() -> Exit:
+        async with started(island_of("time.sleep(60)", ranks=3), tmp_path) as (process, lines):
+            found = await all_here(lines, ranks=3)
+            os.kill(process.pid, signal.SIGKILL)
+            ended = await process.wait()
+            await none_lives(found)
+            return ended
+
+    assert run(scenario()).code == -signal.SIGKILL
+
+
+# ------------------------------------------------------------------------------ fewer ranks
+
+
+SHRINKS = """
+ranks = int(os.environ["WORLD_SIZE"])
+print("there are", ranks, flush=True)
+if rank:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60 if ranks > 1 else 0)
+"""
+
+
+@pytest.mark.parametrize(("on_loss", "sizes"), [("wait", [3, 3, 3]), ("shrink", [3, 3, 2, 1])])
+def test_islands_that_lose_ranks_again_and_again_shrink_if_they_may(
+    tmp_path: Path, on_loss: str, sizes: list[int]
+) -> None:
+    command = island_of(SHRINKS, ranks=3, on_loss=on_loss)
+    found = []
+    for _ in sizes:
+        ended, lines = run(to_end(command, tmp_path))
+        found.append(int(next(line for line in lines if "there are" in line).split()[-1]))
+    assert found == sizes
+    assert (ended.code == 0) is (sizes[-1] == 1)
+
+
+def job_with(inner: str, *, batch: int = 12, on_loss: str = "shrink", **axes: int) -> JobSpec:
+    return JobSpec(
+        strategy=StrategyTable(inner=inner),
+        island=IslandTable(mesh=axes, on_loss=on_loss),
+        train=TrainTable(batch=batch),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "row", "shape"),
+    [
+        (job_with("ddp", replicate=4), 1, MeshShape(replicate=4)),
+        (job_with("ddp", replicate=4), 2, MeshShape(replicate=3)),
+        (job_with("ddp", replicate=4), 9, MeshShape()),
+        (job_with("ddp", replicate=4, batch=16), 2, MeshShape(replicate=2)),
+        (job_with("ddp", replicate=4, on_loss="wait"), 9, MeshShape(replicate=4)),
+        (job_with("hybrid", replicate=2, tensor=2), 2, MeshShape(tensor=2)),
+        (job_with("hybrid", replicate=2, tensor=2), 9, MeshShape(tensor=2)),
+        (job_with("pipeline", pipeline=3), 5, MeshShape(pipeline=3)),
+    ],
+)
+def test_next_start_has_the_ranks_that_remain_in_a_mesh_that_works(
+    spec: JobSpec, row: int, shape: MeshShape
+) -> None:
+    assert Losses(row).shape(spec) == shape
+    changed = with_shape(spec, shape)
+    assert changed.mesh == shape
+    assert changed.mesh.ranks == changed.island.ranks or changed == spec
+
+
+def test_losses_count_only_in_a_row_without_long_work(tmp_path: Path) -> None:
+    losses = Losses()
+    for _ in range(2):
+        losses = losses.after(died=True, lacked_memory=False, worked_s=1.0)
+    assert losses == Losses(2)
+    losses.write(tmp_path)
+    assert Losses.read(tmp_path) == losses
+    assert losses.after(died=True, lacked_memory=False, worked_s=STEADY_S) == Losses(1)
+    assert losses.after(died=False, lacked_memory=False, worked_s=1.0) == Losses()
+    assert Losses().after(died=True, lacked_memory=True, worked_s=STEADY_S) == Losses(2)
+    assert Losses.read(tmp_path / "nowhere") == Losses()
+
+
+def test_first_end_of_its_own_accord_is_the_cause() -> None:
+    lost, own = RankEnd(0, 1, RankLost("gone")), RankEnd(2, 1, ScriptError("raised"))
+    left, killed = RankEnd(1, 0), RankEnd(3, -9, oom_kills=1)
+    assert cause([left, lost, own, killed]) == own
+    assert cause([left, lost]) == lost
+    told: AtollError = explain(killed, member="w0", ranks=4)
+    assert isinstance(told, OutOfMemory)
+    assert "rank 3 of the 4 of w0" in told.what

@@ -1,0 +1,383 @@
+"""Gates of islands: who gets in, who does not, and what is waited for. Real sockets, a real hub."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.config import (
+    IslandTable,
+    JobSpec,
+    MeshShape,
+    StrategyTable,
+    TrainTable,
+    WorkerEnvironment,
+    dealt,
+)
+from atoll.errors import AuthError, JobError, WireError
+from atoll.node.islands import rendezvous, rendezvous_client, supervisor_link
+from atoll.node.islands.rendezvous import Formation, NewsQueue, gather
+from atoll.node.islands.rendezvous_client import GateSearch
+from atoll.node.islands.rendezvous_server import Came, Gone, IslandGate, Said
+from atoll.node.islands.restart_history import Losses
+from atoll.node.islands.supervisor_link import Ended, Here, KeeperLink, Kill, Start, Word, greet
+from atoll.node.machine import bandwidth, interfaces
+from atoll.wire.messages import Gate
+from tests.node.islands.island_machines import GateHub, gate_hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[GateHub]:
+    with gate_hub(tmp_path / "hub") as made:
+        yield made
+
+
+@dataclass
+class Opened:
+    """A gate, what it has told, and the hub where it is told of."""
+
+    gate: IslandGate
+    news: NewsQueue
+    hub: GateHub
+
+    def dial(self) -> socket.socket:
+        with self.hub.as_process("w1.1") as client:
+            found = told(client.gate, self.hub.job, "w1")
+        host, _, port = found.dial.split()[0].rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=5)
+
+    def secret(self) -> str:
+        with self.hub.as_process("w1.1") as client:
+            return str(told(client.gate, self.hub.job, "w1").secret.partition(".")[0])
+
+    def come(self, name: str = "w1.1") -> KeeperLink:
+        link = greet(self.dial(), secret=self.secret(), name=name)
+        link.send(Here("far"))
+        return link
+
+
+def told(ask: Any, *arguments: str) -> Gate:
+    """Wait until the hub knows of a gate."""
+    deadline = time.monotonic() + 10
+    while (found := ask(*arguments)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert isinstance(found, Gate)
+    return found
+
+
+def environment_of(hub: GateHub, member: str, folder: Path) -> WorkerEnvironment:
+    return WorkerEnvironment(
+        hub=hub.url, token=hub.token(member), job=hub.job, member=member, directory=folder,
+        spec=folder / "job.toml",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def opened(hub: GateHub, tmp_path: Path) -> Iterator[Opened]:
+    news: NewsQueue = queue.SimpleQueue()
+    with IslandGate(environment_of(hub, "w1", tmp_path), machines=3, tell=news.put) as gate:
+        yield Opened(gate, news, hub)
+
+
+def start(count: int = 1) -> Start:
+    return Start(
+        number=0, mesh=(1, 2, 1, 1), first=1, count=count, machine=1, machines=2, address="h",
+        port=1,
+    )  # fmt: skip
+
+
+def next_of(news: Any, kind: type) -> Any:
+    found = news.get(timeout=10)
+    assert isinstance(found, kind), found
+    return found
+
+
+# ------------------------------------------------------------------------------- getting in
+
+
+def test_hand_that_knows_the_secret_is_in_and_words_go_both_ways(opened: Opened) -> None:
+    assert opened.gate.missing() == ["w1.1", "w1.2"]
+    link = opened.come("w1.2")
+    hand = next_of(opened.news, Came).hand
+    assert (hand.part, hand.name) == (2, "w1.2 on far")
+    assert opened.gate.missing() == ["w1.1"]
+    heard: queue.SimpleQueue[Word | str] = queue.SimpleQueue()
+    link.run(heard.put, heard.put)
+    hand.link.send(start())
+    hand.link.send(Kill())
+    assert [heard.get(timeout=5), heard.get(timeout=5)] == [start(), Kill()]
+    ended = Ended(number=0, rank=1, code=3, error={"kind": "JobError", "what": "x"})
+    link.send(ended)
+    assert next_of(opened.news, Said) == Said(hand, ended)
+    link.close()
+    assert next_of(opened.news, Gone).hand is hand
+    assert opened.gate.missing() == ["w1.1", "w1.2"]
+
+
+def test_strangers_get_nothing_and_hold_nobody_up(opened: Opened) -> None:
+    with contextlib.ExitStack() as silent:
+        for _ in range(5):
+            silent.enter_context(opened.dial())
+        others_come(opened)
+        opened.come().close()
+        assert next_of(opened.news, Came).hand.part == 1
+
+
+def others_come(opened: Opened) -> None:
+    """Dial as those do who have no business at a gate."""
+    with opened.dial() as garbage:
+        garbage.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert is_closed(garbage)
+    with opened.dial() as huge:
+        huge.sendall((2**31).to_bytes(4, "big") + b"x")
+        assert is_closed(huge)
+    with opened.dial() as liar, pytest.raises(AuthError, match="not the first machine"):
+        greet(liar, secret="guessed", name="w1.1")
+    with opened.dial() as repeater:  # proves what it was told itself
+        supervisor_link._say(repeater, supervisor_link._Hello("w1.1", "00"))
+        challenge = supervisor_link._hear(
+            repeater, supervisor_link._Challenge, deadline=time.monotonic() + 5
+        )
+        supervisor_link._say(repeater, supervisor_link._Proof(challenge.proof))
+        assert is_closed(repeater)
+    for name in ("w0.1", "w1.3", "w1", "w1.x", ""):
+        other = opened.come(name)
+        with pytest.raises(OSError):
+            other.receive()
+        other.close()
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Wait until the other side says something or closes; return whether it closed."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_words_that_somebody_changed_repeated_or_added_end_the_connection(opened: Opened) -> None:
+    for meddle in ("change", "repeat", "add"):
+        sock = opened.dial()
+        link = greet(sock, secret=opened.secret(), name="w1.1")
+        link.send(Here("far"))
+        hand = next_of(opened.news, Came).hand
+        body = msgspec.json.encode(Kill())
+        code = link._code(b"hand", 1, body)
+        frames = {
+            "change": [code + msgspec.json.encode(start())],
+            "repeat": [code + body, code + body],
+            "add": [bytes(32) + body],
+        }
+        for frame in frames[meddle]:
+            supervisor_link._write(sock, frame)
+        if meddle == "repeat":
+            assert next_of(opened.news, Said).word == Kill()
+        gone = next_of(opened.news, Gone)
+        assert gone.hand is hand
+        assert "not said by the other one" in gone.why
+        link.close()
+
+
+def test_side_that_falls_silent_is_gone_and_one_that_beats_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_link, "DEAD_AFTER_S", 0.5)
+    monkeypatch.setattr(supervisor_link, "HEARTBEAT_S", 0.1)
+    near, far = socket.socketpair()
+    leader, hand = KeeperLink(near, key=b"k", leads=True), KeeperLink(far, key=b"k", leads=False)
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    leader.run(lambda word: None, gone.put)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.1):
+            hand.send(supervisor_link.Beat())
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    with pytest.raises(queue.Empty):
+        gone.get(timeout=1.5)
+    stop.set()
+    beating.join()
+    assert gone.get(timeout=5).startswith("no word for")
+    hand.close()
+
+
+def test_hand_that_is_started_again_takes_the_place_of_the_one_before(opened: Opened) -> None:
+    first = opened.come()
+    former = next_of(opened.news, Came).hand
+    second = opened.come()
+    assert next_of(opened.news, Gone).hand is former
+    assert next_of(opened.news, Came).hand is opened.gate.hands()[1]
+    for link in (first, second):
+        link.close()
+
+
+def test_gate_is_renewed_at_the_hub_while_hands_are_missing_under_the_same_key(
+    opened: Opened,
+) -> None:
+    with opened.hub.as_process("w1.1") as client:
+        before = told(client.gate, opened.hub.job, "w1")
+        deadline = time.monotonic() + 10
+        while (after := told(client.gate, opened.hub.job, "w1")) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert after.dial == before.dial
+    assert after.secret.partition(".")[0] == before.secret.partition(".")[0]
+
+
+# ---------------------------------------------------------------------------- no way to it
+
+
+def test_machine_without_a_way_to_the_first_says_what_it_dialled_and_only_if_that_lives(
+    hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_client, "NO_WAY_S", 0.0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        dial = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with hub.as_process("w1") as leader, hub.as_process("w1.1") as client:
+            search = GateSearch(environment_of(hub, "w1.1", tmp_path), client)
+            assert search.look() is None  # there is no gate
+            leader.open_gate(hub.job, "w1", Gate(dial, "key.1"))
+            for _ in range(4):
+                assert search.look() is None  # its leader may be gone for long
+            leader.open_gate(hub.job, "w1", Gate(dial, "key.2"))
+            assert search.look() is None
+            leader.open_gate(hub.job, "w1", Gate(dial, "key.3"))
+            with pytest.raises(JobError, match="no way to the first machine") as caught:
+                search.look()
+    text = str(caught.value)
+    assert f"(127.0.0.1) dialled {dial} (" in text
+    assert "Connection refused" in text
+    assert "machines = 1" in text
+
+
+def test_gate_of_a_leader_that_is_gone_is_passed_by(opened: Opened, tmp_path: Path) -> None:
+    environment = environment_of(opened.hub, "w1.1", tmp_path)
+    with opened.hub.as_process("w1.1") as client:
+        told(client.gate, opened.hub.job, "w1")
+        search = GateSearch(environment, client)
+        link = search.look()
+        assert link is not None
+        link.close()
+        again = search.look()  # it never started anything: come back
+        assert again is not None
+        again.close()
+        search.pass_by(search.key)
+        assert search.look() is None
+
+
+# ------------------------------------------------------------------------------- who starts
+
+
+def job(*, on_loss: str = "shrink", inner: str = "fsdp", ranks: int = 6, **mesh: int) -> JobSpec:
+    return JobSpec(
+        strategy=StrategyTable(inner=inner),
+        island=IslandTable(ranks=ranks, mesh=mesh, machines=3, on_loss=on_loss),
+        train=TrainTable(batch=12),
+    )
+
+
+def formed(opened: Opened, spec: JobSpec, *, row: int = 0, first: bool = False) -> Formation | None:
+    return gather(
+        opened.gate, spec, Losses(row), first=first, news=opened.news, is_asked=lambda: False
+    )
+
+
+def test_island_starts_with_all_machines_or_with_those_that_are_there_in_time(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "HANDS_S", 0.3)
+    links = [opened.come("w1.2")]
+    next_of(opened.news, Came)
+    two = formed(opened, job())
+    assert two is not None
+    assert (two.shape, two.runs) == (MeshShape(shard=4), [range(2), range(2, 4)])
+    assert [hand.part for hand in two.hands] == [2]
+    assert two.address == "127.0.0.1"
+    links.append(opened.come("w1.1"))
+    next_of(opened.news, Came)
+    all_ = formed(opened, job(on_loss="wait"), first=True)
+    assert all_ is not None
+    assert all_.runs == [range(2), range(2, 4), range(4, 6)]
+    assert [hand.part for hand in all_.hands] == [1, 2]
+    fewer = formed(opened, job(), row=3)  # ranks were lost again and again, machines were not
+    assert fewer is not None
+    assert fewer.runs == [range(2), range(2, 3), range(3, 4)]  # 5 would not divide the rows
+    least = formed(opened, job(ranks=3), row=9)
+    assert least is not None
+    assert (least.runs, least.hands) == ([range(1)], ())
+    for link in links:
+        link.close()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [job(on_loss="wait"), job(inner="pipeline", ranks=0, pipeline=3), job()],
+    ids=["wait", "whole model", "first"],
+)
+def test_island_waits_while_it_may_not_or_cannot_start_with_less(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, spec: JobSpec
+) -> None:
+    monkeypatch.setattr(rendezvous, "HANDS_S", 0.0)
+    deadline = time.monotonic() + 0.5
+    first = spec == job()
+    found = gather(
+        opened.gate, spec, Losses(), first=first, news=opened.news,
+        is_asked=lambda: time.monotonic() > deadline,
+    )  # fmt: skip
+    assert found is None
+
+
+def test_ranks_are_dealt_in_runs_as_evenly_as_can_be() -> None:
+    assert dealt(4, machines=2) == [range(2), range(2, 4)]
+    assert dealt(5, machines=3) == [range(2), range(2, 4), range(4, 5)]
+    assert dealt(3, machines=1) == [range(3)]
+
+
+# ---------------------------------------------------------------------------------- addresses
+
+
+def test_hub_on_this_machine_is_where_others_find_it_too(
+    hub: GateHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "_own_addresses", lambda: ["127.0.0.2", "192.0.2.1"])
+    assert interfaces.meeting_addresses(hub.url) == ["127.0.0.1"]
+    with socket.socket() as open_hub:
+        open_hub.bind(("0.0.0.0", 0))
+        open_hub.listen()
+        url = f"http://127.0.0.1:{open_hub.getsockname()[1]}"
+        assert interfaces.meeting_addresses(url) == ["127.0.0.1", "127.0.0.2"]
+    monkeypatch.setattr(bandwidth, "own_address", lambda url: "10.0.0.7" * ("192.0.2.1" in url))
+    assert interfaces.meeting_addresses("http://behind-a-proxy:7700") == ["10.0.0.7"]
+    assert interfaces.interface_of("127.0.0.1") == "lo"
+    assert interfaces.interface_of("192.0.2.7") == ""
+
+
+def test_gate_of_a_machine_without_a_network_says_so(
+    hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "own_address", lambda url: "")
+    environment = environment_of(hub, "w1", tmp_path)
+    with (
+        pytest.raises(JobError, match="cannot be dialled by the others"),
+        IslandGate(environment, machines=2, tell=lambda news: None),
+    ):
+        pass
+
+
+def test_word_that_no_keeper_says_is_refused() -> None:
+    with pytest.raises(WireError):
+        supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Home)

@@ -1,0 +1,117 @@
+"""Values by asking: each gets its own answer, late or refused ones end an update, no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from atoll.config.rl_tables import RlTable
+from atoll.errors import ConfigError, DeadlineExceeded
+from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.critic import service
+from atoll.rl.critic.service import ServiceDesk, ServiceValues
+from tests.patience import PATIENCE_S, PROMPT_S
+from tests.rl.channel.kit import alone, desk, hurry, trajectory
+
+RL = RlTable(values="service")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    monkeypatch.setattr(service, "WAIT_S", 0.03)
+    monkeypatch.setattr(service, "AGAIN_S", 0.02)
+
+
+def sums(t: Trajectory) -> Valued:
+    return Valued(
+        values=t.observations.sum(-1), cut_values=t.cut_observations.sum(-1), version=4
+    )  # fmt: skip
+
+
+def test_each_actor_gets_the_values_of_its_own_trajectory() -> None:
+    channel = alone()
+    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=sums)
+    wrong: list[str] = []
+
+    def ask(member: str) -> None:
+        values = ServiceValues(desk(channel, member), rl=RL, member=member)
+        for seed in range(5):
+            asked = trajectory(seed=seed + 100 * int(member[1:]))
+            got = values.of(asked)
+            if not torch.equal(got.values, sums(asked).values) or got.version != 4:
+                wrong.append(f"{member} {seed}")
+            if not torch.equal(got.cut_values, sums(asked).cut_values):
+                wrong.append(f"{member} {seed} cuts")
+        assert len(values.waited_s) == 5
+
+    threads = [threading.Thread(target=ask, args=(f"w{n}",)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wrong
+    assert (answering.answered, answering.refused) == (20, 0)
+    answering.close()
+
+
+def test_without_a_critic_an_actor_waits_no_longer_than_it_may() -> None:
+    values = ServiceValues(desk(alone(), "w1"), rl=RL, member="w1", timeout_s=0.2)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="w1 waited"):
+        values.of(trajectory())
+    assert time.monotonic() - began < PROMPT_S
+
+
+def test_a_policy_that_the_critic_learns_of_later_is_asked_for_again() -> None:
+    channel, known = alone(), threading.Event()
+
+    def of(t: Trajectory) -> Valued:
+        if not known.is_set():
+            raise ConfigError("there is no such policy", given=t.policy)
+        return sums(t)
+
+    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=of)
+    threading.Timer(0.2, known.set).start()
+    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
+    assert values.of(trajectory()).version == 4
+    assert answering.refused > 0
+    known.clear()
+    with pytest.raises(DeadlineExceeded, match="there is no such policy"):
+        ServiceValues(desk(channel, "w2"), rl=RL, member="w2", timeout_s=0.3).of(trajectory())
+    answering.close()
+
+
+def test_a_question_that_makes_no_sense_ends_nothing() -> None:
+    channel = alone()
+    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=sums)
+    desk(channel, "x").queue("ask").put({"what": 1})
+    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1")
+    asked = trajectory()
+    asked.rewards[0, 0] = float("inf")
+    with pytest.raises(DeadlineExceeded, match="not finite"):
+        ServiceValues(desk(channel, "w2"), rl=RL, member="w2", timeout_s=0.2).of(asked)
+    assert values.of(trajectory()).version == 4
+    answering.close()
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
+    channel, slow = alone(), threading.Event()
+
+    def of(t: Trajectory) -> Valued:
+        if not slow.is_set():
+            slow.set()
+            time.sleep(0.3)
+        return sums(t)
+
+    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=of)
+    values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=0.1)
+    with pytest.raises(DeadlineExceeded):
+        values.of(trajectory(seed=1))
+    patient = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
+    asked = trajectory(seed=2)
+    assert torch.equal(patient.of(asked).values, sums(asked).values)
+    answering.close()

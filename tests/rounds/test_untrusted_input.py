@@ -1,0 +1,136 @@
+"""What the hub believes of its members: leases, votes and rounds that cannot be true."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from atoll.errors import LeftBehind
+from atoll.hub.server import HubServer
+from atoll.wire.messages import (
+    Failure,
+    Lease,
+    Register,
+    Registered,
+    RoundJoin,
+    RoundPlan,
+    RoundVote,
+    Verdict,
+)
+from tests.hub.meeting import commit
+from tests.hub.nodes.test_membership import Running, job_of, options, told, until, vote
+from tests.hub.peer import Peer, member
+
+
+def test_leases_are_dealt_with_the_verdict_and_survive_the_hub(tmp_path: Path) -> None:
+    with HubServer(options(tmp_path)) as hub:
+        group = Running(hub)
+        verdict = commit(group, 0, leases=True)
+        expected = {m: Lease(s, {"data_pass": 0, "offset": 10}) for s, m in enumerate(("w0", "w1"))}
+        assert verdict.leases == expected
+        measures = job_of(hub, group.job).measures
+        assert measures.duration_s.keys() == {"relay"}
+        for peer in (*group.members, group.reducer, group.agent):
+            peer.cut()
+    with HubServer(options(tmp_path)) as again:
+        assert again.hub is not None
+        machine = again.hub.rounds.machine(group.job)
+        assert machine.progress.leases.cursors == {
+            0: {"data_pass": 0, "offset": 10}, 1: {"data_pass": 0, "offset": 10},
+        }  # fmt: skip
+        assert machine.progress.leases.held == {"w0": 0, "w1": 1}
+        assert machine.progress.measures == measures
+        assert machine.roll.recorded == {"w0", "w1"}
+
+
+def test_join_with_the_data_of_another_is_refused(running: Running) -> None:
+    commit(running, 0, leases=True)
+    stolen = Lease(0, {"data_pass": 0, "offset": 20})
+    answer = running.members[1].request(RoundJoin(1, "base1", lease=stolen))
+    assert isinstance(answer, Failure)
+    assert answer.error["kind"] == LeftBehind.__name__
+    assert "not its own" in told(running.hub, running.job, "refused")[0]
+
+
+def test_forged_verdict_of_a_member_closes_its_connection_and_is_told(running: Running) -> None:
+    commit(running, 0)
+    plan = RoundPlan(running.job, 1, 99, ["w1"], "alone")
+    for forged in (Verdict(1, 2, True, "forged"), plan):
+        with pytest.raises(ConnectionClosed):
+            running.members[1].request(forged)
+        running.members[1].close()
+        running.members[1] = member(running.hub, running.launches[1])
+    until(lambda: bool(told(running.hub, running.job, "refused")))
+    assert "takes no such message" in told(running.hub, running.job, "refused")[0]
+    commit(running, 1)
+
+
+def test_round_is_adopted_from_the_members_after_an_older_file_was_restored(tmp_path: Path) -> None:
+    with HubServer(options(tmp_path)) as hub:
+        group = Running(hub)
+        commit(group, 0)
+        for peer in (*group.members, group.reducer, group.agent):
+            peer.cut()
+    shutil.copytree(tmp_path / "data", tmp_path / "old")
+
+    def peers_of(server: HubServer) -> list[Peer]:
+        return [member(server, launch) for launch in group.launches]
+
+    with HubServer(options(tmp_path)) as hub:
+        group.members = peers_of(hub)
+        reducer = member(hub, group.reducer_launch)
+        commit(group, 1)
+        commit(group, 2)
+        for peer in (*group.members, reducer):
+            peer.cut()
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(tmp_path / "old", tmp_path / "data")
+    with HubServer(options(tmp_path)) as hub:
+        assert job_of(hub, group.job).committed_round == 1
+        group.members = peers_of(hub)
+        reducer = member(hub, group.reducer_launch)
+        verdict = commit(group, 3)
+        assert (verdict.round, verdict.epoch > 1_000_000) == (3, True)
+        assert job_of(hub, group.job).committed_round == 4
+        assert "it is taken over from them" in told(hub, group.job, "alarm:adopted")[0]
+        for peer in (*group.members, reducer):
+            peer.cut()
+
+
+def test_member_that_is_alone_ahead_is_refused(running: Running) -> None:
+    commit(running, 0)
+    answer = running.members[1].request(RoundJoin(7, "base7"))
+    assert isinstance(answer, Failure)
+    assert answer.error["kind"] == LeftBehind.__name__
+    assert "not the next one" in told(running.hub, running.job, "refused")[0]
+    commit(running, 1)
+
+
+def test_vote_against_ends_the_attempt_for_all(running: Running) -> None:
+    plan = running.plan()
+    answer: Any = running.members[1].request(vote(plan, ok=False))
+    assert isinstance(answer, Verdict)
+    assert not answer.committed
+    assert running.members[0].notice(Verdict) == answer
+    assert running.members[0].request(vote(plan)) == answer
+
+
+def test_vote_that_cannot_be_true_leaves_its_member_out(running: Running) -> None:
+    plan = running.plan()
+    first = running.members[0].ask(vote(plan))
+    forged = RoundVote(plan.round, plan.epoch, True, "digest", ["w0", "w9"])
+    assert isinstance(running.members[1].request(forged), Failure)
+    verdict = running.members[0].answer(first)
+    assert isinstance(verdict, Verdict)
+    assert verdict.committed
+
+
+def test_registering_again_changes_nothing(running: Running) -> None:
+    commit(running, 0)
+    answer = running.members[1].request(Register(dial=["10.0.0.2:5"]))
+    assert isinstance(answer, Registered)
+    commit(running, 1)

@@ -1,0 +1,114 @@
+"""What members tell of their periods when they join, whatever the strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import atoll
+from atoll.group.base import Group
+from atoll.group.in_process.groups import MemoryGroups
+from atoll.run import Run as Script
+from atoll.strategies.outer.average import Average
+from atoll.strategies.outer.diloco import DiLoCo
+from atoll.strategies.outer.every_step import EveryStep
+from atoll.strategies.outer.single import Alone
+from atoll.wire.messages import Account
+from tests.contracts.strategy_suite import Run, small_model, squared_error, start_run
+
+STEPS = 12
+
+
+class Told(MemoryGroups):
+    """Keeps what every member told, join by join."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.told: dict[str, list[Account]] = {f"w{i}": [] for i in range(n)}
+
+    def join(self, member: str, *args: Any) -> Any:
+        attempt = super().join(member, *args)
+        account = attempt.accounts.get(member)
+        if account is not None:
+            self.told[member].append(account)
+        return attempt
+
+
+def train(options: Any, members: int = 2) -> tuple[Told, list[Run]]:
+    groups = Told(members)
+
+    def body(group: Group) -> Run:
+        run = start_run(options, group, int(group.me[1:]))
+        before = run.vector()
+        run.rounds.append(before)
+        run.train(STEPS)
+        run.note(run.outer.finish(run.task))
+        return run
+
+    return groups, groups.together(body)
+
+
+@pytest.mark.parametrize("options", [Average(every=4), DiLoCo(every=4), EveryStep()])
+def test_every_round_about_tensors_tells_norm_loss_and_the_last_rounds_time(options: Any) -> None:
+    groups, runs = train(options)
+    per_round = STEPS // len(runs[0].results)
+    for run in runs:
+        start, *accounts = groups.told[run.task.member]
+        assert (start.update_norm, start.loss, start.phases) == (None, None, {})
+        assert len(accounts) == len(run.results)
+        for number, account in enumerate(accounts):
+            steps = run.losses[number * per_round : (number + 1) * per_round]
+            assert account.loss == pytest.approx(sum(steps) / len(steps))
+            assert account.update_norm is not None
+            assert account.update_norm > 0
+            told = {"wait", "send", "vote"} | ({"apply"} if number else set())
+            assert account.phases.keys() == told
+            assert all(seconds >= 0 for seconds in account.phases.values())
+
+
+def test_norm_is_that_of_the_contribution_before_it_is_encoded() -> None:
+    groups, (run,) = train(Average(every=STEPS), members=1)
+    moved = run.rounds[0] - run.rounds[-1]
+    assert groups.told["w0"][-1].update_norm == pytest.approx(float(moved.norm()), rel=1e-5)
+
+
+def test_meetings_without_a_contribution_tell_no_norm() -> None:
+    groups, runs = train(Alone(every=4))
+    accounts = groups.told["w0"]
+    assert [account.update_norm for account in accounts] == [None] * 3
+    assert accounts[0].loss == pytest.approx(sum(runs[0].losses[:4]) / 4)
+
+
+def test_members_of_a_script_tell_the_same(tmp_path: Path) -> None:
+    groups = Told(2)
+
+    def body(group: Group) -> None:
+        run = Script(group, slot=int(group.me[1:]), num_slots=2, directory=tmp_path, seed=1)
+        model = small_model()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = run.wrap(model, inner, outer=atoll.Average(every=2))
+        for step in range(4):
+            optimizer.zero_grad()
+            batch = torch.ones(2, 5), torch.ones(2, 2)
+            loss, _ = squared_error(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            run.log(loss=float(step))
+
+    groups.together(body)
+    last = groups.told["w1"][-1]
+    assert last.update_norm is not None
+    assert last.loss == 1.5, "of steps 1 and 2: a script tells its loss after the step"
+    assert "apply" in last.phases
+
+
+def test_whoever_took_the_state_over_from_others_tells_no_times_of_a_round_it_was_not_in() -> None:
+    groups = Told(1)
+    run = start_run(Average(every=2), groups[0], 0)
+    run.train(2)
+    run.outer.rejoin(run.task)
+    run.train(2)
+    assert groups.told["w0"][-1].phases == {}

@@ -1,0 +1,251 @@
+"""Combinations that cannot work are refused, with the reason and the nearest thing that works."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from atoll.codec.registry import CODECS, WRAPPERS, make_codec
+from atoll.config import StrategyTable, parse_spec
+from atoll.errors import ConfigError
+from atoll.group.policy import GroupPolicy
+from atoll.strategies import compatibility
+from atoll.strategies.codec_support import GATHERING, PAIRED, SERVED, TASTES
+from atoll.strategies.compatibility import check, is_grid, named
+from atoll.strategies.outer.diloco import DiLoCo
+from atoll.strategies.registry import OUTERS, PRESETS, Resolved, build_outer, resolve
+from atoll.strategies.traffic_table import weigh
+
+
+def refusal(
+    outer: str = "diloco",
+    codec: str = "fp32",
+    *,
+    nodes: int = 4,
+    min_nodes: int = 0,
+    route: str = "auto",
+    policy: GroupPolicy | None = None,
+    **options: Any,
+) -> ConfigError:
+    """Return the error that a combination ends in."""
+    resolved = Resolved(inner="local", outer=outer, codec=codec, options=options)
+    with pytest.raises(ConfigError) as caught:
+        check(resolved, nodes=nodes, min_nodes=min_nodes, route=route, policy=policy)
+    assert caught.value.given is not None
+    assert caught.value.remedy
+    return caught.value
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 8])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_let_through_as_it_comes(preset: str, nodes: int) -> None:
+    check(resolve(StrategyTable(preset=preset), steps=1_000), nodes=nodes)
+
+
+@pytest.mark.parametrize("collective", ["ring", "butterfly", "tree", "hierarchical"])
+def test_a_sparse_codec_is_refused_where_packets_are_added_on_the_way(collective: str) -> None:
+    policy = GroupPolicy(collective=collective)
+    for codec in ("topk:0.01", "feedback(topk:0.1|int8)"):
+        error = refusal("every_step", codec, policy=policy)
+        assert "topk does not add up" in error.what
+        assert 'collective = "auto"' in str(error.remedy)
+    assert "every hop" in refusal("every_step", "feedback(int8)", policy=policy).what
+    check(
+        Resolved(inner="local", outer="every_step", codec="fp32", options={}),
+        nodes=4,
+        policy=policy,
+    )
+    check(resolve(StrategyTable(preset="ddp", codec="topk:0.01")), nodes=4)
+
+
+def test_codecs_that_gather_are_known_by_their_names() -> None:
+    for name, row in CODECS.items():
+        assert make_codec(row.example).gathers is (name in GATHERING), name
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "needed"),
+    [("trimmed:1", 3), ("trimmed:2", 5), ("krum:1", 5), ("multi-krum:1:4", 5)],
+)
+def test_robust_rules_want_enough_members(aggregate: str, needed: int) -> None:
+    policy = GroupPolicy(aggregate=aggregate)
+    resolved = resolve(StrategyTable(preset="diloco"))
+    check(resolved, nodes=needed, policy=policy)
+    error = refusal(nodes=needed - 1, policy=policy)
+    assert str(needed) in str(error.expected)
+    error = refusal(nodes=8, min_nodes=needed - 1, policy=policy)
+    assert f"min_nodes = {needed - 1}" in str(error.given)
+
+
+def test_what_is_offered_instead_of_a_rule_works() -> None:
+    error = refusal(nodes=4, policy=GroupPolicy(aggregate="krum:1"))
+    nearest = str(error.remedy).split(" works")[0]
+    check(resolve(StrategyTable()), nodes=4, policy=GroupPolicy(aggregate=nearest))
+
+
+def test_robust_rules_want_vectors_that_can_be_compared() -> None:
+    error = refusal("diloco", "feedback(topk:0.1)", policy=GroupPolicy(aggregate="median"))
+    assert "randomk" in str(error.remedy)
+    dense = Resolved(inner="local", outer="diloco", codec="feedback(randomk:0.1)", options={})
+    check(dense, nodes=4, policy=GroupPolicy(aggregate="median"))
+
+
+@pytest.mark.parametrize("policy", [{"aggregate": "geometric-median"}, {"admission": "norms"}])
+def test_robust_rules_are_refused_where_nobody_sees_all(policy: dict[str, str]) -> None:
+    error = refusal(route="direct", policy=GroupPolicy(**policy))
+    assert 'route = "relay"' in str(error.remedy)
+    for route in ("auto", "relay"):
+        check(resolve(StrategyTable()), nodes=4, route=route, policy=GroupPolicy(**policy))
+    check(resolve(StrategyTable()), nodes=4, route="direct", policy=GroupPolicy(aggregate="median"))
+
+
+def test_collectives_are_refused_over_the_relay() -> None:
+    error = refusal("every_step", route="relay", policy=GroupPolicy(collective="ring"))
+    assert 'route = "auto"' in str(error.remedy)
+
+
+def test_only_gradients_are_summed_and_not_the_buffers_that_travel_with_them() -> None:
+    policy = GroupPolicy(aggregate="sum")
+    for outer in ("diloco", "every_step"):
+        assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
+
+
+@pytest.mark.parametrize("outer", sorted((PAIRED | SERVED | compatibility.SWAPPED) & set(OUTERS)))
+def test_methods_without_a_common_mean_take_no_rule_and_no_collective(outer: str) -> None:
+    for policy in (GroupPolicy(aggregate="median"), GroupPolicy(collective="ring")):
+        assert "no mean of all" in refusal(outer, policy=policy).what
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+def test_a_codec_is_refused_exactly_where_the_method_itself_would_refuse_it(outer: str) -> None:
+    examples = [row.example for row in CODECS.values()]
+    for example in [*examples, *(wrapper.example for wrapper in WRAPPERS.values())]:
+        resolved = Resolved(inner="local", outer=outer, codec=example, options={})
+        try:
+            weigh(resolved, elements=500, peers=4, steps=4)
+        except ConfigError:
+            assert "cannot use this codec" in refusal(outer, example).what, example
+        else:
+            check(resolved, nodes=4)
+
+
+@pytest.mark.parametrize("outer", sorted(TASTES.keys() & OUTERS.keys()))
+def test_the_codec_that_is_offered_instead_works(outer: str) -> None:
+    taste = TASTES[outer]
+    unfit = "ef21(topk:0.1)" if "ef21" in taste.refused else "feedback(topk:0.1)"
+    offered = str(refusal(outer, unfit).remedy).split("'")[1]
+    resolved = Resolved(inner="local", outer=outer, codec=offered, options={})
+    check(resolved, nodes=4)
+    weigh(resolved, elements=500, peers=4, steps=4)
+
+
+@pytest.mark.parametrize("name", ["nesterov", "momentum"])
+def test_momentum_of_nothing_is_refused(name: str) -> None:
+    error = refusal("diloco", outer_optimizer=name, outer_momentum=0.0)
+    assert "plain SGD" in error.what
+    working = {"outer_optimizer": "sgd", "outer_momentum": 0.0}
+    check(resolve(StrategyTable(options=working)), nodes=4)
+    build_outer(Resolved(inner="local", outer="diloco", codec="fp32", options=working))
+
+
+@pytest.mark.parametrize(("every", "fragments", "delay"), [(10, 5, 2), (10, 4, 3), (3, 4, 0)])
+def test_fragments_whose_rounds_would_overlap_are_refused(
+    every: int, fragments: int, delay: int
+) -> None:
+    given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay}
+    error = refusal("streaming", **given)
+    first, second = re.findall(r"(\w+) = (\d+)", str(error.remedy))
+    for name, value in (first, second):
+        options = given | {name: int(value)}
+        resolved = Resolved(inner="local", outer="streaming", codec="fp32", options=options)
+        check(resolved, nodes=4)
+        build_outer(resolved)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5, 7, 11])
+def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
+    error = refusal("gossip", nodes=nodes, graph="torus")
+    offered = int(re.findall(r"nodes = (\d+)", str(error.remedy))[0])
+    torus = Resolved(inner="local", outer="gossip", codec="fp32", options={"graph": "torus"})
+    check(torus, nodes=offered)
+    assert is_grid(offered)
+
+
+@pytest.mark.parametrize("inner", ["ddp", "fsdp", "tensor", "pipeline", "hybrid"])
+def test_gradients_of_an_island_are_not_combined_with_those_of_others(inner: str) -> None:
+    using = {"every_step", "powersgd", "demo", "sign_majority", "onebit_adam"}
+    for outer in OUTERS:
+        resolved = Resolved(inner=inner, outer=outer, codec="fp32", options={"push_sum": True})
+        if outer not in using:
+            compatibility.gradients_stay_in_an_island(_plan(resolved))
+            continue
+        with pytest.raises(ConfigError, match="stay inside") as caught:
+            compatibility.gradients_stay_in_an_island(_plan(resolved))
+        assert 'outer = "average"' in str(caught.value.remedy)
+    pushed = resolve(StrategyTable(inner=inner, outer="server", options={"optimizer": "adamw"}))
+    with pytest.raises(ConfigError, match="stay inside") as caught:
+        check(pushed, nodes=2)
+    assert 'optimizer = "member"' in str(caught.value.remedy)
+    offered = resolve(StrategyTable(inner=inner, outer="average", options={"every": 1}))
+    check(offered, nodes=2)
+
+
+def _plan(resolved: Resolved) -> compatibility.Plan:
+    return compatibility.Plan(
+        outer=resolved.outer, codec=resolved.codec, options=resolved.options, nodes=2,
+        min_nodes=2, route="auto", policy=GroupPolicy(), optimizer="adamw", inner=resolved.inner,
+    )  # fmt: skip
+
+
+def test_one_bit_adam_wants_adam() -> None:
+    resolved = resolve(StrategyTable(preset="one-bit-adam"))
+    check(resolved, nodes=4, optimizer="adamw")
+    with pytest.raises(ConfigError, match="freezes the variance of Adam"):
+        check(resolved, nodes=4, optimizer="sgd")
+
+
+def test_uneven_graphs_want_push_sum() -> None:
+    assert "push_sum = true" in str(refusal("gossip", graph="random").remedy)
+    uneven = Resolved(
+        inner="local", outer="gossip", codec="fp32", options={"graph": "random", "push_sum": True}
+    )
+    check(uneven, nodes=4)
+    build_outer(uneven)
+
+
+def test_backups_leave_somebody_to_wait_for() -> None:
+    assert "backups = 3" in str(refusal("server", nodes=4, backups=4).remedy)
+    assert "backups = 1" in str(refusal("server", nodes=4, min_nodes=2, backups=2).remedy)
+
+
+@pytest.mark.parametrize("outer", sorted(SERVED))
+def test_parameter_servers_are_refused_without_the_relay(outer: str) -> None:
+    assert "relay" in refusal(outer, route="direct").what
+    check(Resolved(inner="local", outer=outer, codec="fp32", options={}), nodes=1, route="direct")
+
+
+def test_every_rule_says_why_in_its_first_line() -> None:
+    for rule in compatibility.RULES:
+        assert rule.__doc__
+        assert rule.__doc__.strip().endswith(".")
+
+
+def test_options_that_a_script_gives_go_by_their_name_in_the_table() -> None:
+    found = named(DiLoCo(every=7), "int8")
+    assert (found.outer, found.codec, found.options["every"]) == ("diloco", "int8", 7)
+
+
+def test_a_job_file_is_refused_before_it_is_submitted_and_again_by_the_worker() -> None:
+    from atoll.cli.jobs.precheck import check_names
+    from atoll.train.build import build
+
+    spec = parse_spec(
+        '[job]\nnodes = 4\n[strategy]\npreset = "diloco"\n'
+        'outer_optimizer = "nesterov"\nouter_momentum = 0.0\n'
+    )
+    with pytest.raises(ConfigError, match="plain SGD"):
+        check_names(spec)
+    with pytest.raises(ConfigError, match="plain SGD"):
+        build(spec, member="w0", slot=0, num_slots=4)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from atoll.config import StrategyTable
+from atoll.config.tables import SERVED
+from atoll.errors import ConfigError
+from atoll.strategies.outer.diloco import DiLoCo
+from atoll.strategies.registry import OUTERS, PRESETS, build_outer, resolve, resolve_outer
+from tests.patience import PATIENCE_S
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_builds(preset: str) -> None:
+    resolved = resolve(StrategyTable(preset=preset))
+    assert resolved.outer in OUTERS
+    assert build_outer(resolved).shared_steps >= 0
+
+
+def test_what_a_job_names_wins_over_its_preset() -> None:
+    table = StrategyTable(preset="diloco", codec="fp32", options={"every": 7})
+    resolved = resolve(table)
+    assert (resolved.outer, resolved.codec) == ("diloco", "fp32")
+    assert resolved.options["every"] == 7
+
+
+def test_the_shared_start_of_a_preset_is_a_tenth_of_a_short_run_at_most() -> None:
+    assert resolve(StrategyTable(), steps=2_000).options["shared_steps"] == 170
+    assert resolve(StrategyTable(), steps=100).options["shared_steps"] == 10
+    written = StrategyTable(options={"shared_steps": 90})
+    assert resolve(written, steps=100).options["shared_steps"] == 90
+
+
+def test_options_of_a_preset_do_not_reach_another_outer_strategy() -> None:
+    assert resolve(StrategyTable(preset="diloco", outer="average")).options == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "hint"),
+    [
+        (StrategyTable(preset="dilocco"), "did you mean 'diloco'"),
+        (StrategyTable(outer="averag"), "did you mean 'average'"),
+        (StrategyTable(inner="locl"), "did you mean 'local'"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(table: StrategyTable, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        resolve(table)
+
+
+def test_an_unknown_option_is_answered_with_the_nearest() -> None:
+    resolved = resolve(StrategyTable(options={"outer_lrr": 0.5}))
+    with pytest.raises(ConfigError, match="did you mean 'outer_lr'"):
+        build_outer(resolved)
+
+
+def test_scripts_may_name_a_preset_an_outer_or_give_options() -> None:
+    assert resolve_outer("diloco")[1] == "feedback(int8)"
+    assert resolve_outer("average") == (resolve_outer("local-sgd")[0], "fp32")
+    assert resolve_outer(DiLoCo(every=9), codec="int8") == (DiLoCo(every=9), "int8")
+    with pytest.raises(ConfigError, match=r"atoll\.DiLoCo"):
+        resolve_outer(3)
+
+
+def test_naming_strategies_loads_no_torch() -> None:
+    code = (
+        "import sys; from atoll.config import StrategyTable; import atoll.strategies.registry as t;"
+        "t.resolve(StrategyTable()); sys.exit('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
+        == 0
+    )
+
+
+def test_hubs_know_which_words_need_servers() -> None:
+    outers = {"asynchronous", "server"}
+    assert outers <= OUTERS.keys()
+    assert outers | {name for name, row in PRESETS.items() if row.outer in outers} == SERVED
