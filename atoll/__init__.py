@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Alone": "atoll.strategies.outer.single",
+    "NoSync": "atoll.strategies.outer.single",
     "Asynchronous": "atoll.strategies.parameter_server.asynchronous",
     "AtollError": "atoll.errors",
     "Average": "atoll.strategies.outer.average",
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from atoll.strategies.outer.pairwise import Pairwise
     from atoll.strategies.outer.powersgd import PowerSGD
     from atoll.strategies.outer.sign_majority import SignMajority
-    from atoll.strategies.outer.single import Alone
+    from atoll.strategies.outer.single import NoSync
     from atoll.strategies.outer.slowmo import SlowMo
     from atoll.strategies.outer.sparta import Sparta
     from atoll.strategies.outer.streaming import Streaming
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from atoll.strategies.parameter_server.server import Server
 
 __all__ = [
-    "Alone",
     "Asynchronous",
     "AtollError",
     "Average",
@@ -80,6 +79,7 @@ __all__ = [
     "Gossip",
     "MemoryGroups",
     "NoLoCo",
+    "NoSync",
     "OneBitAdam",
     "Pairwise",
     "PowerSGD",

@@ -41,7 +41,7 @@ class LossScale(Protocol):
         ...
 
 
-class Stretch(Protocol):
+class DataStretch(Protocol):
     """The data that a member trains on, as far as rounds have to know of it."""
 
     def place(self) -> tuple[int, dict[str, int]] | None:
@@ -53,7 +53,7 @@ class Stretch(Protocol):
         ...
 
 
-class Elsewhere(Protocol):
+class HeldElsewhere(Protocol):
     """The model that is trained, where `Task.model` is only its picture in main memory."""
 
     def pull(self) -> None:
@@ -75,7 +75,7 @@ class Elsewhere(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Far:
+class RemoteState:
     """A tensor that lies elsewhere, in parts: it is put together whenever somebody asks for it."""
 
     shape: tuple[int, ...]
@@ -164,7 +164,7 @@ class Task:
     pace: float = 1.0
     """Which share of a period's steps it does, by its measured speed."""
     period: Period = field(default_factory=Period)
-    stretch: Stretch | None = field(default=None, repr=False)
+    stretch: DataStretch | None = field(default=None, repr=False)
     """The data, where somebody deals it out anew from round to round."""
     leases: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     """Where each slot of the data stood at the last round."""
@@ -172,7 +172,7 @@ class Task:
     """Whether the gradients of this step overflowed in half precision; they are zeros then."""
     skipped: bool = False
     """Whether members that agree on gradients have agreed not to take this step."""
-    elsewhere: Elsewhere | None = field(default=None, repr=False)
+    elsewhere: HeldElsewhere | None = field(default=None, repr=False)
     """Where the model is trained if not in `model` itself: spread over the ranks of an island."""
     scaler: LossScale | None = field(default=None, repr=False)
     """The scale of the loss, where the trainer scales it."""
@@ -223,7 +223,7 @@ class Task:
             self.elsewhere.push()
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's `state_dict()`; tensors that lie elsewhere as :class:`Far`."""
+        """Return the optimizer's `state_dict()`; tensors held elsewhere as :class:`RemoteState`."""
         far = getattr(self.optimizer, "far_state_dict", self.optimizer.state_dict)
         found: dict[str, Any] = far()
         return found

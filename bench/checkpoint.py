@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import atoll
 from atoll.checkpoint import BackgroundSaver, FolderTarget, Saved, collect
 from atoll.codec import make_codec
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.base import Outer
 from atoll.task import Task
 from bench.kit.report import emit
@@ -79,7 +79,7 @@ def start(*, layers: int) -> Training:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
     task = Task(model, torch.optim.AdamW(model.parameters()), member="w0")
     outer = atoll.DiLoCo(every=1, shared_steps=0, warmup_steps=0).build()
-    group = Alone()
+    group = SingleGroup()
     outer.setup(task, group=group, codec=make_codec("fp32"))
     outer.begin(task)
     for _ in range(2):

@@ -33,12 +33,12 @@ from atoll.config import TrainTable
 from atoll.data import BatchStream, HeldOut, Shards, load_dataset
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone as GroupOfOne
+from atoll.group.single import SingleGroup as GroupOfOne
 from atoll.models import GPT, GPTConfig
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.single import Alone
+from atoll.strategies.outer.single import NoSync
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.evaluate import evaluate
@@ -254,7 +254,7 @@ def held_out_loss(setting: Setting, model: torch.nn.Module) -> float:
 
 def compare(setting: Setting) -> dict[str, Any]:
     methods: dict[str, tuple[Any, int, str]] = {
-        "single": (Alone(every=setting.compared_steps), 1, "fp32"),
+        "single": (NoSync(every=setting.compared_steps), 1, "fp32"),
         "ddp": (EveryStep(), MEMBERS, "fp32"),
         "diloco_fp32": (setting.outer, MEMBERS, "fp32"),
         "diloco_int8": (setting.outer, MEMBERS, "feedback(int8)"),

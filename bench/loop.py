@@ -27,10 +27,10 @@ from atoll.clock import RealClock
 from atoll.codec import make_codec
 from atoll.config import TrainTable
 from atoll.data import Shards
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.models import GPT, GPTConfig
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.outer.single import Alone as AloneOptions
+from atoll.strategies.outer.single import NoSync as AloneOptions
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.loop import Loop
@@ -83,7 +83,7 @@ def atoll_segment(model: GPT, table: TrainTable, folder: Path) -> Iterator[Segme
     """Yield the worker's loop, which pauses where a worker would be asked to stop."""
     optimizer = build_optimizer(model, table)
     task = Task(model, optimizer, StepSchedule(optimizer, learning_rate(table)))
-    clock, group, outer = RealClock(), Alone(), AloneOptions().build()
+    clock, group, outer = RealClock(), SingleGroup(), AloneOptions().build()
     outer.setup(task, group=group, codec=make_codec("fp32"))
     shipped: deque[Point] = deque(maxlen=1000)
     recorder = Recorder(task, clock=clock, path=folder / "m.jsonl", report=shipped.append)

@@ -57,11 +57,11 @@ def be_rank(kind: Kind) -> None:
     """Be a rank; the first one does as many steps as each line of its input says."""
     import torch
 
-    from atoll.group.single import Alone
-    from atoll.island.command_broadcaster import Crew
+    from atoll.group.single import SingleGroup
+    from atoll.island.command_broadcaster import CommandBroadcaster
     from atoll.island.world import build_mesh, world
     from atoll.train.build import build
-    from atoll.train.island.island_trainer import Island
+    from atoll.train.island.island_trainer import TrainerIsland
     from bench.island.rank import batches, spec_of
 
     torch.set_num_threads(1)
@@ -69,15 +69,15 @@ def be_rank(kind: Kind) -> None:
     device, spec, data = torch.device("cpu"), spec_of(kind), batches()
     with TemporaryDirectory() as folder, world(place, device=device, timeout_s=300.0):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = Crew(rank=place.rank, ranks=place.ranks)
-        island = Island(spec, crew, mesh=mesh, device=device)
+        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
+        island = TrainerIsland(spec, crew, mesh=mesh, device=device)
         if not place.leads:
             crew.serve()
             return
         built = build(spec, member="w0", slot=0, num_slots=1)
         island.settle(built, folder=Path(folder))
         inner, outer, task = island.inner(), built.outer, built.task
-        outer.setup(task, group=Alone(), codec=built.codec)
+        outer.setup(task, group=SingleGroup(), codec=built.codec)
         for line in sys.stdin:
             started = time.perf_counter()
             for step in range(int(line)):

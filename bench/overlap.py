@@ -36,8 +36,8 @@ from torch import nn
 from atoll.clock import RealClock
 from atoll.codec import make_codec
 from atoll.group.base import Reduced
-from atoll.group.single import Alone
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.group.single import SingleGroup
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 from bench.kit.report import emit
@@ -88,7 +88,7 @@ class Rounds:
         self._codec = make_codec(CODEC)
         model = nn.Linear(1, 1)
         self._task = Task(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        self._meeting = Meeting(Alone(), RealClock())
+        self._meeting = RoundClient(SingleGroup(), RealClock())
         self.seconds: list[float] = []
 
     def exchange(self, plan: RoundPlan) -> Reduced:

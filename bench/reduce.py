@@ -31,7 +31,7 @@ import torch.distributed
 
 from atoll.codec.registry import make_codec
 from atoll.group.hub import HubGroup
-from atoll.group.routes.rendezvous_store import BoardStore
+from atoll.group.routes.rendezvous_store import RendezvousStore
 from atoll.ids import session_id
 from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
@@ -142,7 +142,9 @@ def time_plain(
     plan = group.join(group.committed_round, base="base")
     host, _, _ = plan.store.rpartition(":")
     timeout = timedelta(seconds=60)
-    store = BoardStore(plan.store, "plain", deadline=time.monotonic() + timeout.total_seconds())
+    store = RendezvousStore(
+        plan.store, "plain", deadline=time.monotonic() + timeout.total_seconds()
+    )
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]

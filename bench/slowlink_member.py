@@ -35,7 +35,7 @@ Data = tuple[list[Iterator[Batch]], Batch]
 """Every member's batches, and what the loss is looked at with."""
 
 METHODS: dict[str, tuple[str, Callable[[], object]]] = {
-    "alone": ("fp32", lambda: atoll.Alone(every=10**6)),
+    "alone": ("fp32", lambda: atoll.NoSync(every=10**6)),
     "ddp": ("fp32", lambda: atoll.EveryStep()),
     "diloco": (
         "feedback(int8)",

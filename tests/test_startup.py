@@ -26,25 +26,34 @@ PARALLEL = {
 
 STARTS = {
     "a command that only tells about itself": (
-        ["atoll.cli.main"], TORCH | OPTIONAL | SERVING | ASKING | {"psutil", "asyncio"},
+        ["atoll.cli.main"],
+        TORCH | OPTIONAL | SERVING | ASKING | {"psutil", "asyncio"},
     ),
     "a verb that asks a hub": (
-        ["atoll.cli.hub_access", "atoll.cli.views.screen"], TORCH | OPTIONAL | SERVING,
+        ["atoll.cli.hub_access", "atoll.cli.views.screen"],
+        TORCH | OPTIONAL | SERVING,
     ),
     "a hub": (["atoll.hub.__main__"], TORCH | OPTIONAL | {"httpx", "rich"}),
     "a node": (["atoll.node.__main__"], TORCH | OPTIONAL | SERVING),
     "the keeper of an island": (
-        ["atoll.node.worker", "atoll.node.islands.rank_supervisor"], TORCH | OPTIONAL | SERVING | ASKING,
+        ["atoll.node.worker", "atoll.node.islands.rank_supervisor"],
+        TORCH | OPTIONAL | SERVING | ASKING,
     ),
-    "the writer of checkpoints": (["atoll.checkpoint.background.writer"], TORCH | OPTIONAL | SERVING),
+    "the writer of checkpoints": (
+        ["atoll.checkpoint.background.writer"],
+        TORCH | OPTIONAL | SERVING,
+    ),
     "a member by itself, a script, a policy or a reducer": (
         [
-            "atoll.train.join_job", "atoll.train.trainer", "atoll.run", "atoll.rl.run",
+            "atoll.train.join_job",
+            "atoll.train.trainer",
+            "atoll.run",
+            "atoll.rl.run",
             "atoll.reducer.server",
         ],
         PARALLEL | OPTIONAL | SERVING | {"transformers", "tokenizers"},
     ),
-}  # fmt: skip
+}
 """Kind of process -> what it imports to start, and what must not come with it."""
 
 TELL = """

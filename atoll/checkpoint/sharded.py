@@ -31,9 +31,9 @@ from torch.optim import Optimizer
 from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter, piece_file
 from atoll.checkpoint.format.layout import lay_out
 from atoll.checkpoint.format.weights import MODEL_PREFIX
-from atoll.checkpoint.state.ranks import Ranks, told
-from atoll.checkpoint.state.same_model import refuse_another_model, refuse_another_optimizer
-from atoll.checkpoint.state.sharded_state import Spread, Trained
+from atoll.checkpoint.state.ranks import RankGroup, broadcast_text
+from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
+from atoll.checkpoint.state.sharded_state import ShardedState, Trained
 from atoll.checkpoint.stores.files import Buffer, Written, write_file
 from atoll.checkpoint.stores.folder import Folder, check_part
 from atoll.checkpoint.stores.store import versions
@@ -53,7 +53,7 @@ FORMAT = "pieces-1"
 """What a manifest's `versions` says under `format`."""
 
 
-class About(msgspec.Struct, frozen=True):
+class ShardedInfo(msgspec.Struct, frozen=True):
     """What the caller of `save_sharded` gave along."""
 
     step: int
@@ -67,7 +67,7 @@ class ShardedSave:
     """A checkpoint on its way: planned, and copied, but not complete before `finish`."""
 
     def __init__(
-        self, files: Folder, round_: int, about: About, ranks: Ranks, writer: PieceWriter
+        self, files: Folder, round_: int, about: ShardedInfo, ranks: RankGroup, writer: PieceWriter
     ) -> None:
         self._files, self._round, self._about, self._ranks = files, round_, about, ranks
         self._writer = writer
@@ -110,7 +110,7 @@ class ShardedSave:
     def _part(self) -> ManifestPart:
         place = self._files.path / checkpoint_folder(self._round)
         if isinstance(self._error, OSError):
-            raise told(self._error, place)
+            raise broadcast_text(self._error, place)
         if self._error is not None or self._written is None:
             if isinstance(self._error, AtollError):
                 raise self._error
@@ -140,7 +140,7 @@ def _entry(name: str, member: str, written: Written) -> ManifestPart:
 def save_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module | Spread,
+    model: nn.Module | ShardedState,
     optimizer: Optimizer | None,
     *,
     step: int,
@@ -174,7 +174,7 @@ def save_sharded(
         StorageFull: there is no room; older checkpoints are untouched.
         CheckpointError: a rank could not write, or its optimizer is not over this model.
     """
-    about = About(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
+    about = ShardedInfo(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
     trained = Trained(model, optimizer, steps_on=steps_on)
     saving = _begin(folder, round_, trained, about, job=job, keep=keep, group=group, copy=False)
     saving.write(trained.texts())
@@ -184,7 +184,7 @@ def save_sharded(
 def start_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module | Spread,
+    model: nn.Module | ShardedState,
     optimizer: Optimizer | None,
     *,
     step: int,
@@ -201,7 +201,7 @@ def start_sharded(
     Every rank calls this, and later `finish` of what it returns; without that call the checkpoint
     does not exist. In between each rank's main memory holds a copy of its pieces.
     """
-    about = About(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
+    about = ShardedInfo(step, dict(texts or {}), dict(numbers or {}), dict(ties or {}))
     trained = Trained(model, optimizer, steps_on=steps_on)
     saving = _begin(folder, round_, trained, about, job=job, keep=keep, group=group, copy=True)
     saving.write_beside(trained.texts())
@@ -209,11 +209,11 @@ def start_sharded(
 
 
 def _begin(
-    folder: Path, round_: int, trained: Trained, about: About, *, job: str, keep: Keep | None,
+    folder: Path, round_: int, trained: Trained, about: ShardedInfo, *, job: str, keep: Keep | None,
     group: dist.ProcessGroup | None, copy: bool,
 ) -> ShardedSave:  # fmt: skip
     """Plan who writes what, and take it; collective."""
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     files = Folder(folder, job=job, keep=keep, versions={**versions(), "format": FORMAT})
     about = msgspec.structs.replace(about, ties={**trained.ties, **about.ties})
 
@@ -234,12 +234,12 @@ def _begin(
 def load_sharded(
     folder: Path,
     round_: int,
-    model: nn.Module | Spread,
+    model: nn.Module | ShardedState,
     optimizer: Optimizer | None,
     *,
     steps_on: Mapping[str, Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
-) -> About:
+) -> ShardedInfo:
     """Put a sharded checkpoint back, onto any number of ranks and any mesh; every rank calls this.
 
     Args:
@@ -255,16 +255,16 @@ def load_sharded(
         CheckpointCorrupt: a file is damaged; it is named, on every rank.
         CheckpointError: it is of another model or optimizer; names and shapes are told.
     """
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     about, pieces = _opened(folder, round_, ranks)
     trained = Trained(model, optimizer, steps_on=steps_on)
     wanted = trained.model_tensors()
     shapes = ranks.share(lambda: {name: tuple(t.shape) for name, t in wanted.items()})
-    refuse_another_model(pieces, {name: size for held in shapes for name, size in held.items()})
+    check_same_model(pieces, {name: size for held in shapes for name, size in held.items()})
     cuts = {name: (cut.size, cut.dtype) for name, cut in pieces.cuts.items()}
 
     def room() -> dict[str, Tensor]:
-        refuse_another_optimizer(pieces, trained)
+        check_same_optimizer(pieces, trained)
         return trained.room_for(cuts)
 
     states = ranks.each(room)
@@ -298,7 +298,7 @@ def export_sharded(
         CheckpointCorrupt: a file is damaged; it is named.
         StorageFull: the disk is full.
     """
-    about, pieces = _opened(folder, round_, Ranks(None))
+    about, pieces = _opened(folder, round_, RankGroup(None))
     metadata = {**about.texts, "step": str(about.step), "round": str(round_), **(texts or {})}
     return write_file(target, _blocks(pieces, about.ties, metadata)).sha256
 
@@ -325,11 +325,11 @@ def _blocks(
             yield whole.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _opened(folder: Path, round_: int, ranks: Ranks) -> tuple[About, Pieces]:
+def _opened(folder: Path, round_: int, ranks: RankGroup) -> tuple[ShardedInfo, Pieces]:
     """Compare all files with the manifest, each rank its share, and open them."""
     files = Folder(folder)
 
-    def check() -> About:
+    def check() -> ShardedInfo:
         manifest = files.manifest(round_)
         if manifest.versions.get("format") != FORMAT:
             raise CheckpointMissing(
@@ -339,7 +339,9 @@ def _opened(folder: Path, round_: int, ranks: Ranks) -> tuple[About, Pieces]:
             )
         for part in manifest.parts[ranks.rank :: ranks.count]:
             check_part(files.place(round_) / part.name, part, round_=round_)
-        return msgspec.json.decode((files.place(round_) / ABOUT_NAME).read_bytes(), type=About)
+        return msgspec.json.decode(
+            (files.place(round_) / ABOUT_NAME).read_bytes(), type=ShardedInfo
+        )
 
     def open_() -> Pieces:
         place = files.place(round_)

@@ -12,7 +12,7 @@ from atoll.errors import AuthError, ConfigError
 from atoll.net.endpoint import Ticket, parse_ticket
 
 if TYPE_CHECKING:
-    from atoll.node.identity.discovery import Found
+    from atoll.node.identity.discovery import FoundHub
 
 
 def choose_hub(console: Console) -> Ticket:
@@ -64,7 +64,7 @@ def choose_hub(console: Console) -> Ticket:
     return ticket_for(chosen, given)
 
 
-def ticket_for(chosen: Found, given: str) -> Ticket:
+def ticket_for(chosen: FoundHub, given: str) -> Ticket:
     """Return the ticket for a chosen hub, from a whole ticket or the secret part of one.
 
     Raises:
@@ -87,7 +87,7 @@ def ticket_for(chosen: Found, given: str) -> Ticket:
     return parse_ticket(str(chosen.ticket(secret)))
 
 
-def _line(hub: Found) -> str:
+def _line(hub: FoundHub) -> str:
     trust = f"fingerprint {hub.fingerprint}" if hub.fingerprint else "no fingerprint"
     where = str(hub.ticket("")).removeprefix("atoll://").partition("~")[0].rstrip("/")
     return f"[bold]{escape(hub.name)}[/] at {escape(where)}, {trust}, version {escape(hub.version)}"

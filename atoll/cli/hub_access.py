@@ -11,7 +11,7 @@ from pathlib import Path
 from atoll import config
 from atoll.errors import AuthError, ConfigError
 from atoll.ids import safe_name
-from atoll.net.endpoint import Ticket, Way, parse_ticket
+from atoll.net.endpoint import HubEndpoint, Ticket, parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.net.proxies import DIRECT, proxy_of
 from atoll.node.identity import identity, tls_identity
@@ -38,7 +38,7 @@ class KnownHub:
 
     def client(self, *, timeout_s: float = 30.0) -> HubClient:
         """Return a client of the hub's REST interface."""
-        way = Way(ca=self.ca, proxy=proxy_of("", hub=self.url, kept=self.proxy))
+        way = HubEndpoint(ca=self.ca, proxy=proxy_of("", hub=self.url, kept=self.proxy))
         return HubClient(self.url, self.token, way=way, timeout_s=timeout_s)
 
 
@@ -117,7 +117,7 @@ def log_in(
     folder = home or config.home()
     through = proxy_of(proxy, hub=ticket.url, kept="")
     ca = tls_identity.pin(ticket, home=folder, proxy=through)
-    with HubClient(ticket.url, way=Way(ca=ca, proxy=through)) as client:
+    with HubClient(ticket.url, way=HubEndpoint(ca=ca, proxy=through)) as client:
         login = client.log_in(ticket.secret, name=safe_name(name or _who_is_here()))
     operator = login.role == "operator"
     kept = "" if proxy == DIRECT else proxy
@@ -137,7 +137,7 @@ def _who_is_here() -> str:
 
 def _keep(path: Path, hubs: list[KnownHub]) -> None:
     """Write the hubs down, the newest last, readable by their owner alone."""
-    identity.write_private(path, json.dumps([asdict(hub) for hub in hubs], indent=1))
+    identity.write_secret(path, json.dumps([asdict(hub) for hub in hubs], indent=1))
 
 
 def _load(path: Path) -> dict[str, KnownHub]:

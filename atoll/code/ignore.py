@@ -89,7 +89,7 @@ class _Level:
         return self.rules.verdict(path.relative_to(self.folder).as_posix(), folder=folder)
 
 
-def travelling(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def included_files(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield what of a folder travels, by name: its path with slashes, and what it is.
 
     `.atollignore` files decide when there is one in `root`, `.gitignore` files otherwise; those

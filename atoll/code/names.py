@@ -24,7 +24,7 @@ def bytes_allowed(packed_bytes: int) -> int:
     return min(MAX_BYTES, FREE_BYTES + MAX_RATIO * packed_bytes)
 
 
-def unfit(name: str) -> str:
+def name_problem(name: str) -> str:
     """Return why a path cannot be a file of a pack on every machine; empty when it can."""
     if not name or name.startswith("/"):
         return "it is no path inside a folder"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Self
 
 from atoll.code import names
-from atoll.code.ignore import travelling
+from atoll.code.ignore import included_files
 from atoll.errors import ConfigError, StorageFull
 
 _BLOCK_BYTES = 2**18
@@ -103,8 +103,8 @@ class _File:
 def _collect(root: Path) -> list[_File]:
     """Return the files that travel, by name; all of them can."""
     known, found, total = names.Names(), [], 0
-    for name, entry in travelling(root):
-        reason = names.unfit(name) or known.clash(name)
+    for name, entry in included_files(root):
+        reason = names.name_problem(name) or known.clash(name)
         if reason:
             raise ConfigError("a file cannot travel", given=f"{name!r}: {reason}", remedy=_REMEDY)
         path = _real(root, name, entry)

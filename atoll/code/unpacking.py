@@ -93,7 +93,7 @@ class _Unpacking:
             raise _bad(f"it has more than {names.MAX_FILES} files")
         if header.type not in _PLAIN:
             raise _bad(f"{header.name!r} is not a file but a {_kind(header)}")
-        if reason := names.unfit(header.name) or self._names.clash(header.name):
+        if reason := names.name_problem(header.name) or self._names.clash(header.name):
             raise _bad(f"{header.name!r}: {reason}")
         if not 0 <= header.size <= self._left:
             raise _bad(f"it unpacks into more than {self._allowed} bytes")

@@ -19,10 +19,10 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.errors import DeadlineExceeded
-from atoll.group.in_process.servers import Asked
+from atoll.group.in_process.servers import ServerRequest
 from atoll.group.policy import GroupPolicy
-from atoll.reducer.all_to_all import Parcel as Parcel
-from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
+from atoll.reducer.all_to_all import PeerMessage as PeerMessage
+from atoll.wire.messages import Lease, MemberStats, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Swapped:
+class AllToAllResult:
     """What a swap brought this member."""
 
     packets: Mapping[str, list[Packet]]
@@ -272,7 +272,7 @@ class Group(Protocol):
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the others and return who takes part.
@@ -311,7 +311,7 @@ class Group(Protocol):
         """
         ...
 
-    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
         """Begin to give packets to named members and to get what others have for this one.
 
         The packets are not looked at on the way; values that are not finite are the receiver's
@@ -347,7 +347,9 @@ class Group(Protocol):
         """
         ...
 
-    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+    def ask_server(
+        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
+    ) -> Work[ServerRequest]:
         """Ask one of the job's parameter servers; outside of rounds, one ask at a time for each.
 
         The same ask again is answered the same and changes nothing more. The answer may take as

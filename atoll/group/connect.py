@@ -10,7 +10,7 @@ from atoll.config import WorkerEnvironment
 from atoll.errors import ConfigError
 from atoll.group.hub import HubGroup
 from atoll.ids import session_id
-from atoll.net.endpoint import way_of
+from atoll.net.endpoint import endpoint_of
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.wire.messages import Finished, Registered
@@ -36,7 +36,7 @@ class Connection:
             HubUnreachable: nobody answers.
         """
         environment = self.environment
-        way = way_of(environment)
+        way = endpoint_of(environment)
         with HubClient(environment.hub, environment.token, way=way) as client:
             client.put_file(self.environment.job, name, path)
 
@@ -93,7 +93,7 @@ def connect_group(
         environment.hub,
         session=session_id(environment.job, environment.member),
         token=environment.token,
-        way=way_of(environment),
+        way=endpoint_of(environment),
         stats=lambda: stats() if groups else {},
         timeout_s=CONNECT_TIMEOUT_S,
         patient=True,

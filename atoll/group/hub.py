@@ -20,24 +20,33 @@ from atoll.errors import (
     PeerLost,
     PeerRefused,
 )
-from atoll.group.base import Decidable, Parcel, Reduced, Resting, Swapped, Work, flatten, unflatten
-from atoll.group.hub_requests import Talk
-from atoll.group.in_process.servers import Asked
-from atoll.group.parameter_server_client import ServerCalls
+from atoll.group.base import (
+    AllToAllResult,
+    Decidable,
+    PeerMessage,
+    Reduced,
+    Resting,
+    Work,
+    flatten,
+    unflatten,
+)
+from atoll.group.hub_requests import HubRequests
+from atoll.group.in_process.servers import ServerRequest
+from atoll.group.parameter_server_client import ParameterServerCalls
 from atoll.group.policy import GroupPolicy
-from atoll.group.routes.allgather_mean import Gathering
-from atoll.group.routes.exchange_queue import Turn, Turns
-from atoll.group.routes.rendezvous_store import own_address, probe
-from atoll.group.routes.routes import Errand, Routes, SwapErrand
+from atoll.group.routes.allgather_mean import AllgatherMean
+from atoll.group.routes.exchange_queue import ExchangeQueue, QueuedExchange
+from atoll.group.routes.rendezvous_store import own_address, probe_peers
+from atoll.group.routes.routes import AllToAllRequest, ReduceRequest, Routes
 from atoll.group.single import own_packets, own_values
 from atoll.net.sync_link import SyncLink
 from atoll.wire.messages import (
-    Account,
     Done,
     Event,
     Lease,
     Leaving,
     MemberLost,
+    MemberStats,
     Message,
     Recover,
     Register,
@@ -101,7 +110,7 @@ class HubGroup:
         self.policy = GroupPolicy()
         self.registered: Registered | None = None
         self._link, self._job = link, job
-        self._talk = Talk(link, patience_s=patience_s)
+        self._talk = HubRequests(link, patience_s=patience_s)
         self._routes = Routes(
             link, job=job, me=member, address=own_address(hub) if route != "relay" else "",
             is_lost=self._is_lost,
@@ -115,8 +124,10 @@ class HubGroup:
         self._lost: set[tuple[int, str]] = set()
         self._gave = False
         """Whether this member gave values that weigh something to the present plan."""
-        self._calls = ServerCalls(link, job=job)
-        self._turns = Turns(self._routes, me=member, is_lost=self._is_lost, trouble=self._tell)
+        self._calls = ParameterServerCalls(link, job=job)
+        self._turns = ExchangeQueue(
+            self._routes, me=member, is_lost=self._is_lost, trouble=self._tell
+        )
         self._decided = threading.Event()
         """No attempt is open that this member takes part in."""
         self._decided.set()
@@ -201,7 +212,7 @@ class HubGroup:
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for the plan of a round; see :meth:`Group.join`."""
@@ -240,9 +251,9 @@ class HubGroup:
         codec.begin(plan.round)
         vector, like = self._flat(xs), [x.detach() for x in xs]
 
-        def mean(turn: Turn) -> Reduced:
+        def mean(turn: QueuedExchange) -> Reduced:
             out = self._routes.exchange(
-                Errand(plan, vector, codec, weight, key, turn.serial, turn.phase, policy)
+                ReduceRequest(plan, vector, codec, weight, key, turn.serial, turn.phase, policy)
             )
             return Reduced(
                 tensors=unflatten(out.vector, like), contributors=out.contributors,
@@ -250,22 +261,22 @@ class HubGroup:
                 digest=out.digest,
             )  # fmt: skip
 
-        def gathered(turn: Turn) -> Reduced:
-            by = Gathering(self.me, codec, policy.spec(key), plan.round, like)
+        def gathered(turn: QueuedExchange) -> Reduced:
+            by = AllgatherMean(self.me, codec, policy.spec(key), plan.round, like)
             parcels = by.parcels(vector, key=key, members=plan.members)
-            return by.reduced(self._routes.swap(SwapErrand(plan, parcels, weight, *turn)))
+            return by.reduced(self._routes.swap(AllToAllRequest(plan, parcels, weight, *turn)))
 
         exchange = gathered if codec.gathers else mean
         return self._turns.begin(plan, exchange, swaps=codec.gathers)
 
-    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
         """Begin to give packets to members; see :meth:`Group.swap`."""
         plan, given = self._joined(), list(parcels)
         if plan.route == "alone":
             return Work.of(own_packets(given, me=self.me, weight=weight))
 
-        def swap(turn: Turn) -> Swapped:
-            return self._routes.swap(SwapErrand(plan, given, weight, *turn))
+        def swap(turn: QueuedExchange) -> AllToAllResult:
+            return self._routes.swap(AllToAllRequest(plan, given, weight, *turn))
 
         return self._turns.begin(plan, swap, swaps=True)
 
@@ -288,7 +299,9 @@ class HubGroup:
             with suppress(AtollError):
                 self._link.notify(Event(kind="result-refused", text=str(error), fields=fields))
 
-    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+    def ask_server(
+        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
+    ) -> Work[ServerRequest]:
         """Ask a parameter server over the relay; see :meth:`Group.ask_server`."""
         return self._calls.ask(ask, packet, server=server)
 
@@ -357,7 +370,7 @@ class HubGroup:
             return []  # a member that sums a part could lie about it
         if self._asked_with != self.members:
             peers = self._talk.ask(Roster(), RosterReply).peers
-            self._reachable = probe({p.member: p.dial for p in peers if p.member != self.me})
+            self._reachable = probe_peers({p.member: p.dial for p in peers if p.member != self.me})
             self._asked_with = self.members
         return self._reachable
 

@@ -14,7 +14,7 @@ from atoll.wire.messages import Message
 M = TypeVar("M", bound=Message)
 
 
-class Talk:
+class HubRequests:
     """Asks on behalf of one member. All methods may be called from any thread."""
 
     def __init__(self, link: SyncLink, *, patience_s: float) -> None:

@@ -17,7 +17,7 @@ from atoll.clock import RealClock
 from atoll.codec.base import Packet
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost, WireError
 from atoll.group.base import Work
-from atoll.group.in_process.servers import Asked
+from atoll.group.in_process.servers import ServerRequest
 from atoll.group.routes.relay import MAX_STALL_S, STALL_S, frame_overhead
 from atoll.ids import reducer_id, session_id
 from atoll.net.dispatcher import Inbox, Reconnected, Relayed
@@ -28,9 +28,9 @@ from atoll.wire.messages import Undeliverable
 from atoll.wire.parameter_server_frames import (
     MARK,
     Pieces,
-    ServingHead,
+    ServerFrameHead,
     frames,
-    is_serving,
+    is_server_frame,
     pack_frame,
     unpack_frame,
 )
@@ -47,7 +47,7 @@ WHOLE_S = 3600.0
 _MOST_BODY = 65_536
 
 
-class ServerCalls:
+class ParameterServerCalls:
     """All asks of one member; several may be under way, one for each server."""
 
     def __init__(self, link: SyncLink, *, job: str) -> None:
@@ -56,14 +56,14 @@ class ServerCalls:
         self._lock = threading.Lock()
         self._next = time.time_ns()
         """Calls of a new process come after those of the one before."""
-        self._open: dict[int, tuple[Work[Asked], threading.Event]] = {}
+        self._open: dict[int, tuple[Work[ServerRequest], threading.Event]] = {}
         self._ended: AtollError | None = None
         self.sent_bytes = 0
         self.received_bytes = 0
 
-    def ask(self, ask: Ask, packet: Packet | None, *, server: int) -> Work[Asked]:
+    def ask(self, ask: Ask, packet: Packet | None, *, server: int) -> Work[ServerRequest]:
         """Begin an ask; see :meth:`Group.ask_server`."""
-        work: Work[Asked] = Work()
+        work: Work[ServerRequest] = Work()
         gone = threading.Event()
         with self._lock:
             if self._ended is not None:
@@ -127,7 +127,7 @@ class _Call:
         self.sent_bytes = 0
         self.received_bytes = 0
 
-    def run(self) -> Asked:
+    def run(self) -> ServerRequest:
         """Send, wait for the answer and return it.
 
         Raises:
@@ -145,7 +145,7 @@ class _Call:
                     self._stream.cancel()
         found = unpack_answer(answer.body)
         packet = Packet(answer.data, found.codec, tuple(found.sizes)) if found.codec else None
-        return Asked(found, packet, self.sent_bytes, self.received_bytes)
+        return ServerRequest(found, packet, self.sent_bytes, self.received_bytes)
 
     # --------------------------------------------------------------------- sending
 
@@ -159,7 +159,7 @@ class _Call:
     def _look(self) -> None:
         """Say what is here of the answer."""
         have = sorted(self._answer.have) if self._answer is not None else []
-        head = ServingHead("look", self._number, count=self._count, have=have)
+        head = ServerFrameHead("look", self._number, count=self._count, have=have)
         self._link.relay_later(
             self._to, iter([self._counted(pack_frame(head))]),
             deadline=self._clock.monotonic() + SILENT_S,
@@ -214,7 +214,7 @@ class _Call:
             if item.to == self._to:
                 raise PeerLost("the hub has no session of a parameter server", given=self._to)
             return False
-        if not isinstance(item, Relayed) or not is_serving(item.payload):
+        if not isinstance(item, Relayed) or not is_server_frame(item.payload):
             return False
         self.received_bytes += frame_overhead(self._link.session, item.source) + len(item.payload)
         try:

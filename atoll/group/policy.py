@@ -10,7 +10,7 @@ from typing import Protocol
 from atoll.errors import ConfigError, unknown
 from atoll.reducer.policies import (
     ADDING,
-    Policy,
+    AggregationPolicy,
     Rule,
     check_members,
     is_by_coordinate,
@@ -92,7 +92,7 @@ class GroupPolicy:
         Args:
             key: Names the vector.
         """
-        return Policy(self.rule, parse_admission(self.admission), key).spec
+        return AggregationPolicy(self.rule, parse_admission(self.admission), key).spec
 
     def check_direct(self) -> None:
         """Refuse to go without the reducer where a rule needs whole vectors, or a memory.

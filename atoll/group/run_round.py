@@ -23,7 +23,7 @@ from atoll.errors import (
     PeerRefused,
 )
 from atoll.group.base import Decidable, Group, Reduced, Resting
-from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
+from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ T = TypeVar("T", bound=Decidable)
 
 
 @dataclass(frozen=True)  # with slots, Python 3.11 cannot make instances of `Transacted[Reduced]`
-class Transacted(Generic[T]):
+class CommittedRound(Generic[T]):
     """A committed round."""
 
     reduced: T
@@ -60,7 +60,7 @@ class Transacted(Generic[T]):
     """Share of a period's steps that this member does until the next round."""
 
 
-Agreed = Transacted[Reduced]
+Agreed = CommittedRound[Reduced]
 """A committed round of one mean."""
 
 
@@ -77,7 +77,7 @@ def agree(
     steps: int = 0,
     busy_s: float = 0.0,
     lease: Lease | None = None,
-    account: Account | None = None,
+    account: MemberStats | None = None,
     resting: Resting = nullcontext,
     stalled_s: float = STALLED_S,
     clock: Clock | None = None,
@@ -116,13 +116,13 @@ def agree(
         with resting():
             return work.wait()
 
-    return transact(
+    return run_round(
         group, mean, base=base, round_=round_, tokens=tokens, steps=steps, busy_s=busy_s,
         lease=lease, account=account, resting=resting, stalled_s=stalled_s, clock=clock,
     )  # fmt: skip
 
 
-def transact(
+def run_round(
     group: Group,
     exchange: Callable[[RoundPlan], T],
     *,
@@ -132,11 +132,11 @@ def transact(
     steps: int = 0,
     busy_s: float = 0.0,
     lease: Lease | None = None,
-    account: Account | None = None,
+    account: MemberStats | None = None,
     resting: Resting = nullcontext,
     stalled_s: float = STALLED_S,
     clock: Clock | None = None,
-) -> Transacted[T]:
+) -> CommittedRound[T]:
     """Return what all members committed in this round, whatever they exchange in it.
 
     Args:
@@ -182,7 +182,7 @@ def transact(
         if trouble is not None and not isinstance(trouble, _AGAIN):
             raise trouble
         if verdict.committed and reduced is not None:
-            return Transacted(
+            return CommittedRound(
                 reduced, plan, verdict, attempts.seconds, attempts.number,
                 group.sent_bytes - sent, group.received_bytes - received,
                 verdict.leases.get(group.me), verdict.pace.get(group.me, 1.0),

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import GroupLeft, LeftBehind
-from atoll.group.base import Decidable, Parcel, Reduced, Resting, Swapped, Work
-from atoll.group.in_process.servers import Asked, LocalServers
+from atoll.group.base import AllToAllResult, Decidable, PeerMessage, Reduced, Resting, Work
+from atoll.group.in_process.servers import LocalServers, ServerRequest
 from atoll.group.policy import GroupPolicy
-from atoll.wire.messages import Account, Lease, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Lease, MemberStats, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 ALONE_DIGEST = "alone"
 """Digest of a result that never left its member."""
 
 
-class Alone:
+class SingleGroup:
     """One member; `reduce` returns its own values exactly, `commit` always commits."""
 
     def __init__(self, *, me: str = "w0", committed_round: int = 0) -> None:
@@ -64,7 +64,7 @@ class Alone:
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Return the plan of a round of one; see :meth:`Group.join`."""
@@ -89,7 +89,7 @@ class Alone:
         self.policy.check_members(1)
         return Work.of(own_values(xs, me=self.me, weight=weight))
 
-    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
         """Return the own packets, as far as they are for this member."""
         return Work.of(own_packets(parcels, me=self.me, weight=weight))
 
@@ -112,7 +112,9 @@ class Alone:
         self.committed_round += committed
         return verdict
 
-    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+    def ask_server(
+        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
+    ) -> Work[ServerRequest]:
         """Ask a parameter server; see :meth:`Group.ask_server`."""
         return Work.of(self._servers.ask(self.me, server, ask, packet))
 
@@ -129,10 +131,10 @@ def own_values(xs: Sequence[Tensor], *, me: str, weight: float) -> Reduced:
     )  # fmt: skip
 
 
-def own_packets(parcels: Sequence[Parcel], *, me: str, weight: float) -> Swapped:
+def own_packets(parcels: Sequence[PeerMessage], *, me: str, weight: float) -> AllToAllResult:
     """Return what one member alone gives itself."""
     packets = [parcel.packet for parcel in parcels if me in parcel.to]
-    return Swapped(
+    return AllToAllResult(
         packets={me: packets} if packets else {}, weights={me: weight}, sent_bytes=0,
         received_bytes=0, digest=ALONE_DIGEST,
     )  # fmt: skip

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.hub.app import HubOptions
-from atoll.hub.jobs.retention import Keeping
-from atoll.hub.options import tune
+from atoll.hub.jobs.retention import RetentionRules
+from atoll.hub.options import apply_tuning
 from atoll.hub.server import HubServer, run
 
 
@@ -57,7 +57,7 @@ def parse(arguments: list[str]) -> HubOptions:
         trust_proxy=tuple(given.trust_proxy),
         reducers=not given.no_reducers,
         hooks=given.hooks,
-        keeping=Keeping(ended=given.keep_ended, resumable=given.keep_resumable),
+        keeping=RetentionRules(ended=given.keep_ended, resumable=given.keep_resumable),
         otlp=given.otlp,
         restore_from=given.backup,
     )
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    tune()
+    apply_tuning()
     server = HubServer(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())

@@ -14,42 +14,42 @@ from starlette.applications import Starlette
 from atoll import __version__
 from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
-from atoll.hub.alarms.collect import Gatherer
-from atoll.hub.alarms.notify import Hooks
-from atoll.hub.alarms.notify_config import load_hooks
+from atoll.hub.alarms.collect import FactCollector
+from atoll.hub.alarms.notify import Notifier
+from atoll.hub.alarms.notify_config import load_targets
 from atoll.hub.alarms.watch import AlarmWatch
 from atoll.hub.db.stores import Stores, open_stores
-from atoll.hub.discovery import Announced, Announcement
-from atoll.hub.http.forwarded import Proxies, told_address, without_prefix
+from atoll.hub.discovery import MdnsAnnouncement, MdnsRegistration
+from atoll.hub.http.forwarded import TrustedProxies, forwarded_address, without_prefix
 from atoll.hub.http.live import HubLive
-from atoll.hub.http.routes import Context, guard, routes
+from atoll.hub.http.routes import Context, add_authentication, routes
 from atoll.hub.jobs import deletion as deletion_rows_module
 from atoll.hub.jobs.deletion import Deletions
 from atoll.hub.jobs.retention import Retention
 from atoll.hub.nodes.membership import Membership
-from atoll.hub.nodes.sampler import Recording, node_stats
+from atoll.hub.nodes.sampler import HubSampler, node_stats
 from atoll.hub.options import HubOptions as HubOptions
 from atoll.hub.rounds import store as round_book_module
-from atoll.hub.rounds.recovery import Recovering
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.rounds.store import RoundBook
-from atoll.hub.scheduler.reducer_clients import Reducers, torch_is_here
-from atoll.hub.scheduler.scheduler import Placement
+from atoll.hub.rounds.recovery import RecoveryCoordinator
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.rounds.store import RoundStore
+from atoll.hub.scheduler.reducer_clients import ReducerProcesses, torch_is_here
+from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.security import audit as audit_module
 from atoll.hub.security import node_certificates as node_certificates_module
 from atoll.hub.security.access import Access
 from atoll.hub.security.audit import Audit
-from atoll.hub.security.certificates import make_private
-from atoll.hub.security.connection_limits import Gate, is_loopback
+from atoll.hub.security.certificates import make_secret_folder
+from atoll.hub.security.connection_limits import ConnectionLimiter, is_loopback
 from atoll.hub.security.node_certificates import NodeCertificates
 from atoll.hub.security.tickets import host_of, ticket_text
-from atoll.hub.security.tls import Tls, choose
-from atoll.hub.sessions.rejections import Refusals, TurnedAway
+from atoll.hub.security.tls import TlsFiles, choose
+from atoll.hub.sessions.rejections import RejectionCounts, RejectionLog
 from atoll.hub.sessions.router import Router
 from atoll.hub.sessions.send_queue import Send
 from atoll.hub.sessions.session import Receive, Scope, Session, Sessions
 from atoll.hub.storage import checkpoints as checkpoints_module
-from atoll.hub.storage.backup import note_place
+from atoll.hub.storage.backup import save_last_folder
 from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.storage.restore import restore
 from atoll.hub.tasks import Tasks
@@ -80,15 +80,15 @@ class Hub:
         self.clock = clock
         self.url = url
         self.prefix = ""
-        self.announcement: Announcement | None = None
+        self.announcement: MdnsAnnouncement | None = None
         self.telemetry: Telemetry | None = None
         self.ticket = ""
         self.operator_token = ""
         self.tasks = Tasks()
-        self.proxies = Proxies(options.trust_proxy)
-        self.gate = Gate(options.limits, exempt=self.proxies.trusts)
+        self.proxies = TrustedProxies(options.trust_proxy)
+        self.gate = ConnectionLimiter(options.limits, exempt=self.proxies.trusts)
         self.audit = Audit(stores.database, clock=clock)
-        self.tls: Tls | None = None
+        self.tls: TlsFiles | None = None
         """Its certificates, from :meth:`start` on; None: it speaks plain HTTP."""
         self.sessions = Sessions(
             auth=stores.auth,
@@ -98,8 +98,8 @@ class Hub:
             reconnect_grace_s=options.reconnect_grace_s,
             dead_after_s=options.dead_after_s,
         )
-        book = RoundBook(database=stores.database, jobs=stores.jobs, clock=clock)
-        self.rounds = Rounds(
+        book = RoundStore(database=stores.database, jobs=stores.jobs, clock=clock)
+        self.rounds = RoundService(
             book=book,
             events=stores.events,
             clock=clock,
@@ -122,14 +122,14 @@ class Hub:
             checkpoints=self.checkpoints,
             clock=clock,
         )
-        self.reducers: Reducers | None = None
+        self.reducers: ReducerProcesses | None = None
         if options.reducers and torch_is_here():
             folder = options.data / "reducers"
-            self.reducers = Reducers(
+            self.reducers = ReducerProcesses(
                 stores=stores, tasks=self.tasks, url=lambda: self.url, ca=lambda: self.ca,
                 folder=folder,
             )  # fmt: skip
-        self.placement = Placement(
+        self.placement = Scheduler(
             stores=stores,
             sessions=self.sessions,
             membership=self.membership,
@@ -140,27 +140,27 @@ class Hub:
             kill_grace_s=options.kill_grace_s,
         )
         self.membership.changed = self.placement.review
-        self.turned_away = TurnedAway(events=stores.events, jobs=stores.jobs, clock=clock)
+        self.turned_away = RejectionLog(events=stores.events, jobs=stores.jobs, clock=clock)
         self.router = Router(
             stores=stores,
             membership=self.membership,
             rounds=self.rounds,
             checkpoints=self.checkpoints,
             placement=self.placement,
-            recovering=Recovering(
+            recovering=RecoveryCoordinator(
                 rounds=self.rounds,
                 jobs=stores.jobs,
                 events=stores.events,
                 checkpoints=self.checkpoints,
                 clock=clock,
             ),
-            refusals=Refusals(stores.events, clock=clock),
+            refusals=RejectionCounts(stores.events, clock=clock),
             tasks=self.tasks,
         )
         self.live = HubLive(
             stores, self.sessions, self.membership, self.placement, self.rounds, clock
         )
-        self.recording = Recording(stores, clock=clock)
+        self.recording = HubSampler(stores, clock=clock)
         self.deletions = Deletions(
             stores=stores, checkpoints=self.checkpoints, settled=self.placement.schedule,
             tasks=self.tasks, clock=clock,
@@ -168,7 +168,7 @@ class Hub:
         self.retention = Retention(
             keeping=options.keeping, jobs=stores.jobs, deletions=self.deletions, clock=clock
         )
-        gatherer = Gatherer(
+        gatherer = FactCollector(
             stores=stores, sessions=self.sessions, membership=self.membership,
             rounds=self.rounds, clock=clock, version=__version__, data=options.data,
         )  # fmt: skip
@@ -187,7 +187,7 @@ class Hub:
         self.operator_token = secrets.operator_token
         access = await self._open_tls()
         self.sessions.admit = access.admit
-        told, self.prefix = told_address(self.options.advertise, self.options.prefix)
+        told, self.prefix = forwarded_address(self.options.advertise, self.options.prefix)
         mark = self.tls.mark if self.tls else ""
         self.ticket = ticket_text(self.url, secrets.ticket, advertise=told, mark=mark)
         context = Context(
@@ -209,7 +209,7 @@ class Hub:
         if self.options.otlp:
             self.telemetry = Telemetry(context, url=self.options.otlp)
             self.tasks.start(self.telemetry.run(), name="telemetry")
-        self._web = guard(Starlette(routes=routes(context)), context)
+        self._web = add_authentication(Starlette(routes=routes(context)), context)
         await self.checkpoints.restart()
         await self.deletions.restart()
         await self.placement.restart()
@@ -222,11 +222,11 @@ class Hub:
         host, wanted = self.options.host, self.options.announce
         if wanted or (wanted is None and not is_loopback(host)):
             place = urlsplit(self.url)
-            announced = Announced(
+            announced = MdnsRegistration(
                 host=host, port=place.port or 0, prefix=self.prefix,
                 secure=place.scheme == "https", fingerprint=self.fingerprint,
             )  # fmt: skip
-            self.announcement = Announcement(announced)
+            self.announcement = MdnsAnnouncement(announced)
             telling = self.announcement.start(needed=bool(wanted))
             if wanted:
                 await telling
@@ -238,8 +238,8 @@ class Hub:
         path = self.options.hooks or self.options.data / "hooks.toml"
         if self.options.hooks is None and not path.exists():
             return
-        found = await asyncio.to_thread(load_hooks, path)
-        hooks = Hooks(found, events=self.stores.events, clock=self.clock, hub=self.url)
+        found = await asyncio.to_thread(load_targets, path)
+        hooks = Notifier(found, events=self.stores.events, clock=self.clock, hub=self.url)
         self.watch.told = hooks.tell
         self.tasks.start(hooks.run(), name="hooks")
 
@@ -249,9 +249,12 @@ class Hub:
         choice = choose(options.tls, host=options.host)
         if choice.mode != "off":
             self.tls = await asyncio.to_thread(
-                Tls, choice, data=options.data, names=(options.host, host_of(options.advertise)),
+                TlsFiles,
+                choice,
+                data=options.data,
+                names=(options.host, host_of(options.advertise)),
                 clock=self.clock,
-            )  # fmt: skip
+            )
             self.tasks.start(self.tls.keep(), name="certificates")
         authority = self.tls.authority if self.tls else None
         certificates = NodeCertificates(authority, database=stores.database, clock=self.clock)
@@ -274,7 +277,7 @@ class Hub:
         """Write down what `atoll hub backup` needs; it can be told by hand as well."""
         address = self.ticket.removeprefix("atoll://").rpartition("/")[0]
         with contextlib.suppress(OSError):
-            note_place(self.options.data, jobs=self.options.jobs, address=address)
+            save_last_folder(self.options.data, jobs=self.options.jobs, address=address)
 
     async def close(self) -> None:
         """End reducers and tasks, then close the stores; members are left to come back."""
@@ -383,7 +386,7 @@ async def open_hub(options: HubOptions, *, url: str, clock: Clock | None = None)
         CheckpointCorrupt: the backup to start from is damaged.
     """
     clock = clock or RealClock()
-    await asyncio.to_thread(make_private, options.data)
+    await asyncio.to_thread(make_secret_folder, options.data)
     if options.restore_from is not None:
         backup, data, jobs = options.restore_from, options.data, options.jobs
         await asyncio.to_thread(restore, backup, data=data, jobs=jobs, clock=clock)

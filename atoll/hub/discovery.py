@@ -31,7 +31,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announced:
+class MdnsRegistration:
     """What is told of a hub."""
 
     host: str
@@ -54,10 +54,10 @@ class Announced:
         }
 
 
-class Announcement:
+class MdnsAnnouncement:
     """Says that a hub is here until it is closed."""
 
-    def __init__(self, announced: Announced) -> None:
+    def __init__(self, announced: MdnsRegistration) -> None:
         """Say nothing yet."""
         self._announced = announced
         self._zeroconf: AsyncZeroconf | None = None

@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.hub.alarms.watch import DEFAULT_LOOKING, Looking
-from atoll.hub.jobs.retention import NOTHING_GOES, Keeping
+from atoll.hub.alarms.watch import DEFAULT_LOOKING, AlarmSources
+from atoll.hub.jobs.retention import NOTHING_GOES, RetentionRules
 from atoll.hub.scheduler.scheduler import KILL_GRACE_S
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
 from atoll.wire.limits import DEAD_AFTER_S
@@ -58,9 +58,9 @@ class HubOptions:
     """Time between asking a process of a stopping job to end and killing it."""
     restart_grace_s: float = 60.0
     """How long members may take to come back after a restart of the hub."""
-    keeping: Keeping = NOTHING_GOES
+    keeping: RetentionRules = NOTHING_GOES
     """How long jobs stay after their end."""
-    looking: Looking = DEFAULT_LOOKING
+    looking: AlarmSources = DEFAULT_LOOKING
     """How often the hub looks for what goes wrong."""
     hooks: Path | None = None
     """Whom to tell of alarms; None: `hooks.toml` in the data folder, if it is there."""
@@ -77,7 +77,7 @@ GC_THRESHOLD = 50_000
 own choice (700) walk over all of them again and again."""
 
 
-def tune() -> None:
+def apply_tuning() -> None:
     """Set this process for a hub; programs that run one among other things leave it."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(GC_THRESHOLD, 20, 50)

@@ -46,14 +46,14 @@ Handler = Callable[..., Any]
 """Called with the command's tensors in order, and its values by name."""
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True):
+class _Command(msgspec.Struct, frozen=True, array_like=True):
     verb: str
     values: dict[str, Any]
     dtypes: list[str]
     shapes: list[list[int]]
 
 
-class Crew:
+class CommandBroadcaster:
     """The ranks of an island; the same object on each of them.
 
     Not thread-safe: commands are given from the thread that trains.
@@ -154,7 +154,7 @@ class Crew:
     def _tell(self, verb: str, tensors: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         given = [t.detach().cpu().contiguous() for t in tensors]
         dtypes = [str(t.dtype).removeprefix("torch.") for t in given]
-        told = _Told(verb, dict(values), dtypes, [list(t.shape) for t in given])
+        told = _Command(verb, dict(values), dtypes, [list(t.shape) for t in given])
         head = bytearray(msgspec.msgpack.encode(told))
         inside = sum(t.nbytes for t in given) <= INSIDE_BYTES
         pieces = [torch.frombuffer(head, dtype=torch.uint8)]
@@ -184,7 +184,7 @@ class Crew:
             self._room = _room_for(total)
         at = SIZES_BYTES + size
         head = bytes(message[SIZES_BYTES:at].numpy().data)
-        told = msgspec.msgpack.decode(head, type=_Told)
+        told = msgspec.msgpack.decode(head, type=_Command)
         tensors = [
             torch.empty(shape, dtype=getattr(torch, dtype))
             for shape, dtype in zip(told.shapes, told.dtypes, strict=True)

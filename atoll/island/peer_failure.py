@@ -21,7 +21,7 @@ SIGNS = (
 MAX_DEPTH = 16
 
 
-def lost_touch(error: BaseException | None) -> bool:
+def is_peer_failure(error: BaseException | None) -> bool:
     """Return whether an exception, or what it came from, is that another rank does not answer."""
     for _ in range(MAX_DEPTH):
         if error is None:

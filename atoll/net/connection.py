@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from atoll.clock import Clock
 from atoll.errors import AtollError
-from atoll.net.flow_control import ReadingGate
+from atoll.net.flow_control import ReadGate
 from atoll.net.transport import ConnectionLost, LinkCounters, Transport
 from atoll.wire.frames import Frame, Kind, decode, verify
 from atoll.wire.messages import Beat, Welcome, pack
@@ -61,7 +61,7 @@ class Connection:
         self,
         take: Callable[[Frame], None],
         *,
-        gate: ReadingGate,
+        gate: ReadGate,
         stats: Callable[[], dict[str, float]],
         dead_after_s: float,
     ) -> AtollError:
@@ -91,7 +91,7 @@ class Connection:
                 return error
         raise next(error for error in errors if error is not None)
 
-    async def _read(self, take: Callable[[Frame], None], gate: ReadingGate) -> None:
+    async def _read(self, take: Callable[[Frame], None], gate: ReadGate) -> None:
         """Hand on every frame; ends with the error that ended the connection."""
         while True:
             if await gate.passed():
@@ -122,7 +122,7 @@ class Connection:
             self._beat_id = 0
             self._counters.measured(round_trip_s=self._clock.monotonic() - self._beat_at)
 
-    async def _watch(self, gate: ReadingGate, dead_after_s: float) -> None:
+    async def _watch(self, gate: ReadGate, dead_after_s: float) -> None:
         """End the connection when nothing has come from the hub for too long.
 
         The monotonic clock stands still while a machine sleeps. The hub and the routers on the way

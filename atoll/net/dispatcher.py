@@ -51,7 +51,7 @@ class Inbox:
 
     def __init__(
         self,
-        mailroom: Mailroom,
+        mailroom: Dispatcher,
         *,
         sources: Collection[str] | None,
         notices: Collection[type[Message]],
@@ -164,7 +164,7 @@ class Inbox:
             raise HubError("this inbox is closed")
 
 
-class Mailroom:
+class Dispatcher:
     """Sorts what a link receives into inboxes and holds the link back when they are full."""
 
     def __init__(

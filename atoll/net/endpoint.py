@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from atoll.config import WorkerEnvironment
 from atoll.errors import ConfigError
-from atoll.net.proxies import at
+from atoll.net.proxies import at_address
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class HubEndpoint:
     """The way to one hub. Paths are of PEM files; everything empty: a hub that needs nothing."""
 
     ca: str = ""
@@ -62,13 +62,13 @@ class Way:
         return context
 
 
-PLAIN = Way()
+PLAIN = HubEndpoint()
 """The way to a hub on this machine."""
 
 
-def way_of(worker: WorkerEnvironment) -> Way:
+def endpoint_of(worker: WorkerEnvironment) -> HubEndpoint:
     """Return the way to the hub that the node agent told a worker; its token proves who it is."""
-    return Way(
+    return HubEndpoint(
         ca=worker.ca,
         proxy=worker.proxy,
         upload_bps=worker.upload_bps,
@@ -114,11 +114,12 @@ class Ticket:
     @property
     def url(self) -> str:
         """The hub's URL, http(s)://HOST:PORT[/PREFIX]."""
-        return f"{'https' if self.secure else 'http'}://{at(self.host, self.port)}{self.prefix}"
+        scheme = "https" if self.secure else "http"
+        return f"{scheme}://{at_address(self.host, self.port)}{self.prefix}"
 
     def __str__(self) -> str:
         mark = f"~{self.mark}" if self.mark else ""
-        return f"atoll://{at(self.host, self.port)}{self.prefix}/{self.secret}{mark}"
+        return f"atoll://{at_address(self.host, self.port)}{self.prefix}/{self.secret}{mark}"
 
 
 def parse_ticket(text: str) -> Ticket:

@@ -24,7 +24,7 @@ class _Waiter:
         self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
 
-class Credits:
+class CreditWindow:
     """The books of one session. Waiters of one receiver are served in order."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ def peer_lost(to: str) -> PeerLost:
     )
 
 
-class ReadingGate:
+class ReadGate:
     """Closed while readers want no more, unless somebody waits for what would come through it.
 
     A session that stops reading leaves relayed frames at the hub, whose window then stops their

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError, DeadlineExceeded, HubError, HubUnreachable, from_dict
 from atoll.net.connection import Connection
-from atoll.net.flow_control import Credits, ReadingGate, peer_lost
+from atoll.net.flow_control import CreditWindow, ReadGate, peer_lost
 from atoll.net.handshake import greet, is_final, refusal
 from atoll.net.listeners import Listeners
-from atoll.net.pending_requests import Questions
+from atoll.net.pending_requests import PendingRequests
 from atoll.net.retry import backoff
 from atoll.net.transport import ConnectionLost, Dial, LinkCounters
 from atoll.wire.frames import Buffer, Frame, Kind, decode_relay, encode_relay
@@ -73,10 +73,10 @@ class Link:
         self._stats = stats or dict
         self._retry = retry
         self._dead_after_s = dead_after_s
-        self._questions = Questions()
+        self._questions = PendingRequests()
         self._listeners = Listeners()
-        self._credits = Credits()
-        self._gate = ReadingGate()
+        self._credits = CreditWindow()
+        self._gate = ReadGate()
         self._connection: Connection | None = None
         self._opened = 0
         self._task: asyncio.Task[None] | None = None
@@ -123,7 +123,7 @@ class Link:
         self._listeners.failures.append(handler)
 
     def hold_reading(self) -> None:
-        """Read no further frames until released; see `ReadingGate` for the one exception."""
+        """Read no further frames until released; see `ReadGate` for the one exception."""
         self._gate.hold()
 
     def release_reading(self) -> None:

@@ -11,7 +11,7 @@ from atoll.errors import AtollError, from_dict
 from atoll.wire.messages import Envelope, Failure, Message, pack
 
 
-class Asked:
+class PendingRequest:
     """A request that has no answer yet."""
 
     __slots__ = ("frame", "future")
@@ -21,19 +21,19 @@ class Asked:
         self.future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
 
-class Questions:
+class PendingRequests:
     """Numbers requests, and hands each answer to the one who asked."""
 
     def __init__(self) -> None:
         self.ids = itertools.count(1)
         """Numbers of everything that is answered, heartbeats and greetings too."""
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, PendingRequest] = {}
 
     @contextlib.contextmanager
-    def asked(self, body: Message) -> Iterator[Asked]:
+    def asked(self, body: Message) -> Iterator[PendingRequest]:
         """Give a request its number; leaving the block withdraws it."""
         id = next(self.ids)
-        self._asked[id] = asked = Asked(pack(body, id=id))
+        self._asked[id] = asked = PendingRequest(pack(body, id=id))
         try:
             yield asked
         finally:

@@ -18,7 +18,7 @@ from atoll.errors import ConfigError, HubUnreachable
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HubAddress:
     """Where a hub is."""
 
     host: str
@@ -31,16 +31,17 @@ class Place:
     @property
     def url(self) -> str:
         """The hub's URL, http(s)://HOST:PORT[/PREFIX]."""
-        return f"{'https' if self.secure else 'http'}://{at(self.host, self.port)}{self.prefix}"
+        scheme = "https" if self.secure else "http"
+        return f"{scheme}://{at_address(self.host, self.port)}{self.prefix}"
 
     @property
     def websocket(self) -> str:
         """The URL of its WebSocket."""
         scheme = "wss" if self.secure else "ws"
-        return f"{scheme}://{at(self.host, self.port)}{self.prefix}/ws"
+        return f"{scheme}://{at_address(self.host, self.port)}{self.prefix}/ws"
 
 
-def place_of(url: str) -> Place:
+def hub_address(url: str) -> HubAddress:
     """Return where the hub of a URL is.
 
     Raises:
@@ -59,21 +60,21 @@ def place_of(url: str) -> Place:
     if parts.query or parts.fragment:
         raise wrong
     default = 443 if secure else 80
-    return Place(parts.hostname, port or default, secure, parts.path.rstrip("/"))
+    return HubAddress(parts.hostname, port or default, secure, parts.path.rstrip("/"))
 
 
-def at(host: str, port: int) -> str:
+def at_address(host: str, port: int) -> str:
     """Return HOST:PORT; the colons of an IPv6 address go into brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unreachable(url: str, error: BaseException) -> HubUnreachable:
     """Return the error for a connection that could not be opened, naming host, port and reason."""
-    place = place_of(url)
+    place = hub_address(url)
     host, port = place.host, place.port
     reason, remedy = _diagnosis(error, host=host, port=port)
     return HubUnreachable(
-        f"no hub answers at {at(host, port)}",
+        f"no hub answers at {at_address(host, port)}",
         given=reason,
         expected=f"a hub that listens on port {port} of {host}",
         remedy=remedy,
@@ -111,7 +112,7 @@ def check_proxy(url: str) -> str:
     """
     if not url or url == DIRECT:
         return url
-    wrong = ConfigError("this is not the URL of a proxy", given=shown(url), expected=FORM)
+    wrong = ConfigError("this is not the URL of a proxy", given=proxy_shown(url), expected=FORM)
     try:
         parts = urlsplit(url)
         named = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -123,7 +124,7 @@ def check_proxy(url: str) -> str:
     if parts.scheme.startswith("socks") and missing:
         raise ConfigError(
             "a SOCKS proxy needs a package that is not installed",
-            given=shown(url),
+            given=proxy_shown(url),
             expected=" and ".join(missing),
             remedy="pip install 'atoll[proxy]', or use an HTTP proxy",
         )
@@ -146,7 +147,7 @@ def proxy_of(given: str, *, hub: str, kept: str = "") -> str:
     return check_proxy(given or config.proxy_for(hub) or kept)
 
 
-def shown(url: str) -> str:
+def proxy_shown(url: str) -> str:
     """Return the URL of a proxy without its password."""
     before, sign, host = url.rpartition("@")
     if not sign:
@@ -155,11 +156,11 @@ def shown(url: str) -> str:
     return f"{scheme}{separator}{user.partition(':')[0]}:***@{host}"
 
 
-def place_of_proxy(url: str) -> str:
+def proxy_address(url: str) -> str:
     """Return HOST:PORT of a proxy."""
     parts = urlsplit(url)
     default = {"http": 80, "https": 443}.get(parts.scheme, 1080)
-    return at(parts.hostname or "", parts.port or default)
+    return at_address(parts.hostname or "", parts.port or default)
 
 
 def for_websocket(url: str) -> str | None:
@@ -177,7 +178,7 @@ def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
     text = _whole_text(error)
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         return HubUnreachable(
-            f"no hub answers at {hub} through the proxy at {place_of_proxy(proxy)}",
+            f"no hub answers at {hub} through the proxy at {proxy_address(proxy)}",
             given="timed out",
             expected="a proxy that answers, and a hub behind it",
             remedy="see that both run, and that nothing on the way drops connections",
@@ -195,7 +196,7 @@ def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
 def refused_by(proxy: str, *, given: str) -> HubUnreachable:
     """Return the error for a proxy that does not serve this machine."""
     return HubUnreachable(
-        f"the proxy at {place_of_proxy(proxy)} refuses to serve this machine",
+        f"the proxy at {proxy_address(proxy)} refuses to serve this machine",
         given=given,
         expected="a proxy that lets this user through",
         remedy="give user and password: --via-proxy http://USER:PASSWORD@HOST:PORT",
@@ -205,7 +206,7 @@ def refused_by(proxy: str, *, given: str) -> HubUnreachable:
 def not_reached_by(proxy: str, hub: str, *, given: str) -> HubUnreachable:
     """Return the error for a proxy that answers, but not with the hub behind it."""
     return HubUnreachable(
-        f"the proxy at {place_of_proxy(proxy)} does not reach the hub at {hub}",
+        f"the proxy at {proxy_address(proxy)} does not reach the hub at {hub}",
         given=given,
         expected="a hub that this proxy can reach, and is allowed to",
         remedy="see that the hub runs, and that the proxy allows CONNECT to its port",
@@ -214,7 +215,7 @@ def not_reached_by(proxy: str, hub: str, *, given: str) -> HubUnreachable:
 
 def _no_proxy(proxy: str, hub: str, text: str) -> HubUnreachable:
     return HubUnreachable(
-        f"no proxy answers at {place_of_proxy(proxy)}",
+        f"no proxy answers at {proxy_address(proxy)}",
         given=text,
         expected=f"a proxy on the way to {hub}",
         remedy="correct --via-proxy (or HTTP_PROXY, HTTPS_PROXY, ALL_PROXY), or set NO_PROXY to "

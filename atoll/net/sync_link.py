@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, HubError
-from atoll.net.dispatcher import Inbox, Mailroom
-from atoll.net.endpoint import PLAIN, Way
+from atoll.net.dispatcher import Dispatcher, Inbox
+from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.event_loop import LoopThread
 from atoll.net.handshake import make_hello
 from atoll.net.link import Link, Parts
@@ -30,7 +30,7 @@ async def open_link(
     *,
     session: str,
     token: str,
-    way: Way = PLAIN,
+    way: HubEndpoint = PLAIN,
     info: NodeInfo | None = None,
     incarnation: str | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
@@ -60,7 +60,7 @@ class SyncLink:
         self._loop = loop
         self._clock = RealClock()
         self._closing = False
-        self._mailroom = Mailroom(
+        self._mailroom = Dispatcher(
             clock=self._clock,
             hold=link.hold_reading,
             release=link.release_reading,
@@ -241,7 +241,7 @@ def connect(
     *,
     session: str,
     token: str,
-    way: Way = PLAIN,
+    way: HubEndpoint = PLAIN,
     info: NodeInfo | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
     timeout_s: float = 20.0,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 
 BURST_S = 0.05
 """Seconds' worth of bytes that may pass ahead of time, so that timers need not be exact."""
@@ -35,7 +35,7 @@ BLOCK_BYTES = 64 * 2**10
 _NUMBER = struct.Struct("!d")
 
 
-class Ledger:
+class SharedBudget:
     """Keeps the number of one bucket, in a file that processes share or in this process."""
 
     def __init__(self, path: str, *, offset: int) -> None:
@@ -79,7 +79,7 @@ class Bucket:
         self,
         bps: float,
         *,
-        ledger: Ledger,
+        ledger: SharedBudget,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Let `bps` bits per second pass."""
@@ -142,12 +142,14 @@ async def _wait(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def throttle_of(way: Way) -> Throttle:
+def throttle_of(way: HubEndpoint) -> Throttle:
     """Return what holds a way to its owner's limits."""
-    up = Bucket(way.upload_bps, ledger=Ledger(way.pace, offset=0)) if way.upload_bps else None
+    up = Bucket(way.upload_bps, ledger=SharedBudget(way.pace, offset=0)) if way.upload_bps else None
     size = _NUMBER.size
     down = (
-        Bucket(way.download_bps, ledger=Ledger(way.pace, offset=size)) if way.download_bps else None
+        Bucket(way.download_bps, ledger=SharedBudget(way.pace, offset=size))
+        if way.download_bps
+        else None
     )
     return Throttle(up, down)
 

@@ -17,8 +17,8 @@ from websockets.exceptions import (
 )
 
 from atoll.errors import HubUnreachable
-from atoll.net.endpoint import PLAIN, Way
-from atoll.net.proxies import at, for_websocket, not_through, place_of, unreachable
+from atoll.net.endpoint import PLAIN, HubEndpoint
+from atoll.net.proxies import at_address, for_websocket, hub_address, not_through, unreachable
 from atoll.net.throttle import Throttle, throttle_of
 from atoll.net.transport import ABNORMAL, ConnectionLost, Transport
 from atoll.wire.frames import HEADER_BYTES, Buffer, Kind
@@ -71,14 +71,14 @@ def _is_control(message: Buffer) -> bool:
     return len(message) < HEADER_BYTES or message[3] != Kind.RELAY
 
 
-async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transport:
+async def dial(url: str, *, way: HubEndpoint = PLAIN, timeout_s: float = 10.0) -> Transport:
     """Open a connection to the hub at ``http(s)://HOST:PORT[/PREFIX]``.
 
     Raises:
         HubUnreachable: says host, port and why: refused, timed out, unknown name, not a hub.
         ConfigError: the URL has another form.
     """
-    place = place_of(url)
+    place = hub_address(url)
     try:
         connection = await connect(
             place.websocket,
@@ -92,23 +92,23 @@ async def dial(url: str, *, way: Way = PLAIN, timeout_s: float = 10.0) -> Transp
             max_queue=1 if way.download_bps else 16,
         )
     except ProxyError as error:
-        raise not_through(way.proxy, at(place.host, place.port), error) from error
+        raise not_through(way.proxy, at_address(place.host, place.port), error) from error
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(
-            f"what answers at {at(place.host, place.port)} is not a hub",
+            f"what answers at {at_address(place.host, place.port)} is not a hub",
             given=_answer(error),
             expected="a hub's WebSocket at /ws",
             remedy="check host and port: `atoll hub` prints them when it starts",
         ) from error
     except (OSError, TimeoutError, WebSocketException) as error:
         if way.proxy and not isinstance(error, ssl.SSLError):
-            raise not_through(way.proxy, at(place.host, place.port), error) from error
+            raise not_through(way.proxy, at_address(place.host, place.port), error) from error
         raise unreachable(url, error) from error
     except Exception as error:
         # The SOCKS library has errors of its own, and is not there where nobody needs it.
         if not way.proxy.startswith("socks"):
             raise
-        raise not_through(way.proxy, at(place.host, place.port), error) from error
+        raise not_through(way.proxy, at_address(place.host, place.port), error) from error
     _keep_queue_short(connection, download_bps=way.download_bps)
     return WebSocketTransport(connection, throttle_of(way))
 

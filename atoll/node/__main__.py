@@ -13,7 +13,7 @@ from atoll.errors import AtollError
 from atoll.net.endpoint import parse_ticket
 from atoll.node.agent.options import NodeOptions
 from atoll.node.agent.serve import run_node
-from atoll.node.availability.preemption import Notices, check_url
+from atoll.node.availability.preemption import PreemptionNotices, check_url
 from atoll.node.identity.identity import Identity
 
 
@@ -40,7 +40,7 @@ def main() -> int:
                 name=arguments.name,
                 slots=arguments.slots,
                 measure=not arguments.no_measure,
-                notices=Notices(arguments.preempt_file, check_url(arguments.preempt_url)),
+                notices=PreemptionNotices(arguments.preempt_file, check_url(arguments.preempt_url)),
             ),
             on_ready=_tell,
         )

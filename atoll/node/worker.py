@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 from atoll import config
 from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError, ConfigError, OutOfMemory, RankLost, ScriptError
-from atoll.ids import is_hand
-from atoll.island.peer_failure import lost_touch, rank_lost
+from atoll.ids import is_follower
+from atoll.island.peer_failure import is_peer_failure, rank_lost
 from atoll.node.agent.exits import ERROR_FILE
 from atoll.node.agent.process_tree import watch_parent
 from atoll.node.imports import load, modules_of_rank
@@ -40,8 +40,8 @@ from atoll.wire.messages import Finished, Metrics, Point
 
 if TYPE_CHECKING:
     from atoll.net.outbox import SyncOutbox
-    from atoll.train.island.island_trainer import Island
-    from atoll.train.join_job import Enrolled
+    from atoll.train.island.island_trainer import TrainerIsland
+    from atoll.train.join_job import JoinedJob
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ LEAVE_SAVE_S = 3.0
 """The same when the machine is about to go away."""
 
 
-class Leave:
+class LeaveRequested:
     """Becomes true when the node asks this process to leave (SIGTERM)."""
 
     def __init__(self) -> None:
@@ -97,14 +97,14 @@ def main() -> int:
         directory = environment.directory
         place = config.kept_place()
         spec = config.load_spec(environment.spec)
-        if place is None and is_hand(environment.member):
+        if place is None and is_follower(environment.member):
             from atoll.node.islands.follower import serve_island
 
             return serve_island(environment, spec)
         if place is None and spec.mesh.ranks > 1:
-            from atoll.node.islands.rank_supervisor import keep
+            from atoll.node.islands.rank_supervisor import supervise
 
-            return keep(environment, spec)
+            return supervise(environment, spec)
         if spec.kind == "rl":
             return run_roles(environment, spec)
         if spec.job.script:
@@ -144,7 +144,7 @@ def run_follower(spec: JobSpec, place: RankPlace) -> int:
 
 def _told(error: BaseException, *, place: RankPlace | None) -> AtollError:
     """Return the error that an exception stands for; its traceback is printed if it says more."""
-    if place is not None and lost_touch(error):
+    if place is not None and is_peer_failure(error):
         return rank_lost(error, rank=place.rank, ranks=place.ranks)
     if isinstance(error, AtollError):
         return error
@@ -166,12 +166,12 @@ def run_trainer(
         AtollError: what went wrong. The hub has been told, except of the loss of another rank:
             the keeper of the island knows better why, and the member will be launched again.
     """
-    leave = Leave()
+    leave = LeaveRequested()
     leave.listen()
     load("atoll.train.join_job", "atoll.train.trainer", *modules_of_rank(spec, place))
-    from atoll.train.join_job import enroll
+    from atoll.train.join_job import join_job
 
-    enrolled = enroll(environment, route=spec.job.route, should_stop=leave)
+    enrolled = join_job(environment, route=spec.job.route, should_stop=leave)
     leave.then(lambda: enrolled.leave("this process was asked to leave"))
     try:
         result = _train(enrolled, environment, spec, leave, place=place)
@@ -196,10 +196,10 @@ def run_trainer(
 
 
 def _train(
-    enrolled: Enrolled,
+    enrolled: JoinedJob,
     environment: WorkerEnvironment,
     spec: JobSpec,
-    leave: Leave,
+    leave: LeaveRequested,
     *,
     place: RankPlace | None,
 ) -> dict[str, Any]:
@@ -213,11 +213,11 @@ def _train(
 
 
 def _train_with(
-    island: Island | None,
-    enrolled: Enrolled,
+    island: TrainerIsland | None,
+    enrolled: JoinedJob,
     environment: WorkerEnvironment,
     spec: JobSpec,
-    leave: Leave,
+    leave: LeaveRequested,
 ) -> dict[str, Any]:
     from atoll.train.trainer import train_job
 
@@ -285,7 +285,7 @@ def run_script(
                 remedy="see what it printed: atoll logs",
             ) from leaving
     except BaseException as error:
-        if place is not None and lost_touch(error):
+        if place is not None and is_peer_failure(error):
             raise rank_lost(error, rank=place.rank, ranks=place.ranks) from error
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(script):

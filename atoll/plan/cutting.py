@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config import MeshShape
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.tensor.plans import plan_of, splits
 from atoll.strategies.inner.tensor.sequence import SEQUENCE
 from atoll.strategies.inner.units import pieces
@@ -37,7 +37,7 @@ def faked(model: nn.Module) -> None:
                 )
 
 
-def cut_tensors(model: nn.Module, recipe: Recipe) -> None:
+def cut_tensors(model: nn.Module, recipe: InnerOptions) -> None:
     """Give every layer of a model the shapes of one tensor rank, in place; forward still runs.
 
     Each rank's are the same: sizes that the ranks cannot share evenly are refused.

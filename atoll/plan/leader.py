@@ -18,9 +18,9 @@ from torch import Tensor
 
 from atoll.codec.registry import make_codec
 from atoll.config import JobSpec
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.registry import Resolved, build_outer, read_options
-from atoll.strategies.vectors.flat import tensors_in
+from atoll.strategies.vectors.flat import iter_tensors
 from atoll.task import Task
 from atoll.train.build import whole_model
 from atoll.train.optim.optimizers import build_optimizer
@@ -105,12 +105,12 @@ def leader_memory(
         task = Task(model, build_optimizer(model, spec.train), member="w0", last=spec.train.steps)
         if spread:
             task.elsewhere = island = _Island(task)
-        outer.setup(task, group=Alone(), codec=codec)
+        outer.setup(task, group=SingleGroup(), codec=codec)
     held = {_key(t): t for t in (*model.parameters(), *model.buffers())}
     sizes = [t.untyped_storage().nbytes() for t in held.values()]
     picture, largest = sum(sizes), max(sizes, default=0)
     known = {*held, *([_key(island.vector)] if spread else [])}
-    vectors = {_key(t): t for t in tensors_in([outer, codec]) if _key(t) not in known}
+    vectors = {_key(t): t for t in iter_tensors([outer, codec]) if _key(t) not in known}
     elements = task.num_parameters + sum(b.numel() for b in task.buffers())
     kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
     later = LATER.get(resolved.outer, lambda _: 0.0)(options)

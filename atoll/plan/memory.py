@@ -23,7 +23,7 @@ from atoll.plan.leader import leader_memory
 from atoll.plan.ranks import Maker, RankMemory
 from atoll.plan.stages import Cut
 from atoll.strategies.compatibility import check
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.registry import resolve
 from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optim.optimizers import build_optimizer
@@ -116,7 +116,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
         optimizer=spec.train.optimizer,
     )  # fmt: skip
     dataset = data if data is not None else sizes_of(spec)
-    recipe = Recipe.of(spec)
+    recipe = InnerOptions.of(spec)
     with torch.random.fork_rng(devices=[]):
         with torch.device("meta"):
             model = whole_model(spec, dataset)
@@ -144,7 +144,7 @@ def _image(only: RankMemory, *, model_bytes: int, outer: int) -> int:
 
 
 def _ranks(
-    spec: JobSpec, recipe: Recipe, dataset: Dataset | ImageDataset | None, model: Any
+    spec: JobSpec, recipe: InnerOptions, dataset: Dataset | ImageDataset | None, model: Any
 ) -> tuple[list[RankMemory], Cut, int, int, int]:
     """Return the memory of each rank, and what was found on the way."""
     whole = {id(t): t for t in (*model.parameters(), *model.buffers())}

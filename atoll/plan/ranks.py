@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from atoll.errors import ConfigError
 from atoll.plan.cutting import gathered_together, is_sharded, shard_of
 from atoll.plan.stages import Stages
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.sharded_optimizer import ELEMENTWISE
 
 
@@ -80,7 +80,9 @@ class RankMemory:
 class Maker:
     """Finds the memory of ranks whose stages are known; inside of a mode of fake tensors."""
 
-    def __init__(self, recipe: Recipe, optimizer: Optimizer, groups: Mapping[str, int]) -> None:
+    def __init__(
+        self, recipe: InnerOptions, optimizer: Optimizer, groups: Mapping[str, int]
+    ) -> None:
         """Keep what is the same for all ranks.
 
         Args:

@@ -15,8 +15,8 @@ from atoll.plan.tracking import Tracking
 from atoll.strategies.inner.base import Rows
 from atoll.strategies.inner.options import (
     GPIPE,
+    InnerOptions,
     PipelineShape,
-    Recipe,
     check_microbatches,
     microbatches_of,
 )
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class StageOutput:
     """One pass of one microbatch through a rank's stages, in bytes."""
 
     kept: int
@@ -52,7 +52,7 @@ class Stages:
     """Of each of them."""
     names: Mapping[int, str]
     """Of the parameters, by `id`, in the whole model."""
-    passed: Passed
+    passed: StageOutput
     held: int
     """Passes that are kept for backward at one time."""
 
@@ -71,7 +71,7 @@ class Stages:
 class Cut:
     """A whole model on fake tensors, cut into what each place of the pipeline has."""
 
-    def __init__(self, model: Any, recipe: Recipe, *, batch: int) -> None:
+    def __init__(self, model: Any, recipe: InnerOptions, *, batch: int) -> None:
         """Take a model over; inside of a mode of fake tensors.
 
         Args:
@@ -129,7 +129,7 @@ class Cut:
         self, stages: list[list[nn.Module]], inputs: Tensor, targets: Tensor
     ) -> list[Stages]:
         values: tuple[Tensor, ...] = (inputs,)
-        passes: list[Passed] = []
+        passes: list[StageOutput] = []
         modules = [nn.ModuleList(units) for units in stages]
         for number, (module, units) in enumerate(zip(modules, stages, strict=True)):
             self._recompute(module, units)
@@ -160,7 +160,7 @@ class Cut:
     def _run(
         self, chain: Sequence[nn.Module], values: tuple[Tensor, ...], targets: Tensor | None,
         *, kept_output: bool,
-    ) -> tuple[Passed, tuple[Tensor, ...]]:  # fmt: skip
+    ) -> tuple[StageOutput, tuple[Tensor, ...]]:  # fmt: skip
         """Compute forward and backward; return what it took and the outputs."""
         word = self._recipe.precision
         own = [p for module in chain for p in module.parameters()]
@@ -181,13 +181,13 @@ class Cut:
             most = tracking.most_bytes
         for parameter in own:
             parameter.grad = None
-        return Passed(kept, copies, max(0, most - kept)), outputs
+        return StageOutput(kept, copies, max(0, most - kept)), outputs
 
 
-def _mean(passes: Sequence[Passed]) -> Passed:
+def _mean(passes: Sequence[StageOutput]) -> StageOutput:
     """Return the mean pass of a rank's stages; working memory is that of the largest."""
     count = len(passes)
-    return Passed(
+    return StageOutput(
         math.ceil(sum(p.kept for p in passes) / count),
         math.ceil(sum(p.copies for p in passes) / count),
         max(p.working for p in passes),

@@ -105,7 +105,7 @@ class _Named:
         return False
 
 
-class AloneChannel:
+class InMemoryChannel:
     """The channel of a process without a hub."""
 
     def __init__(self) -> None:

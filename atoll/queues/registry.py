@@ -15,7 +15,7 @@ from atoll.queues.topic import Topic
 from atoll.wire.messages import QueueOptions
 
 
-class Shelf:
+class QueueRegistry:
     """Hands out queues and topics; the same name gives the same object.
 
     Args:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from atoll.clock import RealClock
 from atoll.ids import slot_of
-from atoll.recovery.partial_state import Target
-from atoll.recovery.source import SourceDiffers, SourceFailed, SourceLied
+from atoll.recovery.partial_state import PartialState
+from atoll.recovery.source import SourceCorrupt, SourceDiffers, SourceFailed
 from atoll.wire.recovery_messages import MAX_RANGE, StateManifest
 
 AHEAD_S = 0.5
@@ -41,10 +41,10 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Assignment:
     """What one source fetches next."""
 
-    target: Target
+    target: PartialState
     indices: list[int]
 
 
@@ -75,17 +75,17 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class Board:
+class ChunkScheduler:
     """Shared by the threads of all sources, and the one that waits for them."""
 
     waiting: list[str]
     """Sources that were not asked yet, in the order in which to ask them."""
-    kept: Target | None = None
+    kept: PartialState | None = None
     """A shared image that an earlier attempt began; it goes on if it is still wanted."""
     progress: Progress | None = None
     over: bool = field(default=False, init=False)
-    shared: Target | None = field(default=None, init=False)
-    inner: Target | None = field(default=None, init=False)
+    shared: PartialState | None = field(default=None, init=False)
+    inner: PartialState | None = field(default=None, init=False)
     gave: set[str] = field(default_factory=set, init=False)
     """Sources of at least one chunk."""
     nbytes: int = field(default=0, init=False)
@@ -110,7 +110,7 @@ class Board:
             self._elect()
             self._condition.notify_all()
 
-    def claim(self, member: str) -> Claim | None:
+    def claim(self, member: str) -> Assignment | None:
         """Return what a source is to fetch next; None: nothing ever. Waits for either.
 
         Raises:
@@ -126,7 +126,7 @@ class Board:
                 self._condition.wait(_POLL_S)
             return None
 
-    def put(self, member: str, target: Target, index: int, chunk: memoryview) -> None:
+    def put(self, member: str, target: PartialState, index: int, chunk: memoryview) -> None:
         """A chunk came.
 
         Raises:
@@ -229,7 +229,7 @@ class Board:
             raise SourceFailed("it was given up already")
         return self._entries[member]
 
-    def _next(self, member: str, entry: _Entry) -> Claim | None:
+    def _next(self, member: str, entry: _Entry) -> Assignment | None:
         shared = self.shared
         if shared is None or entry.root != shared.root:
             if self._settled and not self._apart:
@@ -242,15 +242,15 @@ class Board:
         now, most = self._clock.monotonic(), entry.most()
         if not self._inner_from and self._suits(entry, shared):
             self._inner_from = member
-            self.inner = Target(entry.inner)
+            self.inner = PartialState(entry.inner)
         if self.inner is not None and member == self._inner_from:
             indices = self.inner.claim(member, most=most, now=now)
             if indices:
-                return Claim(self.inner, indices)
+                return Assignment(self.inner, indices)
         indices = shared.claim(member, most=most, now=now)
-        return Claim(shared, indices) if indices else None
+        return Assignment(shared, indices) if indices else None
 
-    def _suits(self, entry: _Entry, shared: Target) -> bool:
+    def _suits(self, entry: _Entry, shared: PartialState) -> bool:
         """Return whether the inner image should come from this source: none is much faster."""
         if not shared.untouched:
             return True
@@ -283,7 +283,7 @@ class Board:
             self.shared = self.kept
             self.shared.begin_again()
         else:
-            self.shared = Target(manifest)
+            self.shared = PartialState(manifest)
 
     def _check(self) -> None:
         """End it when everything is here, or nobody is left."""
@@ -318,7 +318,7 @@ def check_manifest(
     """
     given = (manifest.job, manifest.round, manifest.base, manifest.name)
     if given != (job, round_, base, name):
-        raise SourceLied(
+        raise SourceCorrupt(
             "its state is not the one that was asked for",
             given=f"{manifest.name[:20]} of job {manifest.job[:80]}, round {manifest.round}",
             expected=f"{name} of job {job}, round {round_}",

@@ -13,11 +13,11 @@ from atoll.recovery.source import (
     LEAST_BYTES_S,
     SILENT_S,
     SLOW_S,
+    ConnectionBroken,
+    SourceAdvanced,
+    SourceCorrupt,
     SourceFailed,
-    SourceLied,
-    SourceMoved,
     Take,
-    WayBroken,
     refused,
 )
 from atoll.wire.limits import CHUNK_BYTES
@@ -55,7 +55,7 @@ class DirectSource:
         """
         host, _, port = dial.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65_535:
-            raise WayBroken("this is not an address", given=dial[:100], expected="HOST:PORT")
+            raise ConnectionBroken("this is not an address", given=dial[:100], expected="HOST:PORT")
         self._headers = {"Authorization": f"Bearer {key}"}
         self._connection = http.client.HTTPConnection(
             host.strip("[]"), int(port), timeout=DIAL_S, blocksize=CHUNK_BYTES
@@ -72,7 +72,7 @@ class DirectSource:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.settimeout(SILENT_S)
         except OSError as error:
-            raise WayBroken("it cannot be dialled", given=str(error)) from error
+            raise ConnectionBroken("it cannot be dialled", given=str(error)) from error
 
     def ask(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
         """Return the answer to one ask; see :class:`Source`."""
@@ -87,9 +87,9 @@ class DirectSource:
         except TimeoutError as error:
             raise SourceFailed("it is silent", given=f"nothing for {SILENT_S:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise WayBroken("the connection broke", given=repr(error)[:200]) from error
+            raise ConnectionBroken("the connection broke", given=repr(error)[:200]) from error
         except WireError as error:
-            raise SourceLied(error.message()) from error
+            raise SourceCorrupt(error.message()) from error
 
     def fetch(self, round_: int, image: str, indices: Sequence[int], take: Take) -> None:
         """Hand over chunks; see :class:`Source`. `indices` follow each other."""
@@ -97,7 +97,7 @@ class DirectSource:
             run = indices[first : first + MAX_RANGE]
             answer, body = self.ask(StateAsk(0, CHUNK, round_, image, run[0], len(run)))
             if answer.status in (GONE, WAIT):
-                raise SourceMoved(answer.round)
+                raise SourceAdvanced(answer.round)
             if answer.status != OK:
                 raise refused(answer)
             for place, index in enumerate(run):
@@ -123,10 +123,10 @@ class DirectSource:
         self._response = self._connection.getresponse()
         status, size = self._response.status, self._response.length
         if status not in _ANSWERED and status != _BODY:
-            raise WayBroken("its port does not let us in", given=f"status {status}")
+            raise ConnectionBroken("its port does not let us in", given=f"status {status}")
         most = most if status == _BODY else MAX_ANSWER_BYTES
         if size is None or size > most:
-            raise SourceLied("it sends more than was asked for", given=f"{size} of {most} bytes")
+            raise SourceCorrupt("it sends more than was asked for", given=f"{size} of {most} bytes")
         return status, size
 
     def _receive(self, response: http.client.HTTPResponse, target: memoryview) -> None:

@@ -9,10 +9,17 @@ from atoll.clock import RealClock
 from atoll.errors import WireError
 from atoll.ids import session_id
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.chunk_scheduler import Board, check_manifest
+from atoll.recovery.chunk_scheduler import ChunkScheduler, check_manifest
 from atoll.recovery.direct_source import DirectSource
 from atoll.recovery.relay_source import RelaySource
-from atoll.recovery.source import Source, SourceFailed, SourceLied, SourceMoved, WayBroken, refused
+from atoll.recovery.source import (
+    ConnectionBroken,
+    Source,
+    SourceAdvanced,
+    SourceCorrupt,
+    SourceFailed,
+    refused,
+)
 from atoll.wire import messages
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.recovery_messages import (
@@ -45,11 +52,11 @@ _BREAKS = 3
 """Breaks of direct connections after which only the relay is used."""
 
 
-class Asking:
+class DonorSession:
     """The conversation with one donor. `run` is called on a thread of its own."""
 
     def __init__(
-        self, link: SyncLink, peer: messages.Source, *, job: str, round_: int, board: Board
+        self, link: SyncLink, peer: messages.Source, *, job: str, round_: int, board: ChunkScheduler
     ) -> None:
         """Prepare to ask `peer` for the state of a round."""
         self.member = peer.member
@@ -87,7 +94,7 @@ class Asking:
                             member, target, index, chunk
                         ),
                     )
-                except WayBroken:
+                except ConnectionBroken:
                     self._reconnect()
                 finally:
                     self._board.fetched(member)
@@ -119,7 +126,7 @@ class Asking:
                 return answer
             if answer.status == GONE:
                 if answer.round > self._round or waited_s > BEHIND_S:
-                    raise SourceMoved(answer.round)
+                    raise SourceAdvanced(answer.round)
             elif answer.status != WAIT:
                 raise refused(answer)
             if waited_s > READY_S or self._closed:
@@ -133,7 +140,7 @@ class Asking:
         for dial in self._dials:
             try:
                 self._direct = DirectSource(dial, key=self._key)
-            except WayBroken:
+            except ConnectionBroken:
                 continue
             if self._closed:
                 self._direct.close()
@@ -152,16 +159,18 @@ class Asking:
         """Return the manifest of one image, checked against the offer and what was asked for."""
         line = next((image for image in offer.images if image.name == name), None)
         if line is None or not 0 < line.manifest_bytes <= MAX_MANIFEST_BYTES:
-            raise SourceLied("its offer is incomplete", given=f"no {name}, or too large a manifest")
+            raise SourceCorrupt(
+                "its offer is incomplete", given=f"no {name}, or too large a manifest"
+            )
         try:
             manifest = decode_state_manifest(self._read(line))
-        except WayBroken:
+        except ConnectionBroken:
             self._reconnect()
             return self._manifest(offer, name)
         except WireError as error:
-            raise SourceLied("its manifest is malformed", given=error.message()[:300]) from error
+            raise SourceCorrupt("its manifest is malformed", given=error.message()[:300]) from error
         if manifest.root != line.root or manifest.nbytes != line.nbytes:
-            raise SourceLied("its manifest is not the one it offered", given=name)
+            raise SourceCorrupt("its manifest is not the one it offered", given=name)
         return check_manifest(
             manifest, job=self._job, round_=self._round, base=offer.base, name=name
         )
@@ -173,12 +182,12 @@ class Asking:
         for first in range(0, count_chunks(line.manifest_bytes), step):
             answer, body = self._way.ask(StateAsk(0, MANIFEST, self._round, line.name, first, step))
             if answer.status in (GONE, WAIT):
-                raise SourceMoved(answer.round)
+                raise SourceAdvanced(answer.round)
             if answer.status != OK:
                 raise refused(answer)
             data += body
             if len(data) > line.manifest_bytes or len(body) > step * CHUNK_BYTES:
-                raise SourceLied("its manifest is longer than it said", given=line.name)
+                raise SourceCorrupt("its manifest is longer than it said", given=line.name)
         return bytes(data)
 
 

@@ -11,10 +11,10 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, GroupLeft
 from atoll.ids import slot_of
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.chunk_scheduler import Board, Progress
-from atoll.recovery.donor_session import Asking, in_turn
-from atoll.recovery.partial_state import Target
-from atoll.recovery.source import SourceDiffers, SourceLied, SourceMoved
+from atoll.recovery.chunk_scheduler import ChunkScheduler, Progress
+from atoll.recovery.donor_session import DonorSession, in_turn
+from atoll.recovery.partial_state import PartialState
+from atoll.recovery.source import SourceAdvanced, SourceCorrupt, SourceDiffers
 from atoll.wire.messages import Event, Sources
 
 log = logging.getLogger(__name__)
@@ -39,18 +39,18 @@ class Fetch:
     """Monotonic time at which to give up."""
     stop: Callable[[], bool] = lambda: False
     progress: Progress | None = None
-    kept: Target | None = None
+    kept: PartialState | None = None
     """A shared image that an earlier attempt began."""
     failed: dict[str, str] = field(default_factory=dict, init=False)
     """Sources that gave nothing usable, and why."""
     differing: set[str] = field(default_factory=set, init=False)
     """Of them, those that merely differ from the others; they may be the ones that are right."""
-    board: Board = field(init=False)
-    _askings: list[Asking] = field(default_factory=list, init=False)
+    board: ChunkScheduler = field(init=False)
+    _askings: list[DonorSession] = field(default_factory=list, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def run(self) -> Board:
+    def run(self) -> ChunkScheduler:
         """Return the board when it is complete, or when no source is left.
 
         Raises:
@@ -59,12 +59,12 @@ class Fetch:
         """
         peers = {peer.member: peer for peer in self.answer.peers if peer.member != self.me}
         order = in_turn(list(peers.values()), me=slot_of(self.me))
-        board = self.board = Board(order, kept=self.kept, progress=self.progress)
+        board = self.board = ChunkScheduler(order, kept=self.kept, progress=self.progress)
         clock, gather = RealClock(), 0.0
         try:
             while not board.over:
                 for member in board.due():
-                    asking = Asking(
+                    asking = DonorSession(
                         self.link, peers[member], job=self.job,
                         round_=self.answer.round, board=board,
                     )  # fmt: skip
@@ -81,7 +81,7 @@ class Fetch:
             self._end()
         return board
 
-    def _start(self, member: str, asking: Asking) -> None:
+    def _start(self, member: str, asking: DonorSession) -> None:
         self._askings.append(asking)
         thread = threading.Thread(
             target=self._ask, args=(member, asking), name=f"state-of-{member}", daemon=True
@@ -89,18 +89,18 @@ class Fetch:
         self._threads.append(thread)
         thread.start()
 
-    def _ask(self, member: str, asking: Asking) -> None:
+    def _ask(self, member: str, asking: DonorSession) -> None:
         """Run on the thread of one source: whatever ends it is told, once."""
         reason, kind = "", "recovery-source-lost"
         try:
             asking.run()
-        except SourceMoved as moved:
+        except SourceAdvanced as moved:
             log.info("%s stands on round %d, not %d", member, moved.stands, self.answer.round)
             if moved.stands < self.answer.round:
                 reason = f"it stands on round {moved.stands}"
         except AtollError as error:
             reason = error.message()
-            kind = "recovery-source-refused" if isinstance(error, SourceLied) else kind
+            kind = "recovery-source-refused" if isinstance(error, SourceCorrupt) else kind
             if isinstance(error, SourceDiffers):
                 self.differing.add(member)
         except Exception as error:  # bytes of a stranger: whatever they did, it ends this one only

@@ -33,7 +33,7 @@ IDLE_S = 30.0
 """Time for every later head, and for every chunk to be taken."""
 
 
-class Door:
+class HttpStateServer:
     """A server in threads of its own, from its making until `close`."""
 
     def __init__(

@@ -6,14 +6,14 @@ import bisect
 
 import torch
 
-from atoll.recovery.source import SourceFailed, SourceLied
+from atoll.recovery.source import SourceCorrupt, SourceFailed
 from atoll.wire.recovery_messages import StateManifest
 
 STEAL_AFTER_S = 0.5
 """A chunk that was asked for so long ago is asked for elsewhere too, when nothing else is left."""
 
 
-class Target:
+class PartialState:
     """A buffer that fills up. `check` is called from many threads, all else with a lock held."""
 
     def __init__(self, manifest: StateManifest) -> None:
@@ -71,12 +71,12 @@ class Target:
         """
         manifest = self.manifest
         if not 0 <= index < manifest.count or chunk.nbytes != manifest.size_of(index):
-            raise SourceLied(
+            raise SourceCorrupt(
                 f"a chunk of {manifest.name} has the wrong size",
                 given=f"{chunk.nbytes} bytes as chunk {index}",
             )
         if not manifest.fits(index, chunk):
-            raise SourceLied(f"a chunk of {manifest.name} is damaged", given=f"chunk {index}")
+            raise SourceCorrupt(f"a chunk of {manifest.name} is damaged", given=f"chunk {index}")
 
     def store(self, index: int, chunk: memoryview) -> bool:
         """Keep a chunk that was checked; return whether it is new."""

@@ -12,9 +12,9 @@ from atoll.checkpoint.format.part import Part
 from atoll.clock import RealClock
 from atoll.errors import CheckpointCorrupt, DeadlineExceeded, GroupLeft
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.chunk_scheduler import Board, Progress
+from atoll.recovery.chunk_scheduler import ChunkScheduler, Progress
 from atoll.recovery.fetch import Fetch
-from atoll.recovery.partial_state import Target
+from atoll.recovery.partial_state import PartialState
 from atoll.wire.messages import Event, Recover, Sources
 from atoll.wire.recovery_messages import INNER, SHARED
 
@@ -89,7 +89,7 @@ def recover(
     clock = RealClock()
     began, nbytes, pause_s = clock.monotonic(), 0, FIRST_PAUSE_S
     failed = set(distrusted or ())
-    kept: Target | None = None
+    kept: PartialState | None = None
     round_ = -1
     while True:
         answer = ask(Recover(sorted(failed)))
@@ -126,7 +126,7 @@ def _without_peers(answer: Sources, checkpoint: Checkpoint | None, seconds: floa
     return Recovered(answer.round, "", shared, inner, sources, seconds, 0, answer)
 
 
-def _parts(board: Board, fetch: Fetch) -> tuple[Part, Part | None] | None:
+def _parts(board: ChunkScheduler, fetch: Fetch) -> tuple[Part, Part | None] | None:
     """Return the parts in complete images; None if what all sources agree on is no state."""
     if board.shared is None:
         return None

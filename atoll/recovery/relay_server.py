@@ -36,7 +36,7 @@ Sent = tuple[int, str, int]
 """Number of the ask, image and index; the number of a chunk does not count."""
 
 
-class Desk:
+class RelayStateServer:
     """A thread that answers what comes over a link, from its making until `close`."""
 
     def __init__(self, answer: Answerer, *, link: SyncLink) -> None:

@@ -10,7 +10,7 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, WireError
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.source import SourceFailed, SourceLied, SourceMoved, Take, refused
+from atoll.recovery.source import SourceAdvanced, SourceCorrupt, SourceFailed, Take, refused
 from atoll.wire.messages import Undeliverable
 from atoll.wire.recovery_messages import (
     ANSWERS,
@@ -99,7 +99,7 @@ class RelaySource:
         if answer.number != 0:
             return -1  # late, of an ask that was answered
         if answer.status in (GONE, WAIT):
-            raise SourceMoved(answer.round)
+            raise SourceAdvanced(answer.round)
         if answer.status != OK:
             raise refused(answer)
         wanted = (answer.round, answer.image) == (round_, image) and answer.index in under_way
@@ -128,7 +128,7 @@ class RelaySource:
             try:
                 return unpack_answer(item.payload)
             except WireError as error:
-                raise SourceLied(error.message()) from error
+                raise SourceCorrupt(error.message()) from error
         if isinstance(item, Reconnected):
             self._ask_again = True
         elif isinstance(item, Undeliverable) and item.to == self._address:

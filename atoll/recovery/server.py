@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.http_server import Door
-from atoll.recovery.relay_server import Desk
-from atoll.recovery.snapshot_cache import Shelf, StateOf, Still
+from atoll.recovery.http_server import HttpStateServer
+from atoll.recovery.relay_server import RelayStateServer
+from atoll.recovery.snapshot_cache import SnapshotCache, StateOf, Still
 
 log = logging.getLogger(__name__)
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 class StateServer:
     """Gives the committed state to members of the job, directly and through the hub.
 
-    Training is held up only while an image is copied, see :mod:`atoll.recovery.snapshot_cache`. A direct
-    asker brings a key that this member tells through the hub to members of its job only, or the
-    job's token.
+    Training is held up only while an image is copied, see :mod:`atoll.recovery.snapshot_cache`. A
+    direct asker brings a key that this member tells through the hub to members of its job only, or
+    the job's token.
     """
 
     def __init__(self, *, job: str, token: str, address: str, link: SyncLink | None) -> None:
@@ -34,18 +34,18 @@ class StateServer:
             link: The member's session with the hub; None: be reached directly only.
         """
         key = secrets.token_urlsafe(24)
-        self._shelf = Shelf(job=job, key=key)
-        self._door: Door | None = None
+        self._shelf = SnapshotCache(job=job, key=key)
+        self._door: HttpStateServer | None = None
         self.dial: list[str] = []
         """host:port where it listens; empty: nowhere."""
         if address:
             try:
-                self._door = Door(self._shelf.answer, address=address, keys=(key, token))
+                self._door = HttpStateServer(self._shelf.answer, address=address, keys=(key, token))
                 host = f"[{address}]" if ":" in address else address
                 self.dial = [f"{host}:{self._door.port}"]
             except OSError as error:
                 log.warning("the state is given through the hub only: %s: %s", address, error)
-        self._desk = Desk(self._shelf.answer, link=link) if link is not None else None
+        self._desk = RelayStateServer(self._shelf.answer, link=link) if link is not None else None
 
     def offer(self, state: StateOf, *, still: Still) -> None:
         """Give this state to whoever asks, from now on.

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from atoll.checkpoint.format.memory_image import Image, image_nbytes
+from atoll.checkpoint.format.memory_image import MemoryImage, image_nbytes
 from atoll.checkpoint.format.part import Part
 from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded
@@ -86,7 +86,7 @@ Still = Callable[..., AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldSnapshot:
     """One image and its manifest."""
 
     view: memoryview
@@ -95,12 +95,12 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Shelved:
+class _CachedSnapshot:
     """The images of one round."""
 
     base: str
     alike: bool
-    images: dict[str, _Held]
+    images: dict[str, _HeldSnapshot]
     used: float
     """Monotonic time of the last ask."""
     seen: float
@@ -117,7 +117,7 @@ class _Outcome:
     at: float
 
 
-class Shelf:
+class SnapshotCache:
     """Answers asks, from any thread, without ever waiting for the training."""
 
     def __init__(self, *, job: str, key: str = "", idle_s: float = IDLE_S) -> None:
@@ -132,7 +132,7 @@ class Shelf:
         self._clock = RealClock()
         self._condition = threading.Condition()
         self._state: tuple[StateOf, Still] | None = None
-        self._rounds: dict[int, _Shelved] = {}
+        self._rounds: dict[int, _CachedSnapshot] = {}
         self._wanted: list[int] = []
         self._outcomes: dict[int, _Outcome] = {}
         self._closed = False
@@ -267,7 +267,7 @@ class Shelf:
             if stands != round_:
                 return stands
             images = [
-                Image(part, buffer=buffer if buffer.nbytes >= image_nbytes(part) else None)
+                MemoryImage(part, buffer=buffer if buffer.nbytes >= image_nbytes(part) else None)
                 for part, buffer in zip(state.parts(), buffers, strict=True)
             ]
         held = {
@@ -277,7 +277,7 @@ class Shelf:
         with self._condition:
             if self._state is not None and self._state[0] is state:
                 now = self._clock.monotonic()
-                self._rounds[round_] = _Shelved(base, state.alike, held, now, now)
+                self._rounds[round_] = _CachedSnapshot(base, state.alike, held, now, now)
                 self._outcomes.pop(round_, None)
         return stands
 
@@ -302,7 +302,7 @@ class Shelf:
         with self._condition:
             self._rounds = {r: s for r, s in self._rounds.items() if r <= stands}
 
-    def _held(self, view: memoryview, round_: int, base: str, name: str) -> _Held:
+    def _held(self, view: memoryview, round_: int, base: str, name: str) -> _HeldSnapshot:
         manifest = state_manifest(view, job=self._job, round_=round_, base=base, name=name)
         encoded = encode_state_manifest(manifest)
         if len(encoded) > MAX_MANIFEST_BYTES:
@@ -313,7 +313,7 @@ class Shelf:
                 remedy="newcomers start from a checkpoint",
             )
         offer = ImageOffer(name, view.nbytes, manifest.root, len(encoded))
-        return _Held(view, memoryview(encoded), offer)
+        return _HeldSnapshot(view, memoryview(encoded), offer)
 
     def _make_room(self) -> None:
         """Drop the round that was asked for longest ago, if there are as many as allowed."""

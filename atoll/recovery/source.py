@@ -26,15 +26,15 @@ class SourceFailed(GroupError):
     """A source is of no use any more, whatever way it is asked on; `what` names the reason."""
 
 
-class SourceLied(SourceFailed):
+class SourceCorrupt(SourceFailed):
     """A source sent what it must not; nothing of it is believed."""
 
 
-class SourceDiffers(SourceLied):
+class SourceDiffers(SourceCorrupt):
     """What a source has is not what most have. Who is wrong shows when the state is loaded."""
 
 
-class SourceMoved(GroupError):
+class SourceAdvanced(GroupError):
     """A source does not stand on the round that was asked for."""
 
     def __init__(self, stands: int) -> None:
@@ -43,7 +43,7 @@ class SourceMoved(GroupError):
         self.stands = stands
 
 
-class WayBroken(GroupError):
+class ConnectionBroken(GroupError):
     """This way to a source is broken; another may not be."""
 
 

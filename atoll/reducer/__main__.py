@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from atoll.config import worker_environment
 from atoll.errors import AtollError, ConfigError
 from atoll.ids import session_id
-from atoll.net.endpoint import way_of
+from atoll.net.endpoint import endpoint_of
 from atoll.net.sync_link import connect
 
 log = logging.getLogger("atoll.reducer")
@@ -56,7 +56,11 @@ def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
         )  # fmt: skip
     session = session_id(worker.job, worker.member)
     with connect(
-        hub or worker.hub, session=session, token=worker.token, way=way_of(worker), patient=True
+        hub or worker.hub,
+        session=session,
+        token=worker.token,
+        way=endpoint_of(worker),
+        patient=True,
     ) as link:
         log.info("reducing for job %s", worker.job)
         Reducer(link, job=worker.job, away_s=away_s).serve(stop=stop)

@@ -34,7 +34,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class PeerMessage:
     """One packet on its way to some members."""
 
     to: tuple[str, ...]
@@ -42,7 +42,7 @@ class Parcel:
     packet: Packet
 
 
-class Slip(msgspec.Struct, frozen=True, array_like=True):
+class Header(msgspec.Struct, frozen=True, array_like=True):
     """What a table says of one parcel."""
 
     names: list[str]
@@ -52,34 +52,34 @@ class Slip(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Given(msgspec.Struct, frozen=True, array_like=True):
+class Routed(msgspec.Struct, frozen=True, array_like=True):
     """The table of what one member gives."""
 
-    slips: list[Slip]
+    slips: list[Header]
 
 
-class Handed(msgspec.Struct, frozen=True, array_like=True):
+class Received(msgspec.Struct, frozen=True, array_like=True):
     """The table of what one member gets."""
 
-    slips: list[Slip]
+    slips: list[Header]
     weights: dict[str, float]
     """Of all contributors, in slot order."""
     digest: str
 
 
-TableT = TypeVar("TableT", Given, Handed)
+TableT = TypeVar("TableT", Routed, Received)
 
-_given = msgspec.msgpack.Decoder(Given)
-_handed = msgspec.msgpack.Decoder(Handed)
+_given = msgspec.msgpack.Decoder(Routed)
+_handed = msgspec.msgpack.Decoder(Received)
 _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Gift:
+class Outgoing:
     """What one member gives in a swap."""
 
     member: str
-    parcels: tuple[Parcel, ...]
+    parcels: tuple[PeerMessage, ...]
     weight: float
     digest: bytes
     """BLAKE2b over the packet with everything."""
@@ -91,8 +91,8 @@ class Gift:
 
     @classmethod
     def of(
-        cls, member: str, parcels: Sequence[Parcel], *, weight: float, members: Collection[str]
-    ) -> Gift:
+        cls, member: str, parcels: Sequence[PeerMessage], *, weight: float, members: Collection[str]
+    ) -> Outgoing:
         """Return what a member gives to other members of a plan; what is for nobody stays out.
 
         Raises:
@@ -100,11 +100,11 @@ class Gift:
         """
         if not is_weight(weight):
             raise GroupError("a weight is not usable", given=f"{weight} from {member}")
-        outward: list[Parcel] = []
+        outward: list[PeerMessage] = []
         for parcel in parcels:
             to = tuple(name for name in parcel.to if name in members and name != member)
             if to:
-                outward.append(Parcel(to, parcel.packet))
+                outward.append(PeerMessage(to, parcel.packet))
         gift = cls(member, tuple(outward), weight, b"")
         digest = hashlib.blake2b(digest_size=16)
         for part in gift.parts():
@@ -113,7 +113,7 @@ class Gift:
 
     def parts(self) -> list[Buffer]:
         """Return the buffers that make up the packet with everything."""
-        table = _encoder.encode(Given([_slip(p.to, p.packet) for p in self.parcels]))
+        table = _encoder.encode(Routed([_slip(p.to, p.packet) for p in self.parcels]))
         return _framed(table, [parcel.packet.data for parcel in self.parcels])
 
     def packed(self) -> bytearray:
@@ -125,12 +125,12 @@ class Gift:
         chosen = [p for p in self.parcels if member in p.to]
         if not chosen:
             return bytearray()
-        table = _encoder.encode(Given([_slip((member,), p.packet) for p in chosen]))
+        table = _encoder.encode(Routed([_slip((member,), p.packet) for p in chosen]))
         return bytearray().join(_framed(table, [p.packet.data for p in chosen]))
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveredMessage:
     """What one member gets in a swap."""
 
     packets: dict[str, list[Packet]]
@@ -140,17 +140,17 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class DealtBundle:
     """Everything that was given in a swap, as the one who hands it out sees it."""
 
-    gifts: tuple[Gift, ...]
+    gifts: tuple[Outgoing, ...]
     """In member order."""
     digest: str
 
     @classmethod
-    def of(cls, gifts: Sequence[Gift]) -> Dealt:
+    def of(cls, gifts: Sequence[Outgoing]) -> DealtBundle:
         """Return all gifts, in member order, with their common digest."""
-        digest = swap_digest({gift.member: gift.digest for gift in gifts})
+        digest = all_to_all_digest({gift.member: gift.digest for gift in gifts})
         return cls(tuple(gifts), digest)
 
     @property
@@ -163,16 +163,16 @@ class Dealt:
         found = {g.member: [p.packet for p in g.parcels if member in p.to] for g in self.gifts}
         return {sender: packets for sender, packets in found.items() if packets}
 
-    def for_member(self, member: str) -> Handout:
+    def for_member(self, member: str) -> Bundle:
         """Return what a member gets, ready to be sent in pieces."""
         packets = self.packets_for(member)
         slips = [_slip((sender,), packet) for sender in packets for packet in packets[sender]]
-        table = _encoder.encode(Handed(slips, self.weights, self.digest))
+        table = _encoder.encode(Received(slips, self.weights, self.digest))
         data = [packet.data for sender in packets for packet in packets[sender]]
-        return Handout(_framed(table, data))
+        return Bundle(_framed(table, data))
 
 
-class Handout:
+class Bundle:
     """Several buffers that are sent as one packet, in pieces, without putting them together."""
 
     def __init__(self, parts: Sequence[Buffer]) -> None:
@@ -197,15 +197,17 @@ class Handout:
             yield index, gathered
 
 
-def opened_gift(member: str, data: Buffer, *, weight: float, members: Collection[str]) -> Gift:
+def open_outgoing(
+    member: str, data: Buffer, *, weight: float, members: Collection[str]
+) -> Outgoing:
     """Return what a member gave, from its packet; the parcels are views of it.
 
     Raises:
         WireError: the table is malformed, or does not fit the bytes, or names the sender itself or
             somebody outside the plan.
     """
-    table, packets = _opened(data, Given, sender=member)
-    parcels: list[Parcel] = []
+    table, packets = _opened(data, Routed, sender=member)
+    parcels: list[PeerMessage] = []
     for slip, packet in zip(table.slips, packets, strict=True):
         others = {*members} - {member}
         if not slip.names or not set(slip.names) <= others:
@@ -213,27 +215,27 @@ def opened_gift(member: str, data: Buffer, *, weight: float, members: Collection
                 f"a parcel of {member} is for nobody else in the plan",
                 given=", ".join(slip.names), expected=f"some of {', '.join(sorted(others))}",
             )  # fmt: skip
-        parcels.append(Parcel(tuple(slip.names), packet))
+        parcels.append(PeerMessage(tuple(slip.names), packet))
     digest = hashlib.blake2b(data, digest_size=16).digest()
-    return Gift(member, tuple(parcels), weight, digest)
+    return Outgoing(member, tuple(parcels), weight, digest)
 
 
-def opened_for_me(sender: str, data: Buffer) -> list[Packet]:
+def open_own(sender: str, data: Buffer) -> list[Packet]:
     """Return what one member sent to this one; the packets are views.
 
     Raises:
         WireError: it is malformed.
     """
-    return _opened(data, Given, sender=sender)[1] if len(data) else []
+    return _opened(data, Routed, sender=sender)[1] if len(data) else []
 
 
-def opened_handout(data: Buffer, *, me: str, members: Sequence[str]) -> Delivered:
+def open_bundle(data: Buffer, *, me: str, members: Sequence[str]) -> DeliveredMessage:
     """Return what this member gets, from its packet; the packets are views of it.
 
     Raises:
         WireError: it is malformed, or names somebody outside the plan.
     """
-    table, packets = _opened(data, Handed, sender="the reducer")
+    table, packets = _opened(data, Received, sender="the reducer")
     if list(table.weights) != [member for member in members if member in table.weights]:
         raise WireError("a swap has contributors outside the plan", given=str([*table.weights]))
     if not all(is_weight(weight) for weight in table.weights.values()):
@@ -245,10 +247,10 @@ def opened_handout(data: Buffer, *, me: str, members: Sequence[str]) -> Delivere
             raise WireError("a parcel has no sender in the plan", given=", ".join(slip.names))
         found.setdefault(sender, []).append(packet)
     ordered = {member: found[member] for member in members if member in found}
-    return Delivered(ordered, table.weights, table.digest)
+    return DeliveredMessage(ordered, table.weights, table.digest)
 
 
-def swap_digest(digests: Mapping[str, bytes]) -> str:
+def all_to_all_digest(digests: Mapping[str, bytes]) -> str:
     """Return what members compare before they commit to a swap.
 
     Args:
@@ -257,8 +259,8 @@ def swap_digest(digests: Mapping[str, bytes]) -> str:
     return result_digest(list(digests.values()), list(digests))
 
 
-def _slip(names: Sequence[str], packet: Packet) -> Slip:
-    return Slip(list(names), packet.codec, list(packet.sizes), len(packet.data))
+def _slip(names: Sequence[str], packet: Packet) -> Header:
+    return Header(list(names), packet.codec, list(packet.sizes), len(packet.data))
 
 
 def _framed(table: bytes, data: Sequence[Buffer]) -> list[Buffer]:
@@ -285,7 +287,7 @@ def _opened(data: Buffer, kind: type[TableT], *, sender: str) -> tuple[TableT, l
         (length,) = _LENGTH.unpack_from(view)
         if length > min(MAX_TABLE_BYTES, len(view) - _LENGTH.size):
             raise WireError("the table of parcels is too long", given=f"{length} bytes")
-        decoder = _given if kind is Given else _handed
+        decoder = _given if kind is Routed else _handed
         table = decoder.decode(view[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, *MALFORMED) as error:
         raise WireError(f"the parcels of {sender} are malformed", given=str(error)) from error

@@ -20,7 +20,7 @@ from atoll.reducer.mean import Share
 
 
 @runtime_checkable
-class Cuttable(Protocol):
+class Sliceable(Protocol):
     """A codec whose packets can be cut, so that a part is decoded alone."""
 
     @property
@@ -31,7 +31,7 @@ class Cuttable(Protocol):
         """Return the packet of the elements from `start` to `stop`."""
 
 
-class Rows:
+class BlockView:
     """n contributions, decoded strip by strip.
 
     Codecs whose packets can be cut need memory for one strip of each vector; packets of others are
@@ -108,14 +108,14 @@ class Rows:
 
     def _width(self) -> int:
         """Return the columns of a strip."""
-        if not isinstance(self._codec, Cuttable):
+        if not isinstance(self._codec, Sliceable):
             return STRIP
         grain = self._codec.grain
         return max(1, STRIP // grain) * grain
 
     def _part(self, index: int, start: int, stop: int) -> Tensor:
         """Return a piece of a row as it was sent, (stop - start,)."""
-        if isinstance(self._codec, Cuttable):
+        if isinstance(self._codec, Sliceable):
             packet = self._codec.cut(self.shares[index].packet, start, stop)
             return self._codec.decode(packet)
         if index not in self._whole:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from atoll.reducer.block_view import Rows
+from atoll.reducer.block_view import BlockView
 
 
 def buckets_of(members: Sequence[str], *, size: int, seed: str) -> list[list[int]]:
@@ -43,9 +43,9 @@ def buckets_of(members: Sequence[str], *, size: int, seed: str) -> list[list[int
 
 
 class Bucketed:
-    """The means of buckets as the rows of a matrix that is never whole in memory; see `Rows`."""
+    """The means of buckets as rows of a matrix that is never whole in memory; see `BlockView`."""
 
-    def __init__(self, rows: Rows, buckets: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: BlockView, buckets: Sequence[Sequence[int]]) -> None:
         """Look at rows, all of which MUST be in one bucket each."""
         self._rows, self._buckets = rows, [list(bucket) for bucket in buckets]
         self.num_elements = rows.num_elements

@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.errors import AtollError, GroupError, PeerRefused
 from atoll.reducer.admission import Candidate, admit, evictions
-from atoll.reducer.block_view import Rows
+from atoll.reducer.block_view import BlockView
 from atoll.reducer.buckets import Bucketed, buckets_of
 from atoll.reducer.mean import (
     Averaged,
@@ -32,15 +32,15 @@ from atoll.reducer.mean import (
     not_finite,
     total_weight,
 )
-from atoll.reducer.norm_history import History, Memory
-from atoll.reducer.policies import Policy, Rule, fitted, parse_policy
+from atoll.reducer.norm_history import History, NormHistory
+from atoll.reducer.policies import AggregationPolicy, Rule, fitted, parse_policy
 from atoll.reducer.rules.clipping import centred_clipping
 from atoll.reducer.rules.distances import squared_distances
 from atoll.reducer.rules.geometric import geometric_median
 from atoll.reducer.rules.krum import krum
 from atoll.reducer.rules.order import median, trimmed_mean
 
-__all__ = ["Memory", "averaged", "combine"]
+__all__ = ["NormHistory", "averaged", "combine"]
 
 FAR = 1000.0
 """A contribution that is so many times longer than the median one is shortened to that before
@@ -52,7 +52,7 @@ def combine(
     *,
     codec: Codec,
     policy: str = "",
-    memory: Memory | None = None,
+    memory: NormHistory | None = None,
     round_: int = 0,
 ) -> Mean:
     """Return what contributions that fit each other come to, encoded.
@@ -78,7 +78,7 @@ def averaged(
     *,
     codec: Codec,
     policy: str = "",
-    memory: Memory | None = None,
+    memory: NormHistory | None = None,
     round_: int = 0,
 ) -> Averaged:
     """Return what :func:`combine` encodes."""
@@ -108,7 +108,7 @@ def averaged(
 
 
 @dataclass(frozen=True, slots=True)
-class _LetIn:
+class _Admitted:
     """Contributions with a weight that are to be combined."""
 
     rule: Rule
@@ -122,7 +122,9 @@ class _LetIn:
     history: History
 
 
-def _history(policy: Policy, text: str, memory: Memory | None, round_: int) -> History:
+def _history(
+    policy: AggregationPolicy, text: str, memory: NormHistory | None, round_: int
+) -> History:
     """Return what is known of earlier rounds."""
     remembers = policy.aggregate.name == "clip" or policy.admission.name != "finite"
     if memory is None and remembers:
@@ -134,13 +136,13 @@ def _history(policy: Policy, text: str, memory: Memory | None, round_: int) -> H
 
 
 def _let_in(
-    shares: Sequence[Share], codec: Codec, policy: Policy, history: History, round_: int
-) -> _LetIn:
+    shares: Sequence[Share], codec: Codec, policy: AggregationPolicy, history: History, round_: int
+) -> _Admitted:
     """Return the contributions that count: finite, and admitted."""
     left_out = {s.member: bad_weight(s) for s in shares if not is_weight(s.weight)}
     weighty = [s for s in shares if s.member not in left_out and s.weight > 0.0]
     total_weight(weighty, left_out)
-    norms = dict(zip((s.member for s in weighty), Rows(weighty, codec).norms(), strict=True))
+    norms = dict(zip((s.member for s in weighty), BlockView(weighty, codec).norms(), strict=True))
     left_out |= {s.member: not_finite(s) for s in weighty if not math.isfinite(norms[s.member])}
     weighty = [s for s in weighty if s.member not in left_out]
     scales, weights = {s.member: 1.0 for s in weighty}, {s.member: s.weight for s in weighty}
@@ -153,7 +155,7 @@ def _let_in(
         left_out, history = dict(admitted.rejected), admitted.history
         weighty = [s for s in weighty if s.member in scales]
     total_weight(weighty, left_out)
-    return _LetIn(
+    return _Admitted(
         rule=fitted(policy.aggregate, len(weighty), found=len(left_out)),
         shares=weighty,
         norms=[norms[s.member] * scales[s.member] for s in weighty],
@@ -164,7 +166,7 @@ def _let_in(
     )
 
 
-def _aggregate(let_in: _LetIn, codec: Codec, history: History, *, seed: str) -> Tensor:
+def _aggregate(let_in: _Admitted, codec: Codec, history: History, *, seed: str) -> Tensor:
     """Return the one vector, (P,); `seed` says who is in one bucket with whom."""
     rule, name = let_in.rule, let_in.rule.name
     if name in ("mean", "sum"):
@@ -192,16 +194,18 @@ def _aggregate(let_in: _LetIn, codec: Codec, history: History, *, seed: str) -> 
     return rows.combination(krum(squares, bad=bad, best=best, ties=rows.digests()))
 
 
-def _rows(let_in: _LetIn, codec: Codec, scales: Sequence[float], *, seed: str) -> Rows | Bucketed:
+def _rows(
+    let_in: _Admitted, codec: Codec, scales: Sequence[float], *, seed: str
+) -> BlockView | Bucketed:
     """Return what the rule is to look at: the contributions, or the means of their buckets."""
-    rows = Rows(let_in.shares, codec, scales=scales)
+    rows = BlockView(let_in.shares, codec, scales=scales)
     if let_in.rule.bucket == 1:
         return rows
     members = [share.member for share in let_in.shares]
     return Bucketed(rows, buckets_of(members, size=let_in.rule.bucket, seed=seed))
 
 
-def _mean(let_in: _LetIn, codec: Codec) -> Tensor:
+def _mean(let_in: _Admitted, codec: Codec) -> Tensor:
     """Return the weighted mean; that of :func:`average` to the bit where nothing was shortened."""
     shares = [
         replace(share, weight=weight)
@@ -210,11 +214,11 @@ def _mean(let_in: _LetIn, codec: Codec) -> Tensor:
     if all(scale == 1.0 for scale in let_in.scales):
         return average(shares, codec=codec).vector
     total = math.fsum(let_in.weights)
-    rows = Rows(shares, codec, scales=let_in.scales)
+    rows = BlockView(shares, codec, scales=let_in.scales)
     return rows.combination([weight / total for weight in let_in.weights])
 
 
-def _by_coordinate(rows: Rows | Bucketed, rule: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_coordinate(rows: BlockView | Bucketed, rule: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a rule's vector, strip by strip."""
     vector = torch.empty(rows.num_elements)
     for where, strip in rows.strips():
@@ -222,7 +226,7 @@ def _by_coordinate(rows: Rows | Bucketed, rule: Callable[[Tensor], Tensor]) -> T
     return vector
 
 
-def _clipped(rows: Rows | Bucketed, rule: Rule, history: History) -> Tensor:
+def _clipped(rows: BlockView | Bucketed, rule: Rule, history: History) -> Tensor:
     """Return the last aggregate, moved by centred clipping."""
     start = history.aggregate
     if start is None or start.numel() != rows.num_elements:

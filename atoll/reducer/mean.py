@@ -68,7 +68,7 @@ class Mean:
     """Members that nothing is taken from any more, with the reason."""
 
 
-def odd_ones(shares: Sequence[Share]) -> dict[str, AtollError]:
+def minority(shares: Sequence[Share]) -> dict[str, AtollError]:
     """Return an error for every member whose codec, sizes or policy differ from those of the most.
 
     On a tie the first member in order is right.

@@ -42,7 +42,7 @@ class _Entry:
     staged: History
 
 
-class Memory:
+class NormHistory:
     """Histories by policy and vector; used by one thread at a time."""
 
     def __init__(self) -> None:

@@ -24,8 +24,17 @@ from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, LossNotFinite, WireError
 from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
 from atoll.reducer.update_rules import compensate, late_factor, make_rule
-from atoll.reducer.worker_clocks import Pupil, Reply, ServerRoll
-from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
+from atoll.reducer.worker_clocks import Reply, WorkerClock, WorkerClocks
+from atoll.wire.parameter_server_messages import (
+    Answer,
+    Ask,
+    Attach,
+    Fetch,
+    Leftover,
+    Load,
+    Push,
+    Setup,
+)
 
 Answers = list[tuple[str, Answer, Packet | None]]
 
@@ -42,7 +51,7 @@ class ParameterServer:
         self.progress = 0.0
         self.setup = Setup()
         self.theta = torch.zeros(0)
-        self.roll = ServerRoll()
+        self.roll = WorkerClocks()
         self._rule = make_rule(self.setup)
         self._arrivals: dict[str, tuple[Push, Packet]] = {}
         """Of the open clock, in synchronous mode."""
@@ -66,7 +75,7 @@ class ParameterServer:
                 return [(member, Answer("unknown", anchor=self.anchor), None)]
             if isinstance(ask, Push):
                 return self._push(member, ask, packet)
-            if isinstance(ask, Rest):
+            if isinstance(ask, Leftover):
                 return self._rest(member, ask)
             return self._fetch(member)
         except AtollError as error:
@@ -151,9 +160,9 @@ class ParameterServer:
         rule.scalars.update({k: v for k, v in ask.scalars.items() if k in rule.scalars})
         self.anchor, self.version, self.progress = ask.anchor, ask.version, ask.progress
         self._arrivals, self._encoded = {}, None
-        self.roll = ServerRoll(ask.members, speeds=self.roll.speeds)
+        self.roll = WorkerClocks(ask.members, speeds=self.roll.speeds)
 
-    def _rest(self, member: str, ask: Rest) -> Answers:
+    def _rest(self, member: str, ask: Leftover) -> Answers:
         pupil = self.roll.enter(member)
         pupil.standing, pupil.final, pupil.waiting = "resting", ask.final, None
         return [(member, Answer("rested", anchor=self.anchor), None), *self._released()]
@@ -214,7 +223,7 @@ class ParameterServer:
             raise LossNotFinite("a push has values that are NaN or infinite; it was not applied")
         return x
 
-    def _apply(self, pupil: Pupil, ask: Push, packet: Packet, *, late: int) -> None:
+    def _apply(self, pupil: WorkerClock, ask: Push, packet: Packet, *, late: int) -> None:
         """Move the vector by one push."""
         setup, present = self.setup, self.roll.present
         x = self._decoded(packet)
@@ -238,7 +247,7 @@ class ParameterServer:
 
     # ---------------------------------------------------------------- synchronous
 
-    def _enter_clock(self, member: str, pupil: Pupil, ask: Push, packet: Packet) -> Answers:
+    def _enter_clock(self, member: str, pupil: WorkerClock, ask: Push, packet: Packet) -> Answers:
         """Keep a push for its clock; one of a clock that is over is refused."""
         if ask.version != self.version:
             return [self._answer(member, pupil, accepted=False, late=self.version - ask.version)]
@@ -294,7 +303,7 @@ class ParameterServer:
         return answers
 
     def _answer(
-        self, member: str, pupil: Pupil, *, accepted: bool = True, late: int = 0
+        self, member: str, pupil: WorkerClock, *, accepted: bool = True, late: int = 0
     ) -> tuple[str, Answer, Packet | None]:
         """Answer a member's push, and remember how."""
         pupil.waiting = None
@@ -302,7 +311,13 @@ class ParameterServer:
         return (member, *pupil.reply)
 
     def _theta(
-        self, member: str, pupil: Pupil, *, want: bool = True, accepted: bool = True, late: int = 0
+        self,
+        member: str,
+        pupil: WorkerClock,
+        *,
+        want: bool = True,
+        accepted: bool = True,
+        late: int = 0,
     ) -> Reply:
         """Return the vector as it is now, and what the member does next."""
         steps = length = self.setup.every

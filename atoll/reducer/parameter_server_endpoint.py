@@ -24,7 +24,7 @@ from atoll.wire.messages import Event, Undeliverable
 from atoll.wire.parameter_server_frames import (
     MARK,
     Pieces,
-    ServingHead,
+    ServerFrameHead,
     frames,
     pack_frame,
     unpack_frame,
@@ -65,7 +65,7 @@ class _Caller:
     """The call whose answer is in the stream."""
 
 
-class ServerDesk:
+class ParameterServerEndpoint:
     """Serves one job's members over a session with the hub."""
 
     def __init__(self, link: SyncLink, *, job: str, clock: Clock | None = None) -> None:
@@ -128,7 +128,7 @@ class ServerDesk:
                 Event(kind="contribution-refused", text=str(error), fields={"member": member})
             )
 
-    def _take(self, member: str, caller: _Caller, head: ServingHead, piece: memoryview) -> None:
+    def _take(self, member: str, caller: _Caller, head: ServerFrameHead, piece: memoryview) -> None:
         """Store a piece of an ask, and handle the ask when it is complete."""
         if head.call <= caller.taken:
             return  # it is answered, or will be; the member looks if the answer was lost
@@ -154,7 +154,7 @@ class ServerDesk:
             answers = [(member, Answer("refused", error=failed.to_dict()), None)]
         self._deliver(answers)
 
-    def _look(self, member: str, caller: _Caller, head: ServingHead) -> None:
+    def _look(self, member: str, caller: _Caller, head: ServerFrameHead) -> None:
         """A member says what it has of an answer: send what it lacks, or say what lacks here."""
         if caller.answered == head.call:
             self._send(member, caller, skip=frozenset(head.have))
@@ -163,7 +163,7 @@ class ServerDesk:
         have = sorted(here.have) if here is not None and here.call == head.call else []
         if caller.taken == head.call:
             have = list(range(head.count))
-        self._put(member, ServingHead("have", head.call, have=have))
+        self._put(member, ServerFrameHead("have", head.call, have=have))
 
     # --------------------------------------------------------------------- answers
 
@@ -189,7 +189,7 @@ class ServerDesk:
             session_id(self._job, member), parts, deadline=self._clock.monotonic() + SEND_S
         )
 
-    def _put(self, member: str, head: ServingHead) -> None:
+    def _put(self, member: str, head: ServerFrameHead) -> None:
         self._link.relay_later(
             session_id(self._job, member), iter([pack_frame(head)]),
             deadline=self._clock.monotonic() + SEND_S,
@@ -219,10 +219,10 @@ class ServerDesk:
                 self._lose(member, f"it was silent for {silent_s:.0f} s")
             elif silent_s > PING_S and now - caller.pinged > PING_S:
                 caller.pinged = now
-                self._put(member, ServingHead("ping", -1))
+                self._put(member, ServerFrameHead("ping", -1))
 
 
-def _opened(head: ServingHead) -> Pieces:
+def _opened(head: ServerFrameHead) -> Pieces:
     """Return the empty ask that a first piece announces.
 
     Raises:

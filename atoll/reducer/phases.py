@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.reducer.assembly import Assembly
-from atoll.reducer.results import Outcome
+from atoll.reducer.results import ExchangeOutcome
 from atoll.wire.messages import RoundPlan
 
 
@@ -19,7 +19,7 @@ class Phase:
     assembly: Assembly
     refused: dict[str, AtollError] = field(default_factory=dict)
     computing: bool = False
-    outcome: Outcome | None = None
+    outcome: ExchangeOutcome | None = None
     error: AtollError | None = None
     streams: dict[str, Future[int]] = field(default_factory=dict)
 

@@ -206,7 +206,7 @@ def fitted(aggregate: Rule, members: int, *, found: int) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AggregationPolicy:
     """What is done with the contributions to one exchange."""
 
     aggregate: Rule = Rule("mean")
@@ -222,21 +222,21 @@ class Policy:
         return f"{self.aggregate.spec}/{self.admission.spec}/{self.key}"
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str) -> AggregationPolicy:
     """Return the policy that came with a contribution.
 
     Raises:
         ConfigError: it is none.
     """
     if not text:
-        return Policy()
+        return AggregationPolicy()
     parts = text.split("/", 2)
     if len(text) > MAX_POLICY_CHARS or len(parts) != 3:
         raise ConfigError(
             "this is no policy", given=repr(text[:MAX_POLICY_CHARS]),
             expected="AGGREGATE/ADMISSION/KEY",
         )  # fmt: skip
-    return Policy(parse_aggregate(parts[0]), parse_admission(parts[1]), parts[2])
+    return AggregationPolicy(parse_aggregate(parts[0]), parse_admission(parts[1]), parts[2])
 
 
 def _parsed(role: str, text: str, table: Mapping[str, _Kind]) -> Rule:

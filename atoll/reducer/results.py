@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from atoll.reducer.all_to_all import Dealt, Handout
+from atoll.reducer.all_to_all import Bundle, DealtBundle
 from atoll.reducer.mean import Mean
 from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk
 from atoll.wire.frames import Buffer
@@ -19,12 +19,12 @@ Parts = Iterator[tuple[Buffer, Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExchangeOutcome:
     """A mean, equal for all, or what everybody gave in a swap."""
 
     plan: RoundPlan
     phase: int
-    what: Mean | Dealt
+    what: Mean | DealtBundle
 
     def parts(self, member: str, *, skip: Collection[int]) -> Parts:
         """Yield a member's pieces, without those in `skip`."""
@@ -55,10 +55,10 @@ def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: i
 
 
 def dealt_parts(
-    plan: RoundPlan, dealt: Dealt, member: str, *, skip: Collection[int], phase: int
+    plan: RoundPlan, dealt: DealtBundle, member: str, *, skip: Collection[int], phase: int
 ) -> Parts:
     """Yield the pieces of what a member gets in a swap, without those in `skip`."""
-    handout: Handout = dealt.for_member(member)
+    handout: Bundle = dealt.for_member(member)
     weights = dealt.weights
     head = ChunkHead(
         kind="result", epoch=plan.epoch, round=plan.round, index=0,

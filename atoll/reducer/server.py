@@ -24,18 +24,18 @@ from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError,
 from atoll.ids import session_id
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.all_to_all import Dealt, Gift, opened_gift
+from atoll.reducer.all_to_all import DealtBundle, Outgoing, open_outgoing
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
-from atoll.reducer.combine import Memory, combine
-from atoll.reducer.mean import Share, odd_ones
-from atoll.reducer.parameter_server_endpoint import ServerDesk
+from atoll.reducer.combine import NormHistory, combine
+from atoll.reducer.mean import Share, minority
+from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
-from atoll.reducer.results import Outcome, in_slot_order
+from atoll.reducer.results import ExchangeOutcome, in_slot_order
 from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Event, MemberLost, RoundPlan, Verdict
-from atoll.wire.parameter_server_frames import is_serving
+from atoll.wire.parameter_server_frames import is_server_frame
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Reducer:
         self._garbled: dict[str, int] = {}
         """Member -> the newest epoch when people were last told of its garbled pieces."""
         self._closed: deque[int] = deque(maxlen=_CLOSED_KEPT)
-        self._memory = Memory()
+        self._memory = NormHistory()
         """What policies remember from round to round."""
         self._workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
@@ -90,7 +90,7 @@ class Reducer:
             AtollError: the link failed for good (a refused token, a replaced session).
         """
         last_seen = self._clock.monotonic()
-        desk = ServerDesk(self._link, job=self._job, clock=self._clock)
+        desk = ParameterServerEndpoint(self._link, job=self._job, clock=self._clock)
         desk.start()
         try:
             while not stop.is_set():
@@ -129,7 +129,7 @@ class Reducer:
             self._forget(lambda number: number <= item.epoch)
         elif isinstance(item, Reconnected):
             self._ask_everybody()
-        elif isinstance(item, Relayed) and not is_serving(item.payload):
+        elif isinstance(item, Relayed) and not is_server_frame(item.payload):
             job, _, member = item.source.rpartition("/")
             if job == self._job:
                 try:
@@ -258,20 +258,20 @@ class Reducer:
             if member not in epoch.lost and member not in phase.refused:
                 self._deliver(epoch, phase, member, have=())
 
-    def _outcome(self, epoch: Epoch, phase: Phase) -> Outcome:
+    def _outcome(self, epoch: Epoch, phase: Phase) -> ExchangeOutcome:
         """Return what an exchange comes to.
 
         Raises:
             GroupError: nothing that came is of use.
         """
         plan, shares = epoch.plan, phase.assembly.shares()
-        for member, error in odd_ones(shares).items():
+        for member, error in minority(shares).items():
             self._refuse(epoch, phase, member, error)
         shares = [share for share in shares if share.member not in phase.refused]
         if not shares:
             raise GroupError("there is nothing to average", given="all were refused")
         if shares[0].packet.codec == PARCELS:
-            return Outcome(plan, phase.number, self._dealt(epoch, phase, shares))
+            return ExchangeOutcome(plan, phase.number, self._dealt(epoch, phase, shares))
         mean = combine(
             shares, codec=make_codec(shares[0].packet.codec), policy=shares[0].policy,
             memory=self._memory, round_=plan.round,
@@ -281,21 +281,21 @@ class Reducer:
         for member, error in mean.left_out.items():
             log.warning("left %s out of epoch %s: %s", member, plan.epoch, error)
             self._tell("contribution-left-out", member, error)
-        return Outcome(plan, phase.number, in_slot_order(mean, plan))
+        return ExchangeOutcome(plan, phase.number, in_slot_order(mean, plan))
 
-    def _dealt(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> Dealt:
+    def _dealt(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> DealtBundle:
         """Return what everybody gave; whose parcels are malformed is refused."""
-        gifts: list[Gift] = []
+        gifts: list[Outgoing] = []
         for share in shares:
             try:
-                gift = opened_gift(
+                gift = open_outgoing(
                     share.member, share.packet.data, weight=share.weight,
                     members=epoch.plan.members,
                 )  # fmt: skip
                 gifts.append(gift)
             except WireError as error:
                 self._refuse(epoch, phase, share.member, error)
-        return Dealt.of(gifts)
+        return DealtBundle.of(gifts)
 
     def _deliver(self, epoch: Epoch, phase: Phase, member: str, *, have: Iterable[int]) -> None:
         """Send a member the pieces of the result that it lacks, or why there is none."""

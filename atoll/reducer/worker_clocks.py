@@ -17,7 +17,7 @@ Reply = tuple[Answer, Packet | None]
 
 
 @dataclass(slots=True)
-class Pupil:
+class WorkerClock:
     """One member, as a server knows it."""
 
     standing: str = "engaged"
@@ -37,7 +37,7 @@ class Pupil:
     """An ask that is answered later."""
 
 
-class ServerRoll:
+class WorkerClocks:
     """The members of one server since it was loaded."""
 
     def __init__(
@@ -45,16 +45,16 @@ class ServerRoll:
     ) -> None:
         """Expect asks of `members`, in the order of their slots; `speeds` are known already."""
         known = speeds if speeds is not None else {}
-        self.pupils = {member: Pupil(speed=known.get(member, 0.0)) for member in members}
+        self.pupils = {member: WorkerClock(speed=known.get(member, 0.0)) for member in members}
 
     @property
     def speeds(self) -> dict[str, float]:
         """Return every member's steps per second."""
         return {member: pupil.speed for member, pupil in self.pupils.items()}
 
-    def enter(self, member: str) -> Pupil:
+    def enter(self, member: str) -> WorkerClock:
         """Return a member that asks just now; one that was lost is back."""
-        pupil, slowest = self.pupils.setdefault(member, Pupil("lost")), self.slowest()
+        pupil, slowest = self.pupils.setdefault(member, WorkerClock("lost")), self.slowest()
         if pupil.standing != "engaged":  # the others went on, or wait: it begins where they are
             pupil.clock = slowest
         pupil.standing, pupil.final = "engaged", False

@@ -81,7 +81,7 @@ def _check_joint(tasks: Sequence[TaskSpec]) -> None:
 # ------------------------------------------------------------------------------------- rules
 
 
-def program_is_ours(spec: JobSpec) -> None:
+def check_program(spec: JobSpec) -> None:
     """The roles are built in; a script or a command would never run."""
     if spec.job.script or spec.job.command:
         raise ConfigError(
@@ -97,7 +97,7 @@ def program_is_ours(spec: JobSpec) -> None:
         )  # fmt: skip
 
 
-def text_is_for_itself(spec: JobSpec) -> None:
+def check_text_job(spec: JobSpec) -> None:
     """Language models and control have different roles."""
     rl = spec.rl
     text = [policy.name for policy in rl.policies if policy.env.startswith(TEXT)]
@@ -124,7 +124,7 @@ def text_is_for_itself(spec: JobSpec) -> None:
         check_text(spec)
 
 
-def algorithm_needs_values(spec: JobSpec) -> None:
+def check_values(spec: JobSpec) -> None:
     """Only a comparison within groups does without values."""
     rl = spec.rl
     if rl.critic == "none" and rl.algorithm != "grpo":
@@ -140,7 +140,7 @@ def algorithm_needs_values(spec: JobSpec) -> None:
         )  # fmt: skip
 
 
-def asking_needs_somebody(spec: JobSpec) -> None:
+def check_asking(spec: JobSpec) -> None:
     """A service of values is a critic that is somebody else."""
     rl = spec.rl
     if rl.values == "service" and (rl.critic in ("own", "none") or rl.algorithm == "impala"):
@@ -151,7 +151,7 @@ def asking_needs_somebody(spec: JobSpec) -> None:
         )  # fmt: skip
 
 
-def correction_needs_one_task(spec: JobSpec) -> None:
+def check_correction(spec: JobSpec) -> None:
     """Importance weights compare what two policies do in the same situation."""
     rl = spec.rl
     tasks = {policy.name: policy.task_word for policy in rl.policies}
@@ -165,7 +165,7 @@ def correction_needs_one_task(spec: JobSpec) -> None:
         )
 
 
-def pool_needs_a_critic(spec: JobSpec) -> None:
+def check_pool(spec: JobSpec) -> None:
     """A pool is a critic that several jobs share; the learner of impala owns its policies."""
     rl = spec.rl
     if not rl.host_critic and not rl.pool:
@@ -182,7 +182,7 @@ def pool_needs_a_critic(spec: JobSpec) -> None:
         )  # fmt: skip
 
 
-def parts_are_not_empty(spec: JobSpec) -> None:
+def check_parts(spec: JobSpec) -> None:
     """A rollout is divided by steps, that of a recurrent policy by columns."""
     rl = spec.rl
     parts, whole = rl.environments, "environments"
@@ -196,7 +196,7 @@ def parts_are_not_empty(spec: JobSpec) -> None:
         )  # fmt: skip
 
 
-def agreement_needs_one_task(spec: JobSpec) -> None:
+def check_agreement(spec: JobSpec) -> None:
     """A mean of networks that solve different tasks solves none."""
     rl = spec.rl
     if spec.alone:
@@ -230,13 +230,13 @@ def _two_that_differ(tasks: dict[str, str]) -> tuple[str, str]:
 
 
 RULES: tuple[Callable[[JobSpec], None], ...] = (
-    program_is_ours,
-    text_is_for_itself,
-    algorithm_needs_values,
-    asking_needs_somebody,
-    correction_needs_one_task,
-    pool_needs_a_critic,
-    parts_are_not_empty,
-    agreement_needs_one_task,
+    check_program,
+    check_text_job,
+    check_values,
+    check_asking,
+    check_correction,
+    check_pool,
+    check_parts,
+    check_agreement,
 )
 """Every rule; each refuses, or says nothing."""

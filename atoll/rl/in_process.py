@@ -18,7 +18,7 @@ from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.algorithms.ppo import Ppo
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.environment import task_of
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.seeds import seed_for
 
 LAST = 20
@@ -63,7 +63,7 @@ class Curve:
         return sum(newest) / len(newest) if newest else None
 
 
-class Seat:
+class ActorSlot:
     """One actor: its environments, its policy, and the critic it asks."""
 
     def __init__(self, table: PolicyTable, rl: RlTable, *, index: int, seed: int) -> None:
@@ -79,7 +79,7 @@ class Seat:
             ConfigError: the environment cannot be made.
         """
         joint = rl.critic == "joint"
-        columns = Columns(table, count=rl.environments, seed=seed, policy=index, joint=joint)
+        columns = VectorEnv(table, count=rl.environments, seed=seed, policy=index, joint=joint)
         self.columns, self.rl = columns, rl
         self.total_steps = table.steps or rl.steps
         self.task = task_of(table, rl, columns.environments[0])
@@ -115,7 +115,7 @@ class Seat:
         return trajectory
 
 
-class Together:
+class InProcessRun:
     """All policies of a job and their critics, advanced round by round.
 
     Args:
@@ -136,7 +136,7 @@ class Together:
             )
         self.rl = rl
         self.seats = [
-            Seat(table, rl, index=index, seed=seed) for index, table in enumerate(rl.policies)
+            ActorSlot(table, rl, index=index, seed=seed) for index, table in enumerate(rl.policies)
         ]
         own = rl.critic == "own"
         purposes = [("critic", table.name) for table in rl.policies] if own else [("critic",)]
@@ -215,7 +215,7 @@ def run_together(
     Raises:
         ConfigError: it is no job of this kind, or an environment cannot be made.
     """
-    together = Together(rl, seed=seed)
+    together = InProcessRun(rl, seed=seed)
     try:
         while not together.done:
             for update in together.round():

@@ -10,7 +10,7 @@ from atoll.rl.actor.actor import Actor
 from atoll.rl.compatibility import check, is_text
 from atoll.rl.critic.learner import CriticLearner, PoliciesLearner
 from atoll.rl.critic.role import CriticRole
-from atoll.rl.critic.service import ServiceDesk
+from atoll.rl.critic.service import ValueService
 from atoll.rl.seeds import seed_for
 from atoll.run import Run
 
@@ -40,7 +40,7 @@ def _part(spec: JobSpec, run: Run) -> dict[str, Any]:
     learner = CriticLearner(spec.rl, seed=seed)
     if spec.rl.values != "service":
         return CriticRole(spec, run, learner).run()
-    desk = ServiceDesk(run, rl=spec.rl, of=learner.answer, job=run.job)
+    desk = ValueService(run, rl=spec.rl, of=learner.answer, job=run.job)
     try:
         return CriticRole(spec, run, learner).run()
     finally:

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from atoll.checkpoint.format.nested import flatten, nest
 from atoll.errors import CheckpointCorrupt, DataError
 from atoll.rl.channel.latest import Publisher
-from atoll.rl.channel.messages import about_of, with_about, without_about
-from atoll.rl.channel.names import STATES_KEPT, Desk
+from atoll.rl.channel.messages import metadata_of, with_metadata, without_metadata
+from atoll.rl.channel.names import STATES_KEPT, QueueProvider
 
 KIND = "state"
 
 
-class Keeper:
+class StateSaver:
     """Saves what a member has to know to go on exactly where it was."""
 
-    def __init__(self, desk: Desk, *, member: str) -> None:
+    def __init__(self, desk: QueueProvider, *, member: str) -> None:
         """Keep the states of `member`, which is its name in the job."""
         self._topic = desk.topic(f"state.{member}", max_items=STATES_KEPT)
         self._publisher = Publisher(self._topic)
@@ -40,12 +40,12 @@ class Keeper:
             return None
         try:
             message = entry.value
-            about = about_of(message, KIND)
+            about = metadata_of(message, KIND)
         except DataError as error:
             raise CheckpointCorrupt(
                 "the saved state of a member cannot be read", given=str(error)
             ) from error
-        return nest(str(about.get("tree", "")), without_about(message))
+        return nest(str(about.get("tree", "")), without_metadata(message))
 
     def save(self, state: Any, *, then: Callable[[], None] = lambda: None) -> None:
         """Save a state in the background; what it holds may change as soon as this returns.
@@ -85,7 +85,7 @@ def _message(tensors: Mapping[str, Tensor], tree: str) -> dict[str, Tensor]:
     copied = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
-    return with_about(copied, KIND, tree=tree)
+    return with_metadata(copied, KIND, tree=tree)
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from atoll.errors import EpochChanged, GroupError
-from atoll.rounds.effects import Lost
+from atoll.rounds.effects import MemberDropped
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 
 SLACK_S = 15.0
@@ -65,12 +65,12 @@ class Attempt:
         self.left.discard(member)
         self.votes.setdefault(member, vote)
 
-    def leave(self, member: str, *, tell_members: bool = True) -> list[Lost]:
+    def leave(self, member: str, *, tell_members: bool = True) -> list[MemberDropped]:
         """Wait for a member no more; return whom to tell."""
         if not self.attends(member):
             return []
         self.left.add(member)
-        return [Lost(self.plan, member, tell_members)]
+        return [MemberDropped(self.plan, member, tell_members)]
 
 
 def not_open(epoch: int, attempt: Attempt | None) -> EpochChanged:

@@ -24,7 +24,7 @@ def majority_base(bases: Mapping[str, str]) -> str:
     return next(bases[m] for m in sorted(bases, key=slot_of) if counts[bases[m]] == most)
 
 
-def odd_ones(votes: Mapping[str, RoundVote]) -> list[str]:
+def outliers(votes: Mapping[str, RoundVote]) -> list[str]:
     """Return those that hold another result than more than half of all who voted well.
 
     They are left out and take over the state of the others. Without such a majority nobody is odd,
@@ -37,7 +37,7 @@ def odd_ones(votes: Mapping[str, RoundVote]) -> list[str]:
     return [m for m in results if results[m] != result] if 2 * count > len(results) else []
 
 
-def outvoted(votes: Mapping[str, RoundVote], unwell: Container[str]) -> dict[str, str]:
+def minority(votes: Mapping[str, RoundVote], unwell: Container[str]) -> dict[str, str]:
     """Return who is left out of the verdict though it voted, and why.
 
     Nobody may hold up the others twice: whoever voted against the last attempt of the round, too,
@@ -51,10 +51,10 @@ def outvoted(votes: Mapping[str, RoundVote], unwell: Container[str]) -> dict[str
     if any(vote.ok for vote in votes.values()):
         again = [m for m, vote in votes.items() if not vote.ok and m in unwell]
         out = {m: votes[m].reason or "not ok twice" for m in again}
-    return out | dict.fromkeys(odd_ones(votes), ODD)
+    return out | dict.fromkeys(outliers(votes), ODD)
 
 
-def judge(
+def tally(
     plan: RoundPlan, votes: Mapping[str, RoundVote], left: Iterable[str], *, least: int = 0
 ) -> Verdict:
     """Return the verdict on an attempt: all remaining votes are ok and agree, or it is aborted.
@@ -90,7 +90,7 @@ LEAVING, RECOVERING = "this member is leaving", "this member takes over the stat
 
 
 @dataclass(frozen=True)
-class Ahead:
+class AheadOfHub:
     """Members that stand on a later round than the record, as after a restore of an older file."""
 
     round: int
@@ -98,7 +98,7 @@ class Ahead:
     members: tuple[str, ...]
 
 
-def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> Ahead | None:
+def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> AheadOfHub | None:
     """Return the state that the members which joined later rounds agree on.
 
     Most have it, or it is the one after that of most: the verdict that only some of them heard
@@ -116,7 +116,7 @@ def ahead_of(joins: Mapping[str, RoundJoin], committed_round: int) -> Ahead | No
     next_ones = [place for place in counts if place[0] == usual[0] + 1]
     place = max(next_ones, key=rank) if next_ones else usual
     members = sorted((m for m in later if later[m] == place), key=slot_of)
-    return Ahead(*place, tuple(members))
+    return AheadOfHub(*place, tuple(members))
 
 
 def shortage(count: int, least: int) -> str:
@@ -124,7 +124,7 @@ def shortage(count: int, least: int) -> str:
     return "" if count >= least else f"{count} of at least {least} members"
 
 
-def left_behind(round_: int, committed_round: int) -> LeftBehind:
+def is_behind(round_: int, committed_round: int) -> LeftBehind:
     """Return the error for a member that wants a round which is not the next one."""
     late = round_ < committed_round
     return LeftBehind(
@@ -145,7 +145,7 @@ def differs(base: str, group: str, committed_round: int) -> LeftBehind:
     )
 
 
-def other_history(base: str, committed_round: int) -> LeftBehind:
+def diverged_history(base: str, committed_round: int) -> LeftBehind:
     """Return the error for a member that comes from before the run was set back."""
     return LeftBehind(
         "the run was set back while this member was away",

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from atoll.ids import slot_of
 from atoll.rounds import timing as patience
 from atoll.rounds.attempt import Attempt
-from atoll.rounds.data_slots import Leases
-from atoll.rounds.effects import Noted
-from atoll.rounds.timing import Measures, mean
+from atoll.rounds.data_slots import DataSlots
+from atoll.rounds.effects import EventRaised
+from atoll.rounds.timing import RoundTimings, mean
 from atoll.wire.messages import Lease, RoundJoin, Verdict
 
 STEP_EMA = 0.5
@@ -33,7 +33,7 @@ LEAST_LEFT = 0.1
 """A newcomer does nothing in a period of which less than this share is left."""
 
 
-def learn_steps(measures: Measures, joins: Mapping[str, RoundJoin]) -> None:
+def learn_steps(measures: RoundTimings, joins: Mapping[str, RoundJoin]) -> None:
     """Take the speed of every member that told it into the running means."""
     for member, join in joins.items():
         if join.steps > 0 and join.busy_s > 0:
@@ -53,7 +53,7 @@ def share_of(own_s: float, fastest_s: float) -> float:
     return max(SLOWEST, round(share * GRAIN) / GRAIN)
 
 
-def paces(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, float]:
+def assign_steps(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, float]:
     """Return the share of every member that does less than a whole period's steps."""
     known = {member: step_s[member] for member in members if member in step_s}
     fastest = min(known.values(), default=0.0)
@@ -61,7 +61,7 @@ def paces(step_s: Mapping[str, float], members: Iterable[str]) -> dict[str, floa
     return {member: share for member, share in shares.items() if share < 1.0}
 
 
-def too_slow(measures: Measures, members: Iterable[str]) -> dict[str, float]:
+def too_slow(measures: RoundTimings, members: Iterable[str]) -> dict[str, float]:
     """Return how many times slower than the fastest those are that cannot arrive in time.
 
     Single steps are noisy: only members are judged of which enough is known.
@@ -98,11 +98,11 @@ MAX_PATIENCE = 8.0
 
 
 @dataclass
-class Progress:
+class CommitLog:
     """What is learned from the rounds of one job."""
 
-    measures: Measures = field(default_factory=Measures)
-    leases: Leases = field(default_factory=lambda: Leases(0))
+    measures: RoundTimings = field(default_factory=RoundTimings)
+    leases: DataSlots = field(default_factory=lambda: DataSlots(0))
     paced: bool = True
     """Slower members do fewer steps."""
     committed_at: float | None = None
@@ -114,7 +114,7 @@ class Progress:
 
     def commit(
         self, attempt: Attempt, verdict: Verdict, trainers: list[str], now: float
-    ) -> tuple[Verdict, list[Noted]]:
+    ) -> tuple[Verdict, list[EventRaised]]:
         """Take a committed attempt into the books.
 
         Args:
@@ -144,7 +144,7 @@ class Progress:
             verdict.digest,
             verdict.contributors,
             leases=self.leases.renew(trainers) if reached else {},
-            pace=paces(measures.step_s, trainers) if self.paced else {},
+            pace=assign_steps(measures.step_s, trainers) if self.paced else {},
         )
         return told, notes + self._note_slow(trainers)
 
@@ -175,7 +175,7 @@ class Progress:
             whole: The period begins with it.
         """
         everyone = {*trainers, member}
-        shares = paces(self.measures.step_s, everyone) if self.paced else {}
+        shares = assign_steps(self.measures.step_s, everyone) if self.paced else {}
         share = shares.get(member, 1.0)
         if whole:
             return share
@@ -189,25 +189,25 @@ class Progress:
         self.committed_at, self._relay_until = None, 0
         self.leases.set_back(cursors)
 
-    def _take_cursors(self, reached: Mapping[str, Lease]) -> list[Noted]:
+    def _take_cursors(self, reached: Mapping[str, Lease]) -> list[EventRaised]:
         """Note how far the contributors have read; whatever else was read is dealt again."""
-        notes: list[Noted] = []
+        notes: list[EventRaised] = []
         for member in sorted(reached, key=lambda m: (reached[m].slot != slot_of(m), slot_of(m))):
             wrong = self.leases.wrong(member, reached[member])
             if wrong:
                 text = f"the data position of {member} is refused: {wrong}"
-                notes.append(Noted("refused", text, member))
+                notes.append(EventRaised("refused", text, member))
             else:
                 self.leases.take_over(member, reached[member])
         return notes
 
-    def _note_slow(self, trainers: list[str]) -> list[Noted]:
+    def _note_slow(self, trainers: list[str]) -> list[EventRaised]:
         """Name, once, the members that cannot arrive with the others at any pace."""
         slow = too_slow(self.measures, trainers)
         fresh = {m: ratio for m, ratio in slow.items() if m not in self._told_slow}
         self._told_slow |= fresh.keys()
         return [
-            Noted("too-slow", f"{m} needs {r:.1f} times as long for a step as the fastest", m)
+            EventRaised("too-slow", f"{m} needs {r:.1f} times as long for a step as the fastest", m)
             for m, r in fresh.items()
         ]
 

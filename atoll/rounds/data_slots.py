@@ -22,7 +22,7 @@ def progress(cursor: Mapping[str, int]) -> tuple[int, int]:
     return cursor.get("data_pass", 0), cursor.get("offset", 0)
 
 
-def deal(
+def assign(
     members: Iterable[str],
     *,
     slots: int,
@@ -60,7 +60,7 @@ def deal(
 
 
 @dataclass
-class Leases:
+class DataSlots:
     """The leases of one job."""
 
     slots: int
@@ -98,7 +98,7 @@ class Leases:
 
     def renew(self, members: Iterable[str]) -> dict[str, Lease]:
         """Deal the slots for the next period; members that are not named hold none any more."""
-        self.held = deal(members, slots=self.slots, cursors=self.cursors, held=self.held)
+        self.held = assign(members, slots=self.slots, cursors=self.cursors, held=self.held)
         return {member: self.lease(member) for member in self.held}
 
     def set_back(self, cursors: Mapping[int, Cursor]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import GroupError
 from atoll.rounds.data_slots import Cursor
-from atoll.rounds.timing import Measures
+from atoll.rounds.timing import RoundTimings
 from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
 
 
@@ -29,13 +29,13 @@ class Decided:
     seconds: float
     cursors: Mapping[int, Cursor] = field(default_factory=dict)
     """Where every slot of the data stands after it."""
-    measures: Measures = field(default_factory=Measures)
+    measures: RoundTimings = field(default_factory=RoundTimings)
     contributed: tuple[str, ...] = ()
     """Members whose launches count as successful by it."""
 
 
 @dataclass(frozen=True)
-class Adopted:
+class StateAdopted:
     """The members are ahead of the record: store their round as the committed one."""
 
     round: int
@@ -50,7 +50,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Lost:
+class MemberDropped:
     """A member of an open plan is not waited for any more: tell the reducer and the others."""
 
     plan: RoundPlan
@@ -59,14 +59,14 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Held:
+class Paused:
     """The run is paused for the reason given, or goes on (no reason)."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Noted:
+class EventRaised:
     """Something people should know; `alarm`: it should not happen at all."""
 
     kind: str
@@ -75,4 +75,4 @@ class Noted:
     alarm: bool = False
 
 
-Effect = Planned | Decided | Adopted | Refused | Lost | Held | Noted
+Effect = Planned | Decided | StateAdopted | Refused | MemberDropped | Paused | EventRaised

@@ -1,6 +1,6 @@
 """The rules of a round, without sockets, files or a clock: who meets, and what was decided.
 
-A round is join -> reduce -> commit. :class:`JobRounds` is told what happened (a member joined,
+A round is join -> reduce -> commit. :class:`RoundMachine` is told what happened (a member joined,
 voted, was lost; time went by) and returns what follows. It never acts: whoever calls it makes each
 consequence durable before anyone hears of it (see `rounds.py`).
 
@@ -21,16 +21,16 @@ from atoll.rounds.checks import (
     LEAVING,
     ODD,
     differs,
-    judge,
-    left_behind,
+    diverged_history,
+    is_behind,
     majority_base,
-    other_history,
-    outvoted,
+    minority,
+    tally,
     wrong_lease,
 )
 from atoll.rounds.data_slots import Cursor
-from atoll.rounds.effects import Decided, Effect, Noted, Refused
-from atoll.rounds.quorum import Gathering
+from atoll.rounds.effects import Decided, Effect, EventRaised, Refused
+from atoll.rounds.quorum import Quorum
 from atoll.rounds.timing import hold_s
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
 
@@ -39,7 +39,7 @@ LEAST_READY_S = 2.0
 
 
 @dataclass
-class JobRounds(Gathering):
+class RoundMachine(Quorum):
     """The rounds of one job: what happens to them, and what follows."""
 
     # ------------------------------------------------------------------- what happened
@@ -102,9 +102,9 @@ class JobRounds(Gathering):
         late, early = body.round < self.committed_round, body.round > self.committed_round
         error: GroupError | None = None
         if late or (early and not self.unproved):
-            error = left_behind(body.round, self.committed_round)
+            error = is_behind(body.round, self.committed_round)
         elif member in self.roll.outsiders:
-            error = other_history(body.base, self.committed_round)
+            error = diverged_history(body.base, self.committed_round)
         elif not early and body.lease is not None and not self.attends(member):
             wrong = self.progress.leases.wrong(member, body.lease)
             error = wrong_lease(wrong) if wrong else None
@@ -155,7 +155,7 @@ class JobRounds(Gathering):
     def silent(self, member: str, now: float) -> list[Effect]:
         """Nothing was heard of an awaited member: this round goes on without it."""
         text = f"{member} is silent: round {self.committed_round} goes on without it"
-        note = Noted("member-silent", text, member)
+        note = EventRaised("member-silent", text, member)
         return [note, *self.step_aside(member, "away"), *self.settle(now)]
 
     def recover(self, member: str, now: float) -> list[Effect]:
@@ -182,7 +182,7 @@ class JobRounds(Gathering):
             LeftBehind: another round was committed meanwhile, or its state is another one.
         """
         if round_ != self.committed_round:
-            raise left_behind(round_, self.committed_round)
+            raise is_behind(round_, self.committed_round)
         others = {m: told for m, told in self.roll.bases.items() if m != member}
         if others and majority_base(others) != base:
             raise differs(base, majority_base(others), round_)
@@ -226,7 +226,7 @@ class JobRounds(Gathering):
             for member in attempt.missing():
                 effects += self.leave_out(member, "it did not vote in time")
             effects += self._leave_out_odd_ones(attempt)
-        verdict = judge(attempt.plan, attempt.votes, attempt.left, least=self.min_nodes)
+        verdict = tally(attempt.plan, attempt.votes, attempt.left, least=self.min_nodes)
         self.unwell = {m for m, vote in attempt.votes.items() if not vote.ok}
         if verdict.committed:
             verdict, notes = self._commit(attempt, verdict, now)
@@ -235,7 +235,7 @@ class JobRounds(Gathering):
             self.aborted = attempt
             text = f"round {verdict.round} was aborted (epoch {verdict.epoch}): {verdict.reason}"
             alarm = verdict.reason.startswith(DIFFERENT)
-            effects.append(Noted("round-aborted", text, alarm=alarm))
+            effects.append(EventRaised("round-aborted", text, alarm=alarm))
         self.attempt = None
         effects.append(self._decided(attempt, verdict, now))
         late = [m for m, join in self.joins.items() if join.round < self.committed_round]
@@ -256,16 +256,16 @@ class JobRounds(Gathering):
     def _leave_out_odd_ones(self, attempt: Attempt) -> list[Effect]:
         """Let nobody hold up the others twice: neither by another result nor by none."""
         effects: list[Effect] = []
-        for member, why in outvoted(attempt.counted(), self.unwell).items():
+        for member, why in minority(attempt.counted(), self.unwell).items():
             effects += self.leave_out(member, why)
             if why == ODD:
                 text = f"{member} holds another result of round {self.committed_round}"
-                effects.append(Noted("result-differs", text, member, alarm=True))
+                effects.append(EventRaised("result-differs", text, member, alarm=True))
         return effects
 
     def _commit(
         self, attempt: Attempt, verdict: Verdict, now: float
-    ) -> tuple[Verdict, list[Noted]]:
+    ) -> tuple[Verdict, list[EventRaised]]:
         self.committed_round = attempt.plan.round + 1
         self.unproved, self.unwell, self.aborted = False, set(), None
         self.roll.committed(attempt.counted())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from atoll.rounds import timing as patience
 from atoll.rounds.attempt import Attempt
-from atoll.rounds.checks import Ahead, ahead_of, differs, majority_base, shortage, wrong_lease
-from atoll.rounds.effects import Adopted, Effect, Held, Noted, Planned, Refused
+from atoll.rounds.checks import AheadOfHub, ahead_of, differs, majority_base, shortage, wrong_lease
+from atoll.rounds.effects import Effect, EventRaised, Paused, Planned, Refused, StateAdopted
 from atoll.rounds.routing import Route, choose_route, make_plan
 from atoll.rounds.state import JobState, present
 
@@ -19,7 +19,7 @@ EMPTY_S = 2.0
 
 
 @dataclass
-class Gathering(JobState):
+class Quorum(JobState):
     """Decides when those who wait are enough, who of them meets, and by which route."""
 
     def gather(self, now: float) -> list[Effect]:
@@ -67,13 +67,13 @@ class Gathering(JobState):
         if self.paused == short:
             return []
         self.paused, self.progress.committed_at = short, None
-        return [Held(short), Noted("paused", f"paused: {short}")]
+        return [Paused(short), EventRaised("paused", f"paused: {short}")]
 
     def _unpause(self, now: float) -> list[Effect]:
         if not self.paused:
             return []
         self.paused, self.lobby.not_before = "", now
-        return [Held(""), Noted("unpaused", "enough members are there: the run goes on")]
+        return [Paused(""), EventRaised("unpaused", "enough members are there: the run goes on")]
 
     def _too_few_to_start(self, now: float) -> bool:
         least = self.min_nodes or self.nodes_wanted
@@ -86,7 +86,7 @@ class Gathering(JobState):
             return self.leave_out(member, "it did not join in time")
         self.roll.too_slow(member, self.committed_round)
         text = f"{member} takes over the state too slowly: round {self.committed_round} goes on"
-        return [Noted("too-slow-to-recover", text, member)]
+        return [EventRaised("too-slow-to-recover", text, member)]
 
     # ------------------------------------------------------------- another state than ours
 
@@ -104,7 +104,7 @@ class Gathering(JobState):
             return []
         return self._adopt(ahead)
 
-    def _adopt(self, ahead: Ahead) -> list[Effect]:
+    def _adopt(self, ahead: AheadOfHub) -> list[Effect]:
         """Take the committed round over from the members."""
         text = (
             f"the record ends at round {self.committed_round}, but {', '.join(ahead.members)}"
@@ -119,7 +119,7 @@ class Gathering(JobState):
         refused = [effect for member in odd for effect in self.refuse(member)]
         for member in ahead.members:
             refused += self._claim_slot(member)
-        return [Adopted(ahead.round), Noted("adopted", text, alarm=True), *refused]
+        return [StateAdopted(ahead.round), EventRaised("adopted", text, alarm=True), *refused]
 
     def _claim_slot(self, member: str) -> list[Effect]:
         """Take over which data a member trains on, unless another has the same."""
@@ -138,7 +138,10 @@ class Gathering(JobState):
         for member in [m for m, join in self.joins.items() if join.base != base]:
             error = differs(self.joins[member].base, base, self.committed_round)
             text = f"{member} differs from the other replicas at round {self.committed_round}"
-            effects += [Refused(member, error), Noted("replica-differs", text, member, alarm=True)]
+            effects += [
+                Refused(member, error),
+                EventRaised("replica-differs", text, member, alarm=True),
+            ]
             effects += self.step_aside(member, "away")
             self.roll.forget(member)
         return effects

@@ -14,15 +14,15 @@ from typing import Literal
 from atoll.ids import slot_of
 from atoll.rounds import timing as patience
 from atoll.rounds.attempt import Attempt
-from atoll.rounds.checks import left_behind
-from atoll.rounds.commit import Progress
-from atoll.rounds.effects import Effect, Noted, Refused
-from atoll.rounds.timing import Measures, learn_spread
+from atoll.rounds.checks import is_behind
+from atoll.rounds.commit import CommitLog
+from atoll.rounds.effects import Effect, EventRaised, Refused
+from atoll.rounds.timing import RoundTimings, learn_spread
 from atoll.wire.messages import RoundJoin, RoundPlan
 
 
 @dataclass
-class Lobby:
+class PendingJoins:
     """Who waits, for what, and since when."""
 
     joins: dict[str, RoundJoin] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Lobby:
         joins, self.joins, self._came = self.joins, {}, {}
         return joins
 
-    def learn_late(self, member: str, round_: int, now: float, measures: Measures) -> None:
+    def learn_late(self, member: str, round_: int, now: float, measures: RoundTimings) -> None:
         """Learn from a member that comes too late how long to wait the next time.
 
         Otherwise two members that take turns in being a little late would never meet again.
@@ -93,7 +93,7 @@ MOST_SKIPPED = 6
 
 
 @dataclass
-class Roll:
+class MemberStates:
     """The members of one job."""
 
     standing: dict[str, Standing] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Roll:
         self._slow = {}
 
 
-def present(roll: Roll, joins: Mapping[str, object]) -> set[str]:
+def present(roll: MemberStates, joins: Mapping[str, object]) -> set[str]:
     """Return the members that are at work or wait for the next round."""
     return set(roll.awaited()) | set(joins)
 
@@ -241,12 +241,12 @@ class JobState:
     reducer_ready: bool = False
     paused: str = ""
     """Why no round is planned, if so."""
-    progress: Progress = field(default_factory=Progress)
-    roll: Roll = field(default_factory=Roll)
+    progress: CommitLog = field(default_factory=CommitLog)
+    roll: MemberStates = field(default_factory=MemberStates)
     dials: dict[str, list[str]] = field(default_factory=dict)
     attempt: Attempt | None = None
     """The attempt that awaits its verdict."""
-    lobby: Lobby = field(default_factory=Lobby)
+    lobby: PendingJoins = field(default_factory=PendingJoins)
     """Members that wait for the next plan."""
     aborted: Attempt | None = None
     """The last attempt of this round, if it was aborted."""
@@ -308,13 +308,13 @@ class JobState:
 
     def refuse(self, member: str) -> list[Effect]:
         """Let a member that waits for another round than the next one recover."""
-        error = left_behind(self.joins[member].round, self.committed_round)
+        error = is_behind(self.joins[member].round, self.committed_round)
         return [Refused(member, error), *self.step_aside(member, "away")]
 
     def leave_out(self, member: str, why: str) -> list[Effect]:
         """Go on without a member, and say so."""
         text = f"{member} is left out of round {self.committed_round}: {why}"
-        return [*self.step_aside(member, "away"), Noted("member-left-out", text, member)]
+        return [*self.step_aside(member, "away"), EventRaised("member-left-out", text, member)]
 
     def step_aside(
         self, member: str, standing: Standing, *, tell_members: bool = True

@@ -23,7 +23,7 @@ BROKEN_S, MAX_BROKEN_S = 0.5, 5.0
 """Bounds of the time in which a broken connection may come back unnoticed."""
 
 
-class Measures(msgspec.Struct, kw_only=True):
+class RoundTimings(msgspec.Struct, kw_only=True):
     """Running means of one job. Changed by the functions below and by `pace.py` only."""
 
     spread_s: float | None = None
@@ -45,14 +45,14 @@ def mean(old: float | None, new: float, *, weight: float = EMA) -> float:
     return new if old is None else (1 - weight) * old + weight * new
 
 
-def learn_spread(measures: Measures, spread_s: float) -> None:
+def learn_spread(measures: RoundTimings, spread_s: float) -> None:
     """Take a measured spread of joins into the mean; a pause within a round is no spread."""
     if measures.period_s is not None:
         spread_s = min(spread_s, 2 * measures.period_s)
     measures.spread_s = mean(measures.spread_s, spread_s)
 
 
-def grace_s(measures: Measures, *, first_s: float) -> float:
+def grace_s(measures: RoundTimings, *, first_s: float) -> float:
     """Return how long joins are waited for after the first one came.
 
     Args:
@@ -65,12 +65,12 @@ def grace_s(measures: Measures, *, first_s: float) -> float:
     return MIN_GRACE_S + 3 * measures.spread_s + share_s
 
 
-def hold_s(measures: Measures) -> float:
+def hold_s(measures: RoundTimings) -> float:
     """Return how long a round waits for a member that takes over the state."""
     return min(MAX_HOLD_S, max(MIN_HOLD_S, measures.period_s or 0.0))
 
 
-def broken_s(measures: Measures) -> float:
+def broken_s(measures: RoundTimings) -> float:
     """Return how long an awaited member may be without a connection.
 
     A tenth of a period is cheap beside what the member would lose if the round went on without it.
@@ -78,7 +78,7 @@ def broken_s(measures: Measures) -> float:
     return min(MAX_BROKEN_S, max(BROKEN_S, (measures.period_s or 0.0) / 10))
 
 
-def timeout_s(measures: Measures, route: str, *, patience: float = 1.0) -> float:
+def timeout_s(measures: RoundTimings, route: str, *, patience: float = 1.0) -> float:
     """Return how long a reduce on a route may take; `patience` grows with failed attempts."""
     duration = measures.duration_s.get(route)
     usual = FIRST_TIMEOUT_S if duration is None else MIN_TIMEOUT_S + 4 * duration

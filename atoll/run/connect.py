@@ -18,10 +18,10 @@ from atoll.config import (
     worker_environment,
 )
 from atoll.config.mesh import mesh_of
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run.member import Run
-from atoll.train.island.script_ranks import Ranks
-from atoll.train.join_job import enroll
+from atoll.train.island.script_ranks import ScriptRanks
+from atoll.train.join_job import join_job
 from atoll.train.optim.lazy_compiler import leave_out_compiler
 
 ALONE_SEED = 7
@@ -56,7 +56,9 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
         ranks = _ranks(rank_place(), spec=None, mesh=mesh)
         if not ranks.leads:
             return _follow(ranks, member="w0", directory=Path.cwd(), seed=ALONE_SEED)
-        return Run(Alone(), slot=0, num_slots=1, directory=Path.cwd(), seed=ALONE_SEED, ranks=ranks)
+        return Run(
+            SingleGroup(), slot=0, num_slots=1, directory=Path.cwd(), seed=ALONE_SEED, ranks=ranks
+        )
     spec = load_spec(environment.spec)
     ranks = _ranks(kept_place(), spec=spec, mesh=mesh)
     if not ranks.leads:
@@ -67,16 +69,18 @@ def join(*, mesh: Mapping[str, int] | None = None) -> Run:
     return _enter(environment, spec, ranks)
 
 
-def _follow(ranks: Ranks, *, member: str, directory: Path, seed: int, job: str = "alone") -> Run:
+def _follow(
+    ranks: ScriptRanks, *, member: str, directory: Path, seed: int, job: str = "alone"
+) -> Run:
     """Return the part of another rank than the first; only islands load what it needs."""
     from atoll.run.follower import FollowerRun
 
     return FollowerRun(ranks=ranks, member=member, directory=directory, seed=seed, job=job)
 
 
-def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: Ranks) -> Run:
+def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: ScriptRanks) -> Run:
     asked = threading.Event()
-    enrolled = enroll(environment, route=spec.job.route, should_stop=asked.is_set)
+    enrolled = join_job(environment, route=spec.job.route, should_stop=asked.is_set)
     place = enrolled.connection.registered
     return Run(
         enrolled.connection.group, slot=place.slot, num_slots=place.num_slots,
@@ -87,16 +91,16 @@ def _enter(environment: WorkerEnvironment, spec: JobSpec, ranks: Ranks) -> Run:
 
 def _ranks(
     place: RankPlace | None, *, spec: JobSpec | None, mesh: Mapping[str, int] | None
-) -> Ranks:
+) -> ScriptRanks:
     """Return the ranks that this process is one of; most are by themselves."""
     if place is None:
-        place = Ranks.alone().place
+        place = ScriptRanks.alone().place
     shape = spec.mesh if spec is not None else MeshShape()
     if shape.ranks == 1 or (spec is not None and not spec.island.mesh and mesh):
         shape = mesh_of("hybrid", ranks=0, mesh=mesh) if mesh else MeshShape(shard=place.ranks)
     if shape.ranks != place.ranks:  # a rank was lost, or the script runs alone
         shape = shrunk(shape, place.ranks) if place.ranks > 1 else MeshShape()
     if spec is None:
-        return Ranks(place, shape=shape)
+        return ScriptRanks(place, shape=shape)
     island = spec.island
-    return Ranks(place, shape=shape, device=island.device, timeout_s=island.timeout_s)
+    return ScriptRanks(place, shape=shape, device=island.device, timeout_s=island.timeout_s)

@@ -15,17 +15,17 @@ from torch.optim import Optimizer
 from atoll.errors import ConfigError
 from atoll.queues import Queue, Topic
 from atoll.run.member import Run
-from atoll.run.place import Place
-from atoll.strategies.wrapped_optimizer import Wrapping, two_moments
+from atoll.run.place import JobPlace
+from atoll.strategies.wrapped_optimizer import WrapSpec, two_moments
 from atoll.train.agreement import Agreement
 from atoll.train.island.script_model import RankModel, saved_model
-from atoll.train.island.script_ranks import Ranks, Word
+from atoll.train.island.script_ranks import RankMessage, ScriptRanks
 
 
-class RankOptimizer(Wrapping):
+class RankOptimizer(WrapSpec):
     """The wrapped optimizer on such a rank: it steps, then serves the first rank's strategy."""
 
-    def __init__(self, inner: Optimizer, *, ranks: Ranks, twice: bool) -> None:
+    def __init__(self, inner: Optimizer, *, ranks: ScriptRanks, twice: bool) -> None:
         """Wrap `inner`.
 
         Args:
@@ -80,15 +80,15 @@ class FollowerRun(Run):
     """
 
     def __init__(
-        self, *, ranks: Ranks, member: str, directory: Path, seed: int, job: str = "alone"
+        self, *, ranks: ScriptRanks, member: str, directory: Path, seed: int, job: str = "alone"
     ) -> None:
         """Follow the first rank."""
-        Place.__init__(self, ranks, job=job, directory=directory, seed=seed, slot=0, num_slots=1)
+        JobPlace.__init__(self, ranks, job=job, directory=directory, seed=seed, slot=0, num_slots=1)
         self._member = member
         self._followed: RankOptimizer | None = None
         self._model: RankModel | None = None
 
-    def _told(self) -> Word:
+    def _told(self) -> RankMessage:
         """Return what the first rank has let this one know.
 
         Raises:
@@ -148,7 +148,7 @@ class FollowerRun(Run):
         aggregate: str = "mean",
         collective: str = "auto",
         admission: str = "finite",
-    ) -> Wrapping:
+    ) -> WrapSpec:
         """Return an optimizer that steps with the other ranks; see :meth:`Run.wrap`."""
         agreement = Agreement.of(
             outer, codec=codec, aggregate=aggregate, collective=collective, admission=admission

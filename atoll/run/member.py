@@ -18,16 +18,16 @@ from atoll.clock import Clock
 from atoll.codec import make_codec
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
-from atoll.island.peer_failure import lost_touch
+from atoll.island.peer_failure import is_peer_failure
 from atoll.run.session import Session
-from atoll.strategies.base import SyncResult, note
-from atoll.strategies.inner.host_model import Picture
-from atoll.strategies.wrapped_optimizer import OuterOptimizer, Wrapping
+from atoll.strategies.base import SyncResult, extend_history_hash
+from atoll.strategies.inner.host_model import HostModel
+from atoll.strategies.wrapped_optimizer import OuterOptimizer, WrapSpec
 from atoll.task import Task
 from atoll.train.agreement import Agreement
-from atoll.train.island.script_leader import Leading
-from atoll.train.island.script_ranks import Ranks, Word
-from atoll.train.join_job import Enrolled
+from atoll.train.island.script_leader import ScriptLeader
+from atoll.train.island.script_ranks import RankMessage, ScriptRanks
+from atoll.train.join_job import JoinedJob
 from atoll.train.results.result import end_member, run_result, trained
 from atoll.train.state.wrapped_state import WrappedState
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
@@ -52,15 +52,15 @@ class Run(Session):
         num_slots: int,
         directory: Path,
         seed: int,
-        enrolled: Enrolled | None = None,
+        enrolled: JoinedJob | None = None,
         asked: threading.Event | None = None,
         checkpoint_every: int = 0,
         clock: Clock | None = None,
-        ranks: Ranks | None = None,
+        ranks: ScriptRanks | None = None,
     ) -> None:
         """Take part as a member of `group`; tests pass a group in memory."""
         super().__init__(
-            group, ranks=ranks if ranks is not None else Ranks.alone(), directory=directory,
+            group, ranks=ranks if ranks is not None else ScriptRanks.alone(), directory=directory,
             seed=seed, slot=slot, num_slots=num_slots, enrolled=enrolled, asked=asked, clock=clock,
         )  # fmt: skip
         self._ranks.tell = self._word
@@ -68,7 +68,7 @@ class Run(Session):
         self._state: WrappedState | None = None
         self._optimizer: OuterOptimizer | None = None
         self._task: Task | None = None
-        self._leading = Leading(self._ranks, meter=self._meter, asked=self._leave_soon)
+        self._leading = ScriptLeader(self._ranks, meter=self._meter, asked=self._leave_soon)
         self._model: RankModel | None = None
 
     # -------------------------------------------------------------------------- where we are
@@ -78,9 +78,9 @@ class Run(Session):
         """How many optimizer steps the group has done; a member that comes late starts there."""
         return self._task.step if self._task is not None else 0
 
-    def _word(self) -> Word:
+    def _word(self) -> RankMessage:
         """Return what the other ranks may know."""
-        return Word(
+        return RankMessage(
             member=self.member, members=list(self.members), slot=self.slot,
             num_slots=self.num_slots, step=self.step, stopping=self._asked_to_stop,
         )  # fmt: skip
@@ -97,7 +97,7 @@ class Run(Session):
         aggregate: str = "mean",
         collective: str = "auto",
         admission: str = "finite",
-    ) -> Wrapping:
+    ) -> WrapSpec:
         """Return an optimizer that keeps the members' models together; use it instead.
 
         Every member's parameters become those of the first member. The arguments after the first
@@ -160,7 +160,7 @@ class Run(Session):
 
         self._model = RankModel(model, optimizer, crew=crew, device=self.device)
         self._kept.follow(crew)
-        self._leading.picture = Picture(crew)
+        self._leading.picture = HostModel(crew)
         return Task(
             self._model.whole, ScriptOptimizer(optimizer, model=self._model, crew=crew),
             member=self.member, round=round_, elsewhere=self._leading.picture,
@@ -238,7 +238,7 @@ class Run(Session):
         while self._optimizer is not None and self._task is not None and not self._gone:
             try:
                 with self._task.gate.moving():
-                    sync = note(self._task, self._optimizer.outer.finish(self._task))
+                    sync = extend_history_hash(self._task, self._optimizer.outer.finish(self._task))
             except LeftBehind as error:
                 self._recover(error)
             except GroupLeft:
@@ -329,7 +329,9 @@ class Run(Session):
     ) -> None:
         try:
             result = self._come_to_the_end() if error is None else self._result(broken=True)
-            if error is None or not lost_touch(error):  # else its keeper tells which rank is lost
+            if error is None or not is_peer_failure(
+                error
+            ):  # else its keeper tells which rank is lost
                 self._leave(error, result)
         finally:
             self._give_signals_back()

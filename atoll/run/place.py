@@ -11,16 +11,16 @@ from typing import Any, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from atoll.run.rank_state import Kept
-from atoll.train.island.script_ranks import Ranks
-from atoll.train.sharding import Share, deal
+from atoll.run.rank_state import RankState
+from atoll.train.island.script_ranks import ScriptRanks
+from atoll.train.sharding import DataShare, deal
 
 
-class Place:
+class JobPlace:
     """One process among the ranks of a member, and that among the members."""
 
     def __init__(
-        self, ranks: Ranks, *, job: str, directory: Path, seed: int, slot: int, num_slots: int
+        self, ranks: ScriptRanks, *, job: str, directory: Path, seed: int, slot: int, num_slots: int
     ) -> None:
         """Be one of a member's ranks; most are the only one."""
         self.job, self.directory, self.seed = job, directory, seed
@@ -29,7 +29,7 @@ class Place:
         self._joint = ranks.place.ranks > 1
         """Whether ranks meet; also where the only one has spread its model over a mesh of one."""
         self._before: Any = None
-        self._kept = Kept()
+        self._kept = RankState()
         self.results: dict[str, Any] = {}
         """Further entries of this member's part of the summary."""
 
@@ -97,7 +97,7 @@ class Place:
             should_stop=lambda: self.stopping, rank=self._ranks.data_rank,
             ranks=self._ranks.shape.data,
         )  # fmt: skip
-        if isinstance(dealt, Share):
+        if isinstance(dealt, DataShare):
             self._kept.share(dealt)
         return dealt
 

@@ -12,31 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.checkpoint.format.memory_image import Image, part_of
+from atoll.checkpoint.format.memory_image import MemoryImage, part_of
 from atoll.checkpoint.format.nested import TREE, flatten, nest
 from atoll.checkpoint.format.part import Part
 from atoll.checkpoint.state.capture import random_state, set_random_state
 from atoll.errors import CheckpointError, ConfigError
-from atoll.island.command_broadcaster import Crew
-from atoll.train.sharding import Share
+from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.train.sharding import DataShare
 
 KEEP, KEPT = "keep", "kept"
 """Verbs: tell what is here; take it up again."""
 NAME = "rank"
 
 
-class Kept:
+class RankState:
     """One rank's own state; the same calls on every rank of an island."""
 
     def __init__(self) -> None:
         """Keep nothing yet but random numbers."""
-        self._shares: list[Share] = []
+        self._shares: list[DataShare] = []
         self._things: dict[str, Any] = {}
         self._came: Mapping[str, Any] = {}
         """What a checkpoint had for shares and things that are not here yet."""
-        self._crew: Crew | None = None
+        self._crew: CommandBroadcaster | None = None
 
-    def follow(self, crew: Crew) -> None:
+    def follow(self, crew: CommandBroadcaster) -> None:
         """Do with the other ranks what is done here."""
         self._crew = crew
         crew.on(KEEP, self._gather)
@@ -44,7 +44,7 @@ class Kept:
 
     # ------------------------------------------------------------------- what there is to keep
 
-    def share(self, share: Share) -> None:
+    def share(self, share: DataShare) -> None:
         """Keep the place in some data; they are told apart by the order in which they come."""
         number = len(self._shares)
         self._shares.append(share)
@@ -145,7 +145,7 @@ def _load(name: str, thing: Any, state: Any) -> None:
 
 def _packed(state: Mapping[str, Any]) -> Tensor:
     tensors, tree = flatten(state, prefix=NAME)
-    image = Image(Part(NAME, tensors, {TREE: tree}))
+    image = MemoryImage(Part(NAME, tensors, {TREE: tree}))
     return torch.frombuffer(bytearray(image.view), dtype=torch.uint8)
 
 

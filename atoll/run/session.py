@@ -9,26 +9,26 @@ from typing import Any
 from atoll.clock import Clock, RealClock
 from atoll.group.base import Group
 from atoll.queues import Queue, Topic
-from atoll.run.place import Place
-from atoll.train.island.script_ranks import Ranks
-from atoll.train.join_job import Enrolled
-from atoll.train.queues import open_shelf
+from atoll.run.place import JobPlace
+from atoll.train.island.script_ranks import ScriptRanks
+from atoll.train.join_job import JoinedJob
+from atoll.train.queues import open_queues
 from atoll.train.results.script_meter import ScriptMeter
 
 
-class Session(Place):
+class Session(JobPlace):
     """The process that is known to the others as a member, with a hub or without one."""
 
     def __init__(
         self,
         group: Group,
         *,
-        ranks: Ranks,
+        ranks: ScriptRanks,
         directory: Path,
         seed: int,
         slot: int,
         num_slots: int,
-        enrolled: Enrolled | None,
+        enrolled: JoinedJob | None,
         asked: threading.Event | None,
         clock: Clock | None,
     ) -> None:
@@ -42,7 +42,7 @@ class Session(Place):
         self._clock: Clock = clock if clock is not None else RealClock()
         self._asked = asked if asked is not None else threading.Event()
         self._meter = ScriptMeter(group, self._clock)
-        self._shelf = open_shelf(enrolled, member=self.member, stopping=lambda: self.stopping)
+        self._shelf = open_queues(enrolled, member=self.member, stopping=lambda: self.stopping)
 
     @property
     def member(self) -> str:

@@ -221,7 +221,7 @@ OVERFLOW_WEIGHT = 2.0**-20
 """Weight of gradients that overflowed, and are zeros now: exact beside 2^32 tokens."""
 
 
-def told_weight(weight: float, *, overflowed: bool) -> float:
+def reported_weight(weight: float, *, overflowed: bool) -> float:
     """Return the weight to contribute with: a whole number, or the sign of an overflow."""
     return OVERFLOW_WEIGHT if overflowed else float(max(1, round(weight)))
 
@@ -231,7 +231,7 @@ def any_overflowed(total: float) -> bool:
     return total != int(total)
 
 
-def note(task: Task, sync: SyncResult | None) -> SyncResult | None:
+def extend_history_hash(task: Task, sync: SyncResult | None) -> SyncResult | None:
     """Take a round into the hash of a task's past; return the same result.
 
     Call it before others may read the state with the new round in it: past and round belong

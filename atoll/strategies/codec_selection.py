@@ -1,4 +1,6 @@
-"""Measuring the link in every round, and agreeing on a codec in some; see `atoll.codec.wrappers.auto`.
+"""Measure the link in every round and agree on a codec in some of them.
+
+See `atoll.codec.wrappers.auto`.
 
 A codec's state inside that of a strategy: what is a member's own, and what all share.
 """
@@ -27,7 +29,7 @@ KEY = "auto"
 """Names the exchange in which members say how fast their links are."""
 
 
-class Choosing:
+class CodecSelection:
     """Measures what a round exchanges, followed now and then by 192 bytes about the links.
 
     Both are parts of one transaction: the members agree on the next codec, or nothing happened.

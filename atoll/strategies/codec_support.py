@@ -19,7 +19,7 @@ PRECISE = frozenset({"fp32", "fp16", "bf16", "int8", "sigma8", "by_size"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taste:
+class CodecSupport:
     """Which codecs a method can use, and why not others."""
 
     why: str
@@ -33,41 +33,41 @@ class Taste:
         return bool(codecs & self.refused) or bool(self.taken and codecs - self.taken)
 
 
-TASTES: Mapping[str, Taste] = MappingProxyType(
+TASTES: Mapping[str, CodecSupport] = MappingProxyType(
     {
-        "sparta": Taste(
+        "sparta": CodecSupport(
             why="what travels are parameters themselves, other ones in every step",
             taken=PRECISE, nearest="int8",
         ),
-        "powersgd": Taste(
+        "powersgd": CodecSupport(
             why="it feeds back errors by itself, and its factors' axes change every round",
             taken=PRECISE, nearest="int8",
         ),
-        "demo": Taste(
+        "demo": CodecSupport(
             why="what is not sent stays in its momentum, other components in every step",
             refused=GATHERING | MEMORY, nearest="bf16",
         ),
-        "cocktail": Taste(
+        "cocktail": CodecSupport(
             why="it feeds back by itself what its codec loses", refused=MEMORY,
             nearest="topk:0.2|int4",
         ),
-        "onebit_adam": Taste(
+        "onebit_adam": CodecSupport(
             why="it feeds back by itself what its codec loses", refused=MEMORY, nearest="sign"
         ),
-        "sign_majority": Taste(
+        "sign_majority": CodecSupport(
             why="votes are one sign per number: nothing to remember or to leave out",
             refused=GATHERING | MEMORY, nearest="sign",
         ),
         **dict.fromkeys(
             PAIRED,
-            Taste(
+            CodecSupport(
                 why="members need each other's whole parameters, not differences",
                 refused=GATHERING | {"ef21", "randomk"}, nearest="int8",
             ),
         ),
         **dict.fromkeys(
             SERVED,
-            Taste(
+            CodecSupport(
                 why="servers apply what single members push as it comes",
                 refused=frozenset({"ef21"}), nearest="feedback(int8)",
             ),

@@ -99,7 +99,7 @@ def named(options: object, codec: str) -> Resolved:
 # ------------------------------------------------------------------------ codecs and collectives
 
 
-def sparse_needs_gathering(plan: Plan) -> None:
+def check_sparse(plan: Plan) -> None:
     """A sum of sparse vectors is not sparse, so it cannot travel as one of them."""
     sparse = sorted(plan.codecs & GATHERING)
     collective = plan.policy.collective
@@ -112,7 +112,7 @@ def sparse_needs_gathering(plan: Plan) -> None:
         )
 
 
-def codec_suits_method(plan: Plan) -> None:
+def check_codec(plan: Plan) -> None:
     """Some methods send what only some codecs can carry."""
     taste = TASTES.get(plan.outer)
     if taste is not None and taste.refuses(plan.codecs):
@@ -125,7 +125,7 @@ def codec_suits_method(plan: Plan) -> None:
         )  # fmt: skip
 
 
-def collective_needs_links(plan: Plan) -> None:
+def check_collective(plan: Plan) -> None:
     """Collectives are for members that can dial each other."""
     if plan.policy.collective != "auto" and plan.route == "relay":
         raise ConfigError(
@@ -139,13 +139,13 @@ def collective_needs_links(plan: Plan) -> None:
 # ------------------------------------------------------------------------------- policies
 
 
-def rounding_needs_one_way(plan: Plan) -> None:
+def check_rounding(plan: Plan) -> None:
     """Partial sums that travel would be rounded on every hop."""
     if plan.codec != "fp32":
         plan.policy.check_codec(plan.codec)
 
 
-def robust_needs_whole_vectors(plan: Plan) -> None:
+def check_whole_vectors(plan: Plan) -> None:
     """Where each member sends other coordinates, most see zeros at each of them."""
     sparse = sorted(plan.codecs & GATHERING)
     if sparse and plan.policy.robust:
@@ -158,7 +158,7 @@ def robust_needs_whole_vectors(plan: Plan) -> None:
         )
 
 
-def robust_needs_a_reducer(plan: Plan) -> None:
+def check_reducer(plan: Plan) -> None:
     """Rules that look at whole vectors, or remember, need one place that sees everything."""
     if plan.policy.needs_reducer and plan.route == "direct":
         raise ConfigError(
@@ -170,7 +170,7 @@ def robust_needs_a_reducer(plan: Plan) -> None:
         )
 
 
-def robust_needs_members(plan: Plan) -> None:
+def check_members(plan: Plan) -> None:
     """Rules against F wrong members mean nothing below a number of members."""
     sizes = {"nodes": plan.nodes, "min_nodes": plan.min_nodes or plan.nodes}
     for name, members in sizes.items():
@@ -184,7 +184,7 @@ def robust_needs_members(plan: Plan) -> None:
             ) from error  # fmt: skip
 
 
-def aggregate_needs_a_mean(plan: Plan) -> None:
+def check_aggregate(plan: Plan) -> None:
     """Where nobody makes one vector of all, there is nothing for a rule to do."""
     policy = plan.policy
     without = plan.outer in PAIRED | SERVED | SWAPPED
@@ -205,7 +205,7 @@ def aggregate_needs_a_mean(plan: Plan) -> None:
         )  # fmt: skip
 
 
-def sums_are_for_gradients(plan: Plan) -> None:
+def check_sums(plan: Plan) -> None:
     """A sum of members' moves is too long, and buffers that travel along must not be summed."""
     if plan.policy.aggregate == "sum":
         raise ConfigError(
@@ -219,7 +219,7 @@ def sums_are_for_gradients(plan: Plan) -> None:
 # --------------------------------------------------------------------------------- options
 
 
-def streaming_delay(plan: Plan) -> None:
+def check_streaming_delay(plan: Plan) -> None:
     """A fragment's round must end before the next fragment's begins."""
     if plan.outer != "streaming":
         return
@@ -241,7 +241,7 @@ def streaming_delay(plan: Plan) -> None:
         )
 
 
-def nesterov_needs_momentum(plan: Plan) -> None:
+def check_nesterov(plan: Plan) -> None:
     """Nesterov's look ahead is the momentum's; without momentum there is nothing to look at."""
     name, momentum = plan.options.get("outer_optimizer"), plan.options.get("outer_momentum")
     if name in ("nesterov", "momentum") and momentum == 0:
@@ -253,7 +253,7 @@ def nesterov_needs_momentum(plan: Plan) -> None:
         )
 
 
-def one_bit_needs_adam(plan: Plan) -> None:
+def check_one_bit(plan: Plan) -> None:
     """What is frozen after the warm-up is Adam's variance."""
     if plan.outer == "onebit_adam" and plan.optimizer not in (
         "",
@@ -269,7 +269,7 @@ def one_bit_needs_adam(plan: Plan) -> None:
         )
 
 
-def gradients_stay_in_an_island(plan: Plan) -> None:
+def check_island_gradients(plan: Plan) -> None:
     """The ranks of an island step by themselves; what others may have is parameters."""
     pushed = plan.outer == "server" and plan.options.get("optimizer", "member") != "member"
     if plan.inner != "local" and (plan.outer in ON_GRADIENTS or pushed):
@@ -283,7 +283,7 @@ def gradients_stay_in_an_island(plan: Plan) -> None:
         )  # fmt: skip
 
 
-def graph_needs_members(plan: Plan) -> None:
+def check_graph(plan: Plan) -> None:
     """Graphs have shapes: a torus is a grid, a ring has two neighbours."""
     if plan.outer != "gossip":
         return
@@ -310,7 +310,7 @@ def is_grid(members: int) -> bool:
     return any(members % rows == 0 for rows in range(2, math.isqrt(members) + 1))
 
 
-def backups_leave_somebody(plan: Plan) -> None:
+def check_backups(plan: Plan) -> None:
     """Backup workers are members whose gradients are not waited for."""
     backups = plan.options.get("backups", 0)
     if plan.outer == "server" and backups and backups >= plan.fewest:
@@ -322,7 +322,7 @@ def backups_leave_somebody(plan: Plan) -> None:
         )
 
 
-def servers_need_the_relay(plan: Plan) -> None:
+def check_servers(plan: Plan) -> None:
     """Members reach parameter servers through the hub, whatever else they can dial."""
     if plan.outer in SERVED and plan.route == "direct" and plan.nodes > 1:
         raise ConfigError(
@@ -333,21 +333,21 @@ def servers_need_the_relay(plan: Plan) -> None:
 
 
 RULES: tuple[Callable[[Plan], None], ...] = (
-    sparse_needs_gathering,
-    codec_suits_method,
-    rounding_needs_one_way,
-    collective_needs_links,
-    robust_needs_whole_vectors,
-    robust_needs_a_reducer,
-    robust_needs_members,
-    aggregate_needs_a_mean,
-    sums_are_for_gradients,
-    streaming_delay,
-    nesterov_needs_momentum,
-    one_bit_needs_adam,
-    gradients_stay_in_an_island,
-    graph_needs_members,
-    backups_leave_somebody,
-    servers_need_the_relay,
+    check_sparse,
+    check_codec,
+    check_rounding,
+    check_collective,
+    check_whole_vectors,
+    check_reducer,
+    check_members,
+    check_aggregate,
+    check_sums,
+    check_streaming_delay,
+    check_nesterov,
+    check_one_bit,
+    check_island_gradients,
+    check_graph,
+    check_backups,
+    check_servers,
 )
 """Every rule; each refuses, or says nothing."""

@@ -20,7 +20,8 @@ INNERS: Mapping[str, str] = MappingProxyType(
     {
         "local": "atoll.strategies.inner.local:Local",
         **dict.fromkeys(
-            ("ddp", "fsdp", "tensor", "pipeline", "hybrid"), "atoll.strategies.inner.leader:Spread"
+            ("ddp", "fsdp", "tensor", "pipeline", "hybrid"),
+            "atoll.strategies.inner.leader:IslandLeader",
         ),
     }
 )
@@ -28,7 +29,7 @@ INNERS: Mapping[str, str] = MappingProxyType(
 
 OUTERS: Mapping[str, str] = MappingProxyType(
     {
-        "alone": "atoll.strategies.outer.single:Alone",
+        "alone": "atoll.strategies.outer.single:NoSync",
         "every_step": "atoll.strategies.outer.every_step:EveryStep",
         "average": "atoll.strategies.outer.average:Average",
         "diloco": "atoll.strategies.outer.diloco:DiLoCo",

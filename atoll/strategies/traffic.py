@@ -27,23 +27,23 @@ def volume(codec: Codec, elements: int, peers: int, *, rank: int = 0) -> Traffic
     if peers < 2:
         return Traffic(1, 0, 0, 0, 0)
     if codec.gathers:
-        return gathered(codec, elements, peers)
+        return allgather_volume(codec, elements, peers)
     relay = codec.nbytes(elements)
     back = codec.base.nbytes(elements)
     sent, received = _direct(codec, elements, peers, rank)
     return Traffic(1, relay, back, sent, received)
 
 
-def gathered(codec: Codec, elements: int, peers: int) -> Traffic:
+def allgather_volume(codec: Codec, elements: int, peers: int) -> Traffic:
     """Return the bytes of one reduce in which all get the packets of all, as `volume` does.
 
     Over the relay a packet goes up once, whoever gets it.
     """
     nbytes, others = codec.nbytes(elements), max(peers - 1, 0)
-    return swapped([(nbytes, others)] if others else [], [nbytes] * others)
+    return all_to_all_volume([(nbytes, others)] if others else [], [nbytes] * others)
 
 
-def swapped(parcels: Sequence[tuple[int, int]], received: Sequence[int]) -> Traffic:
+def all_to_all_volume(parcels: Sequence[tuple[int, int]], received: Sequence[int]) -> Traffic:
     """Return the bytes of one swap.
 
     Args:

@@ -19,7 +19,7 @@ from atoll.codec.registry import make_codec
 from atoll.config import StrategyTable
 from atoll.errors import unknown
 from atoll.group.collectives.costs import moved_bytes
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.base import Traffic
 from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS, Entry
 from atoll.strategies.options import options_of
@@ -165,7 +165,9 @@ def _weighed(resolved: Resolved, scale: Scale) -> Traffic | None:
     if importlib.util.find_spec("torch") is None:
         return None
 
-    return weigh(resolved, elements=scale.parameters, peers=scale.peers, steps=scale.steps)
+    return measure_traffic(
+        resolved, elements=scale.parameters, peers=scale.peers, steps=scale.steps
+    )
 
 
 def per_step(found: Traffic, scale: Scale) -> dict[str, float]:
@@ -204,7 +206,7 @@ def _tensors(sizes: Sequence[tuple[int, ...]]) -> nn.ParameterList:
     return nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes if 0 not in size)
 
 
-def weigh(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traffic:
+def measure_traffic(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traffic:
     """Return what the first of some members would send and receive in a run of `steps`.
 
     The model has the shapes of a transformer of that size, for methods that look at matrices, but
@@ -217,7 +219,7 @@ def weigh(resolved: Resolved, *, elements: int, peers: int, steps: int) -> Traff
     with torch.device("meta"):
         model = Shapes(elements)
         task = Task(model, torch.optim.AdamW(model.parameters()), member="w0", last=steps)
-        outer.setup(task, group=Alone(), codec=codec)
+        outer.setup(task, group=SingleGroup(), codec=codec)
     return outer.traffic(elements, peers, steps=steps)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError, GroupLeft, LeftBehind
-from atoll.strategies.base import Outer, SyncResult, note
+from atoll.strategies.base import Outer, SyncResult, extend_history_hash
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.task import Task
 
@@ -20,7 +20,7 @@ KEY = "atoll"
 """Name of our part in a state dict."""
 
 
-class Others(Protocol):
+class OtherOptimizers(Protocol):
     """The other ranks of this member, for the first one: they do what it does."""
 
     def arrive(self, *, overflowed: bool) -> bool:
@@ -36,7 +36,7 @@ class Others(Protocol):
         ...
 
 
-class Wrapping(Optimizer):
+class WrapSpec(Optimizer):
     """Has the groups and the state of the optimizer that it wraps."""
 
     _step_supports_amp_scaling = True
@@ -116,7 +116,7 @@ class Wrapping(Optimizer):
             )
 
 
-class OuterOptimizer(Wrapping):
+class OuterOptimizer(WrapSpec):
     """Wraps an optimizer: `step` combines gradients, steps, then combines parameters if due.
 
     Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers,
@@ -135,7 +135,7 @@ class OuterOptimizer(Wrapping):
         outer: Outer,
         after_step: Callable[[SyncResult | None], None],
         recover: Callable[[LeftBehind], None] | None = None,
-        others: Others | None = None,
+        others: OtherOptimizers | None = None,
     ) -> None:
         """Wrap `inner`, whose task and strategy are set up already.
 
@@ -194,7 +194,7 @@ class OuterOptimizer(Wrapping):
                 elif not self.skipped:
                     self.inner.step()
                 self.task.advance()
-                sync = note(self.task, self.outer.sync(self.task))
+                sync = extend_history_hash(self.task, self.outer.sync(self.task))
         except LeftBehind as error:
             if self._recover is None:
                 raise

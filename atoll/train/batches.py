@@ -13,7 +13,7 @@ class MemberStream(Iterator[tuple[Tensor, Tensor]]):
     """Batches of slot 0 for the first `shared_steps` steps, then those of the slot it leases.
 
     The member of slot 0 simply goes on; the others begin at the start of their own shards. From
-    round to round the group may give it another slot (see :class:`atoll.task.Stretch`).
+    round to round the group may give it another slot (see :class:`atoll.task.DataStretch`).
     """
 
     def __init__(

@@ -52,14 +52,14 @@ CHECKPOINTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class SyncSchedule:
     """After which rounds something happens."""
 
     evaluate: int
     save: int
 
     @classmethod
-    def of(cls, spec: JobSpec, rounds: int) -> Rhythm:
+    def of(cls, spec: JobSpec, rounds: int) -> SyncSchedule:
         """Return what the job says, or what divides a run of so many rounds well."""
         return cls(
             spec.train.eval_every or max(1, rounds // EVALUATIONS),
@@ -87,11 +87,11 @@ class Built:
     """Name of the outer strategy."""
     policy: GroupPolicy
 
-    def rhythm(self, spec: JobSpec, *, peers: int) -> Rhythm:
+    def rhythm(self, spec: JobSpec, *, peers: int) -> SyncSchedule:
         """Return after which rounds to evaluate and save."""
         elements = self.task.num_parameters + sum(b.numel() for b in self.task.buffers())
         plan = self.outer.traffic(elements, max(2, peers), steps=spec.train.steps)
-        return Rhythm.of(spec, plan.rounds)
+        return SyncSchedule.of(spec, plan.rounds)
 
 
 def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:

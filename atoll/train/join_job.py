@@ -15,10 +15,10 @@ from atoll.config import WorkerEnvironment
 from atoll.errors import AuthError
 from atoll.group.connect import Connection, connect_group
 from atoll.group.routes.rendezvous_store import own_address
-from atoll.net.endpoint import way_of
+from atoll.net.endpoint import endpoint_of
 from atoll.net.sync_link import SyncLink
 from atoll.recovery import Recovered, StateServer, recover
-from atoll.train.state.recovery_client import Lifeline
+from atoll.train.state.recovery_client import RecoveryClient
 from atoll.wire.messages import CheckpointPart, CheckpointState, Event, Finished, Source, Sources
 
 log = logging.getLogger(__name__)
@@ -30,12 +30,12 @@ PUBLISH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolled:
+class JoinedJob:
     """A member's place in its job."""
 
     environment: WorkerEnvironment
     connection: Connection
-    lifeline: Lifeline
+    lifeline: RecoveryClient
     server: StateServer
 
     @property
@@ -59,7 +59,7 @@ class Enrolled:
         environment = self.environment
         return HubStore.reading(
             environment.hub, environment.token, environment.job,
-            way=way_of(environment), scratch=environment.directory,
+            way=endpoint_of(environment), scratch=environment.directory,
         )  # fmt: skip
 
     def saver(self) -> BackgroundSaver:
@@ -89,9 +89,9 @@ class Enrolled:
             log.info("the job is over: %s", error)
 
 
-def enroll(
+def join_job(
     environment: WorkerEnvironment, *, route: str, should_stop: Callable[[], bool]
-) -> Enrolled:
+) -> JoinedJob:
     """Open the session of a member, register it, and begin to recover if the run is under way.
 
     Args:
@@ -146,11 +146,11 @@ def enroll(
         if link.failed is None:
             link.notify(event)
 
-    lifeline = Lifeline(
+    lifeline = RecoveryClient(
         group, fetch=fetch, server=server, announce=announce,
         should_stop=lambda: should_stop() or link.failed is not None,
     )  # fmt: skip
-    enrolled = Enrolled(environment, connection, lifeline, server)
+    enrolled = JoinedJob(environment, connection, lifeline, server)
     if enrolled.late:
         lifeline.begin()
     return enrolled

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.clock import Clock
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group
-from atoll.strategies.base import Inner, Outer, SyncResult, note
+from atoll.strategies.base import Inner, Outer, SyncResult, extend_history_hash
 from atoll.task import Task
 from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals
 
@@ -57,7 +57,7 @@ class Loop:
                 if reason:
                     return reason
                 with self.task.gate.moving():
-                    last = note(self.task, self.outer.finish(self.task))
+                    last = extend_history_hash(self.task, self.outer.finish(self.task))
             except GroupLeft:
                 return LEFT
             except LeftBehind as error:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.net.endpoint import way_of
+from atoll.net.endpoint import endpoint_of
 from atoll.net.http.client import HubClient
-from atoll.queues import AloneChannel, HubChannel, Shelf
-from atoll.train.join_job import Enrolled
+from atoll.queues import HubChannel, InMemoryChannel, QueueRegistry
+from atoll.train.join_job import JoinedJob
 
 
-def open_shelf(enrolled: Enrolled | None, *, member: str, stopping: Callable[[], bool]) -> Shelf:
+def open_queues(
+    enrolled: JoinedJob | None, *, member: str, stopping: Callable[[], bool]
+) -> QueueRegistry:
     """Return the queues of a member at its hub, or those of a process alone.
 
     Args:
@@ -19,12 +21,12 @@ def open_shelf(enrolled: Enrolled | None, *, member: str, stopping: Callable[[],
         stopping: Whether the run was asked to stop.
     """
     if enrolled is None:
-        return Shelf(AloneChannel(), prefix="alone", reader=member, stopping=stopping)
+        return QueueRegistry(InMemoryChannel(), prefix="alone", reader=member, stopping=stopping)
     environment = enrolled.environment
-    way = way_of(environment)
+    way = endpoint_of(environment)
     channel = HubChannel(
         enrolled.connection.link,
         client=lambda: HubClient(environment.hub, environment.token, way=way),
         scratch=environment.directory,
     )
-    return Shelf(channel, prefix=environment.job, reader=member, stopping=stopping)
+    return QueueRegistry(channel, prefix=environment.job, reader=member, stopping=stopping)

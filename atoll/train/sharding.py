@@ -20,7 +20,7 @@ from torch.utils.data import (
 from atoll.errors import DataError
 
 
-class Order(Sampler[int]):
+class ShardOrder(Sampler[int]):
     """The order of a loader's samples, of which the first ones may be left out, once."""
 
     def __init__(self, samples: Subset[Any], *, generator: torch.Generator | None) -> None:
@@ -38,7 +38,7 @@ class Order(Sampler[int]):
         return len(self._inner)
 
 
-class Share:
+class DataShare:
     """An iterable that ends early when the job is asked to stop, and knows where it stands."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Share:
         self._last = slot if last is None else last
         self._owner = owner
         sampler = getattr(data, "sampler", None)
-        self._order = sampler if isinstance(sampler, Order) else None
+        self._order = sampler if isinstance(sampler, ShardOrder) else None
         self._given = 0
         """Items of the pass that is under way."""
         self._began: Tensor | None = None
@@ -148,7 +148,7 @@ def deal(
     if isinstance(data, DataLoader):
         loader = _own_loader(data, own=own, last=last, count_all=count_all, seed=seed)
         if loader is not None:
-            return Share(
+            return DataShare(
                 loader,
                 slot=0,
                 num_slots=1,
@@ -161,7 +161,7 @@ def deal(
         mine = own_indices(count, slot=own, num_slots=count_all, seed=seed, last=last)
         return Subset(data, mine)
     length = (count - last - 1) // count_all + 1 if count is not None else None
-    return Share(
+    return DataShare(
         data,
         slot=own,
         num_slots=count_all,
@@ -216,7 +216,7 @@ def _own_loader(loader: Any, *, own: int, last: int, count_all: int, seed: int) 
     return DataLoader(
         samples,
         batch_size=loader.batch_size,
-        sampler=Order(samples, generator=generator if shuffled else None),
+        sampler=ShardOrder(samples, generator=generator if shuffled else None),
         generator=generator,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,

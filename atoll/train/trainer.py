@@ -15,10 +15,10 @@ from atoll.config import JobSpec
 from atoll.data import Cursor
 from atoll.errors import ConfigError, GroupLeft, HubError, LeftBehind, StorageFull
 from atoll.group.base import Group
-from atoll.group.single import Alone
-from atoll.strategies.base import Inner, Outer, SyncResult, note
+from atoll.group.single import SingleGroup
+from atoll.strategies.base import Inner, Outer, SyncResult, extend_history_hash
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.build import Built, build
@@ -26,14 +26,14 @@ from atoll.train.evaluate import Evaluation, evaluate
 from atoll.train.loop import LEFT, Loop
 from atoll.train.out_of_memory import memory_errors
 from atoll.train.results.metrics import Recorder, Totals
-from atoll.train.results.result import last_look, member_result
+from atoll.train.results.result import final_evaluation, member_result
 from atoll.train.state.committed import CommittedState
-from atoll.train.state.recovery_client import Lifeline, SetBack
+from atoll.train.state.recovery_client import RecoveryClient, RolledBack
 from atoll.train.state.saving import Moment, Saving
 from atoll.wire.messages import Event, Lease, Point
 
 if TYPE_CHECKING:
-    from atoll.train.island.island_trainer import Island
+    from atoll.train.island.island_trainer import TrainerIsland
 
 log = logging.getLogger(__name__)
 
@@ -51,18 +51,18 @@ def train_job(
     num_slots: int | None = None,
     publish: Callable[[Path, str], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-    lifeline: Lifeline | None = None,
+    lifeline: RecoveryClient | None = None,
     late: bool = False,
     lease: Lease | None = None,
     saver: BackgroundSaver | None = None,
     clock: Clock | None = None,
-    island: Island | None = None,
+    island: TrainerIsland | None = None,
 ) -> dict[str, Any]:
     """Train one member's share of a job and return its part of the summary.
 
     Args:
         spec: The job.
-        group: The members; `Alone()` without a hub.
+        group: The members; `SingleGroup()` without a hub.
         directory: Where this member's files go.
         report: Takes measurements; MUST NOT block.
         announce: Takes events for people; MUST NOT block.
@@ -121,9 +121,9 @@ class Trainer:
         directory: Path,
         clock: Clock,
         store: Store | None,
-        lifeline: Lifeline | None = None,
+        lifeline: RecoveryClient | None = None,
         saver: BackgroundSaver | None = None,
-        island: Island | None = None,
+        island: TrainerIsland | None = None,
     ) -> None:
         """Remember where things are; nothing is built yet."""
         self.spec, self.group, self.directory = spec, group, directory
@@ -211,7 +211,7 @@ class Trainer:
         while True:
             try:
                 return self.run(should_stop, late=late)
-            except SetBack as error:
+            except RolledBack as error:
                 log.warning("%s", error)
                 self.recorder.event("set-back", f"{self.task.member}: {error}")
                 report, announce = self.recorder.outlets
@@ -260,7 +260,7 @@ class Trainer:
                 given=f"mesh {self.spec.mesh}", expected=f"{self.spec.mesh.ranks} ranks",
                 remedy='start it with `atoll run`, or set inner = "local" in [strategy]',
             )  # fmt: skip
-        recipe = Recipe.of(self.spec)
+        recipe = InnerOptions.of(self.spec)
         local = Local(language_model_loss, clip=recipe.clip, recipe=recipe)
         local.prepare(self.built.model)
         self.task.scaler = local.scaler
@@ -268,7 +268,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Make sure that all start alike, and evaluate before the first step."""
-        note(self.task, self.outer.begin(self.task))
+        extend_history_hash(self.task, self.outer.begin(self.task))
         self.first = self._evaluate_share()
 
     def _recover(self, error: LeftBehind | None) -> None:
@@ -293,17 +293,17 @@ class Trainer:
 
     def _ended(self, reason: str) -> dict[str, Any]:
         """Save what is left to save, and return this member's part of the summary."""
-        if reason and isinstance(self.group, Alone):
+        if reason and isinstance(self.group, SingleGroup):
             self._save(final=True)  # nobody else has to agree that this is a good moment
         result = member_result(
             self.spec, self.built, self.outer, self.totals, slot=self.slot, start_s=self.start_s,
             first=self.first, reason=reason,
         )  # fmt: skip
         # Who leaves between two rounds has no agreed model to give; the others go on.
-        left = reason == LEFT and not isinstance(self.group, Alone)
+        left = reason == LEFT and not isinstance(self.group, SingleGroup)
         if self._is_first and not left:
             # Stopped in the middle of a period, one alone keeps what it has trained since.
-            halfway = reason and isinstance(self.group, Alone)
+            halfway = reason and isinstance(self.group, SingleGroup)
             with nullcontext() if halfway else self.outer.evaluating(self.task):
                 result |= self._hand_over(finished=not reason)
         path = self.directory / "result.json"
@@ -320,7 +320,7 @@ class Trainer:
         if not finished:
             return {}
         began = self.clock.monotonic()
-        look = last_look(self.built, seed=self.spec.job.seed, loss_of=self._loss_of)
+        look = final_evaluation(self.built, seed=self.spec.job.seed, loss_of=self._loss_of)
         self.totals.evaluation_s += self.clock.monotonic() - began
         self.recorder.point({"held_out_loss": look["loss_final"]})
         return look

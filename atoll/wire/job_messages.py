@@ -34,7 +34,7 @@ class Stop(Message, frozen=True):
     """Which attempt is meant; 0: whichever runs."""
 
 
-class Gate(msgspec.Struct, frozen=True):
+class RendezvousAddress(msgspec.Struct, frozen=True):
     """Where the first machine of an island awaits its hands, and by what they know each other.
 
     Kept by the hub in memory only, and told to processes of the same job only.

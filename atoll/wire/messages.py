@@ -15,12 +15,12 @@ from atoll.wire.job_messages import (
     Acked,
     Event,
     Finished,
-    Gate,
     Launch,
     LogLines,
     Metrics,
     Point,
     ProcessState,
+    RendezvousAddress,
     Stop,
 )
 from atoll.wire.malformed import MALFORMED
@@ -61,10 +61,10 @@ from atoll.wire.queue_messages import (
     TopicRead,
 )
 from atoll.wire.round_messages import (
-    Account,
     CheckpointPart,
     CheckpointState,
     MemberLost,
+    MemberStats,
     Peer,
     Roster,
     RosterReply,
@@ -87,7 +87,6 @@ from atoll.wire.session_messages import (
 )
 
 __all__ = [
-    "Account",
     "Acked",
     "Beat",
     "Body",
@@ -101,13 +100,13 @@ __all__ = [
     "Event",
     "Failure",
     "Finished",
-    "Gate",
     "Hello",
     "Launch",
     "Lease",
     "Leaving",
     "LogLines",
     "MemberLost",
+    "MemberStats",
     "Message",
     "Metrics",
     "NodeInfo",
@@ -135,6 +134,7 @@ __all__ = [
     "Recover",
     "Register",
     "Registered",
+    "RendezvousAddress",
     "Roster",
     "RosterReply",
     "RoundJoin",

@@ -1,7 +1,7 @@
 """Servings on the relay: asks and answers in pieces, told apart from tensor chunks by two zeros.
 
-A frame is the mark, a two-byte length, a msgpack `ServingHead` and a piece of the packet. A tensor
-chunk begins with the length of its head, which is never zero.
+A frame is the mark, a two-byte length, a msgpack `ServerFrameHead` and a piece of the packet. A
+tensor chunk begins with the length of its head, which is never zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARK = b"\0\0"
 _LENGTH = struct.Struct("!H")
 
 
-class ServingHead(msgspec.Struct, frozen=True, array_like=True):
+class ServerFrameHead(msgspec.Struct, frozen=True, array_like=True):
     """Which piece of which serving follows; or what one side has of the other's."""
 
     kind: str
@@ -42,21 +42,21 @@ class ServingHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ServingHead)
+_decoder = msgspec.msgpack.Decoder(ServerFrameHead)
 
 
-def is_serving(payload: memoryview) -> bool:
+def is_server_frame(payload: memoryview) -> bool:
     """Return whether a relayed payload is a frame of servings."""
     return payload[: len(MARK)] == MARK
 
 
-def pack_frame(head: ServingHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
+def pack_frame(head: ServerFrameHead, piece: Buffer = b"") -> tuple[bytes, Buffer]:
     """Return the two parts of a relay frame."""
     encoded = _encoder.encode(head)
     return MARK + _LENGTH.pack(len(encoded)) + encoded, piece
 
 
-def unpack_frame(payload: memoryview) -> tuple[ServingHead, memoryview]:
+def unpack_frame(payload: memoryview) -> tuple[ServerFrameHead, memoryview]:
     """Return head and piece of a frame.
 
     Raises:
@@ -90,7 +90,7 @@ def frames(
     count = count_pieces(len(view))
     for index in range(count):
         if index not in skip:
-            head = ServingHead(kind, call, index, count, len(view), body if index == 0 else b"")
+            head = ServerFrameHead(kind, call, index, count, len(view), body if index == 0 else b"")
             yield pack_frame(head, view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
 
 
@@ -113,7 +113,7 @@ class Pieces:
         """Whether every piece is here."""
         return len(self.have) == count_pieces(self.total_bytes)
 
-    def put(self, head: ServingHead, piece: memoryview) -> bool:
+    def put(self, head: ServerFrameHead, piece: memoryview) -> bool:
         """Store a piece; return whether it was new. One of another packet is left out."""
         if head.total_bytes != self.total_bytes or head.index in self.have:
             return False

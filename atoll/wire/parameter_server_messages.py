@@ -97,7 +97,7 @@ class Fetch(msgspec.Struct, frozen=True, omit_defaults=True, tag="fetch"):
     anchor: int
 
 
-class Rest(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
+class Leftover(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
     """Tell that no push follows before the next anchor: nobody is to wait for one."""
 
     anchor: int
@@ -105,7 +105,7 @@ class Rest(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
     """The member has done all its steps."""
 
 
-Ask = Attach | Load | Push | Fetch | Rest
+Ask = Attach | Load | Push | Fetch | Leftover
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -23,7 +23,7 @@ class RosterReply(Message, frozen=True):
     peers: list[Peer]
 
 
-class Account(Message, frozen=True):
+class MemberStats(Message, frozen=True):
     """What a member tells of its period and of the round before it; None: unknown."""
 
     phases: dict[str, float] = {}
@@ -49,7 +49,7 @@ class RoundJoin(Message, frozen=True):
     """Optimizer steps of this member since the last round."""
     busy_s: float = 0.0
     """Seconds they took."""
-    account: Account | None = None
+    account: MemberStats | None = None
     """What else it tells of the period, for people and alarms."""
     lease: Lease | None = None
     """Where this member's data stands now; counts if the round is committed with it."""

@@ -14,14 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import IslandTable, JobSpec, ModelTable, StrategyTable, TrainTable
 from atoll.config.rank_environment import RankPlace
-from atoll.group.single import Alone
-from atoll.island.command_broadcaster import Crew
+from atoll.group.single import SingleGroup
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh, world
-from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.divide import split_model
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.pipeline.bubble import measure_bubble
 from atoll.train.build import build, whole_model
-from atoll.train.island.island_trainer import Island
+from atoll.train.island.island_trainer import TrainerIsland
 from bench.island.bare import bare_step
 from bench.island.kinds import BATCH, CLIP, CONTEXT, LR, MODEL, Kind
 
@@ -52,8 +52,8 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
     device, spec, data = torch.device("cpu"), spec_of(kind), batches()
     with world(place, device=device, timeout_s=120.0):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = Crew(rank=place.rank, ranks=place.ranks)
-        island = Island(spec, crew, mesh=mesh, device=device)
+        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
+        island = TrainerIsland(spec, crew, mesh=mesh, device=device)
         by_hand = bare_step(kind, whole_model(spec), mesh)
 
         def bare(*, steps: int) -> float:
@@ -67,7 +67,7 @@ def compare(kind: Kind, place: RankPlace, *, pairs: int, segment_s: float) -> di
         built = build(spec, member="w0", slot=0, num_slots=1)
         island.settle(built, folder=Path())
         inner, outer, task = island.inner(), built.outer, built.task
-        outer.setup(task, group=Alone(), codec=built.codec)
+        outer.setup(task, group=SingleGroup(), codec=built.codec)
 
         def ours(*, steps: int) -> float:
             return [inner.step(task, data[i % len(data)], outer).loss for i in range(steps)][-1]
@@ -108,7 +108,7 @@ def bubble(
     if mesh["pipeline"].size() == 1:
         return {"bubble": "", "bubble_expected": "", "bubble_played": ""}
     model = whole_model(spec)
-    parts = divide(model, Recipe.of(spec), mesh=mesh, device=device, sample=data)
+    parts = split_model(model, InnerOptions.of(spec), mesh=mesh, device=device, sample=data)
     parts.train(True)
     seen = measure_bubble(cast(Any, parts), *data, steps=7)
     return {

@@ -1,4 +1,4 @@
-"""Figures of docs/methods from what `python -m bench.methods` found: `python -m bench.methods.plots FILE`.
+"""Draw the figures of docs/methods: `python -m bench.methods.plots FILE`.
 
 FILE is the ledger of finished runs (`--out` of bench.methods). One SVG per page: held-out loss
 against bytes that each member sends per token, all methods as dots, the page's own by name. The

@@ -16,7 +16,7 @@ from atoll.codec import make_codec
 from atoll.config import StrategyTable
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone as GroupOfOne
+from atoll.group.single import SingleGroup as GroupOfOne
 from atoll.models import GPT
 from atoll.strategies.base import SyncResult
 from atoll.strategies.inner.local import Local, language_model_loss

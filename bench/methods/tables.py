@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md that `python -m bench.methods.plots` makes from finished runs."""
+"""Tables of docs/benchmarks.md, made by `python -m bench.methods.plots` from finished runs."""
 
 from __future__ import annotations
 

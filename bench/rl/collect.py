@@ -26,7 +26,7 @@ from torch import nn
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.rl.actor.collector import Collector
 from atoll.rl.environments.environment import task_of
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy
 from bench.kit.report import emit
 
@@ -119,7 +119,7 @@ def sb3_loop(name: str) -> Callable[[], None]:
 def atoll_loop(name: str) -> Callable[[], None]:
     """Return the rollout of an actor."""
     table, rl = PolicyTable(name="bench", env=name), RlTable()
-    columns = Columns(table, count=COPIES, seed=0)
+    columns = VectorEnv(table, count=COPIES, seed=0)
     task = task_of(table, rl, columns.environments[0])
     policy = Policy.build(task, rl, generator=torch.Generator().manual_seed(0))
     collector = Collector(columns, task, seed=0)

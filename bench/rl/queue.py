@@ -32,13 +32,13 @@ import torch
 from atoll.config.rl_tables import RlTable
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
-from atoll.queues import HubChannel, Shelf
+from atoll.queues import HubChannel, QueueRegistry
 from atoll.rl.actor.trajectory import Trajectory
-from atoll.rl.channel.actor import ActorSide
-from atoll.rl.channel.critic import CriticSide
-from atoll.rl.channel.latest import Newest
+from atoll.rl.channel.actor import ActorChannel
+from atoll.rl.channel.critic import CriticChannel
+from atoll.rl.channel.latest import LatestValue
 from atoll.rl.critic.critic import Critic
-from atoll.rl.critic.service import ServiceDesk, ServiceValues
+from atoll.rl.critic.service import ServiceValues, ValueService
 from atoll.rl.environments.spaces import Actions, TaskSpec
 from bench.kit.hub_process import hub
 from bench.kit.report import emit
@@ -79,13 +79,13 @@ def act(url: str, token: str, number: int, seconds: float, told: Any) -> None:
         url, session=f"bench/{member}", token=token
     ) as link:  # fmt: skip
         channel = HubChannel(link, client=lambda: HubClient(url, token), scratch=Path(folder))
-        desk = Shelf(channel, prefix="bench", reader=member)
-        side = ActorSide(desk, rl=RL, policy=f"p{number}", member=member)
+        desk = QueueRegistry(channel, prefix="bench", reader=member)
+        side = ActorChannel(desk, rl=RL, policy=f"p{number}", member=member)
         values = ServiceValues(desk, rl=RL, member=member)
         side.announce(spec_of(side.policy))
         weights: list[float] = []
         item, end, due = trajectory(), time.monotonic() + seconds, time.monotonic()
-        watcher = Newest(desk.topic("values"), reader=f"{member}.watch").begin()
+        watcher = LatestValue(desk.topic("values"), reader=f"{member}.watch").begin()
         ages: list[float] = []
         while time.monotonic() < end:
             if (found := watcher.take()) is not None:
@@ -136,11 +136,11 @@ def measure(url: str, token: str, seconds: float) -> dict[str, Any]:
         url, session="bench/w0", token=token
     ) as link:  # fmt: skip
         channel = HubChannel(link, client=lambda: HubClient(url, token), scratch=Path(folder))
-        desk = Shelf(channel, prefix="bench", reader="w0")
+        desk = QueueRegistry(channel, prefix="bench", reader="w0")
         for n in range(ACTORS):
             critic.add_policy(spec_of(f"p{n + 1}"))
-        answering = ServiceDesk(desk, rl=RL, of=critic.of)
-        side = CriticSide(desk, rl=RL)
+        answering = ValueService(desk, rl=RL, of=critic.of)
+        side = CriticChannel(desk, rl=RL)
         for actor in actors:
             actor.start()
         told: list[dict[str, Any]] = []

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from atoll.config import JobSpec, load_spec
-from atoll.rl.text.in_process import Together
-from atoll.rl.text.start import Beginning, begin, train_beginning
+from atoll.rl.text.in_process import TextInProcessRun
+from atoll.rl.text.start import StartModel, start_model, train_start_model
 
 JOB = Path(__file__).parents[2] / "examples" / "brackets.toml"
 VARIANTS: dict[str, dict[str, str]] = {
@@ -54,8 +54,8 @@ def main() -> None:
         if all(name in done for name in names):
             continue
         began = time.process_time()
-        beginning = begin(spec)
-        loss = train_beginning(beginning, spec)
+        beginning = start_model(spec)
+        loss = train_start_model(beginning, spec)
         taught = {"loss": loss, "cpu_s": time.process_time() - began}
         for name, variant in zip(names, given.variants, strict=True):
             if name not in done:
@@ -70,10 +70,10 @@ def main() -> None:
     print(json.dumps(done))
 
 
-def measure(spec: JobSpec, beginning: Beginning, variant: str, episodes: int) -> dict[str, Any]:
+def measure(spec: JobSpec, beginning: StartModel, variant: str, episodes: int) -> dict[str, Any]:
     """Return how one run went."""
     rl = dataclasses.replace(spec.rl, steps=episodes, **VARIANTS[variant])  # type: ignore[arg-type]
-    together = Together(dataclasses.replace(spec, rl=rl), copy.deepcopy(beginning))
+    together = TextInProcessRun(dataclasses.replace(spec, rl=rl), copy.deepcopy(beginning))
     names = [policy.name for policy in together.policies]
     told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     before = {p.name: _scores(p) for p in together.policies}

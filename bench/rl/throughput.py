@@ -88,11 +88,11 @@ def _loop(table: PolicyTable, rl: RlTable, seconds: float, barrier: Any, told: A
     """Live and learn for a while; tell steps, seconds, and seconds of processor time."""
     import torch
 
-    from atoll.rl.in_process import Together
+    from atoll.rl.in_process import InProcessRun
 
     os.setsid()  # like a worker: where the kernel shares cores by session, shares are comparable
     torch.set_num_threads(1)
-    together = Together(dataclasses.replace(rl, critic="own", policies=[table]), seed=0)
+    together = InProcessRun(dataclasses.replace(rl, critic="own", policies=[table]), seed=0)
     for _ in range(WARM_ROUNDS):
         together.round()
     barrier.wait(START_S)

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.strategies.catalogue import METHODS
 from atoll.strategies.registry import PRESETS, build_outer
-from atoll.strategies.traffic_table import weigh
+from atoll.strategies.traffic_table import measure_traffic
 from bench.methods import index
 from bench.methods.__main__ import plan
 from bench.methods.comparing import compare
@@ -72,7 +72,7 @@ def test_a_run_counts_what_its_strategy_says_and_repeats_itself() -> None:
     trial = Trial(next(row for row in ROWS if row.name == "local-sgd"), 2, 3, TINY)
     first, second = run(trial), run(trial)
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
-    expected = weigh(trial.resolved(), elements=first["parameters"], peers=2, steps=12)
+    expected = measure_traffic(trial.resolved(), elements=first["parameters"], peers=2, steps=12)
     assert first["sent_bytes"] == expected.relay_sent_bytes
     assert first["identical"]
     assert sum(sent * count for sent, _, count in first["exchanges"]) + 128 == first["sent_bytes"]

@@ -20,7 +20,7 @@ WAIT_S = PATIENCE_S
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from atoll.checkpoint.background.child import settle_down
+from atoll.checkpoint.background.child import lower_priority
 from atoll.checkpoint.background.writer import run
 
 mark, left, whom = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -33,7 +33,7 @@ def moment(name):
         os.kill(os.getpid() if whom == "writer" else os.getppid(), signal.SIGKILL)
         signal.pause()
 
-run(*settle_down(), moment=moment)
+run(*lower_priority(), moment=moment)
 """
 
 

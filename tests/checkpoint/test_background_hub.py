@@ -13,7 +13,7 @@ from atoll.checkpoint import BackgroundSaver, HubStore, HubTarget, Saved
 from atoll.errors import CheckpointCorrupt, HubError, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.proxies import place_of
+from atoll.net.proxies import hub_address
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 from atoll.wire.messages import CheckpointPart, Launch
 from tests.checkpoint.savers import NAMES, WAIT_S, Events, killing, save
@@ -34,7 +34,7 @@ class Site:
         self._lock = threading.Lock()
         self.start()
         assert self.server is not None
-        self.port = place_of(self.server.url).port
+        self.port = hub_address(self.server.url).port
         self.url: str = self.server.url
         self.agent: Peer = node(self.server, "box", slots=1)
         self.job: str = submit(self.server, nodes=1)

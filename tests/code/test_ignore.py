@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.code.ignore import Rules, travelling
+from atoll.code.ignore import Rules, included_files
 from atoll.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def make(root: Path, *names: str, **rules: str) -> None:
 
 
 def names(root: Path) -> list[str]:
-    return sorted(name for name, _ in travelling(root))
+    return sorted(name for name, _ in included_files(root))
 
 
 def test_patterns_leave_out_what_git_would(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_whatever_can_travel_arrives(tmp_path: Path, files: dict[str, bytes]) ->
     fitting = {
         name: content
         for name, content in files.items()
-        if not names.unfit(name)
+        if not names.name_problem(name)
         and not known.clash(name)
         and not ({".gitignore", ".atollignore", *NEVER, *NEVER_AT_ROOT} & {*name.split("/")})
     }

@@ -14,7 +14,7 @@ from atoll.codec.quantized.packing import look_up_table, pack, packed_bytes, unp
 from atoll.codec.quantized.scales import read_scales, scales_bytes, write_scales
 from atoll.codec.seeds import mixed, permutation
 from atoll.codec.sparse.positions import positions_bytes, read_positions, write_positions
-from atoll.codec.sparse.randomk import WIDTH, chosen_of
+from atoll.codec.sparse.randomk import WIDTH, chosen_positions
 from atoll.codec.sparse.topk import largest
 from atoll.errors import WireError
 
@@ -259,7 +259,7 @@ def test_randomk_is_unbiased_and_its_plain_form_keeps_values() -> None:
 def test_randomk_visits_every_position_within_a_cycle(width: int, count: int) -> None:
     cycle = -(-width // count)
     for start in (0, 5 * cycle):
-        seen = [chosen_of(width, count, start + r) for r in range(cycle)]
+        seen = [chosen_positions(width, count, start + r) for r in range(cycle)]
         assert all(len(part) == count for part in seen)
         assert set(np.concatenate(seen)) == set(range(width))
 

@@ -14,7 +14,7 @@ from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, OutOfMemory, ScriptError
 from atoll.node.launchers import available
 from atoll.node.launchers.container import ContainerLauncher, ContainerProcess
-from atoll.node.launchers.launcher import OOM_SCORE, Caps, Exit, parse_mounts
+from atoll.node.launchers.launcher import OOM_SCORE, Exit, ResourceCaps, parse_mounts
 from atoll.wire.messages import Launch
 from tests.containers.conftest import SMALL
 from tests.containers.daemons import Daemon
@@ -35,7 +35,7 @@ async def start(
     root: Path,
     on_line: Callable[[str], None],
     *,
-    caps: Caps | None = None,
+    caps: ResourceCaps | None = None,
     allowed: list[str] | None = None,
 ) -> ContainerProcess:
     order = make_order(command, root, caps=caps, allowed=allowed)
@@ -110,7 +110,7 @@ def test_lines_come_while_the_program_runs(tmp_path: Path, daemon: Daemon) -> No
 
 def test_limits_are_the_kernels(tmp_path: Path, daemon: Daemon) -> None:
     lines: list[str] = []
-    caps = Caps(cpus=(0,), cores=0.5, threads=1, memory_bytes=64 * MB)
+    caps = ResourceCaps(cpus=(0,), cores=0.5, threads=1, memory_bytes=64 * MB)
     show = "cat /proc/self/oom_score_adj; cat /proc/self/status; echo threads $OMP_NUM_THREADS"
     text = f"{MEMORY}; {show}"
     assert to_end(text, tmp_path, lines, caps=caps).code == 0
@@ -122,7 +122,7 @@ def test_limits_are_the_kernels(tmp_path: Path, daemon: Daemon) -> None:
 def test_program_above_its_memory_is_ended_and_whose_limit_it_was_is_told(
     tmp_path: Path, daemon: Daemon
 ) -> None:
-    caps = Caps(memory_bytes=32 * MB, memory_from="the job's needs")
+    caps = ResourceCaps(memory_bytes=32 * MB, memory_from="the job's needs")
     ended = to_end("exec tail /dev/zero", tmp_path, caps=caps)
     assert isinstance(ended.error, OutOfMemory), ended
     for words in ("w1", "0.03 GB", "the job's needs"):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from atoll.errors import ConfigError, HubError, QueueFull
-from atoll.hub.queues.queues import Depth, Queues
+from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.hub.queues.validation import MAX_PAYLOAD_BYTES
 from atoll.wire.messages import QueueEntry, QueueOptions
 from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, QueueBase
@@ -85,7 +85,7 @@ class LimitsContract(QueueBase):
             (held,) = await queue.claim("q", lease_s=LEASE_S)
             await queue.put_many("q", entries("d"))
             await queue.put_many("q", entries("e"))
-            assert await queue.depths() == {"q": Depth(ready=2, leased=1)}
+            assert await queue.depths() == {"q": QueueDepth(ready=2, leased=1)}
             assert await keys_in(queue) == ["d", "e"]
             with pytest.raises(QueueFull):
                 await queue.put_many("q", entries("f"))
@@ -167,7 +167,7 @@ class LimitsContract(QueueBase):
             await queue.put_many("q", entries("c"))
             self.clock.advance(50.0)
             await queue.expire()
-            assert await queue.depths() == {"q": Depth(ready=1, leased=1)}
+            assert await queue.depths() == {"q": QueueDepth(ready=1, leased=1)}
             assert await keys_in(queue) == ["c"]
             await queue.ack("q", lease=held.lease)
 
@@ -200,7 +200,7 @@ class LimitsContract(QueueBase):
             (item,) = await queue.claim("q", lease_s=LEASE_S)
             await queue.release("q", lease=item.lease)
             await queue.put_many("q", entries("b"))
-            assert await queue.depths() == {"q": Depth(ready=1, dead=1)}
+            assert await queue.depths() == {"q": QueueDepth(ready=1, dead=1)}
 
         self.with_queue(test)
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from atoll.clock import VirtualClock
 from atoll.errors import HubError
 from atoll.hub.queues.backend import MAX_CLAIM_BYTES
-from atoll.hub.queues.queues import Depth, Queues
+from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.wire.messages import QueueEntry
 from tests.contracts.queue_base import BOUND_S, LEASE_S, MAX_ATTEMPTS, OPTIONS, QueueBase
 
@@ -55,7 +55,7 @@ class QueueContract(QueueBase):
             (item,) = await queue.claim("r", lease_s=LEASE_S, limit=10)
             with pytest.raises(HubError, match="not held"):
                 await queue.ack("q", lease=item.lease)
-            assert await queue.depths() == {"q": Depth(ready=1), "r": Depth(leased=1)}
+            assert await queue.depths() == {"q": QueueDepth(ready=1), "r": QueueDepth(leased=1)}
 
         self.with_queue(test)
 
@@ -109,7 +109,7 @@ class QueueContract(QueueBase):
                 await queue.ack("q", lease=a.lease)
                 await queue.release("q", lease=b.lease)
             await queue.release("q", lease=a.lease)
-            assert await queue.depths() == {"q": Depth(ready=1)}
+            assert await queue.depths() == {"q": QueueDepth(ready=1)}
 
         self.with_queue(test)
 
@@ -136,7 +136,7 @@ class QueueContract(QueueBase):
             assert item.key == "good"
             (dead,) = await queue.dead_letters("q")
             assert (dead.key, dead.payload, dead.attempts, dead.reason) == ("bad", b"x", 3, "no 3")
-            assert (await queue.depths())["q"] == Depth(leased=1, dead=1)
+            assert (await queue.depths())["q"] == QueueDepth(leased=1, dead=1)
 
         self.with_queue(test)
 
@@ -358,7 +358,7 @@ class _QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        depth = self.runner.run(self.queue.depths()).get("q", Depth())
+        depth = self.runner.run(self.queue.depths()).get("q", QueueDepth())
         assert depth.ready + depth.leased + depth.dead == len(self.put) - len(self.done)
 
     def teardown(self) -> None:

@@ -17,7 +17,7 @@ from atoll.codec import make_codec
 from atoll.errors import AtollError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.base import Outer, SyncResult
 from atoll.strategies.inner.local import Local
 from atoll.strategies.vectors.flat import Flat
@@ -207,7 +207,7 @@ class StrategySuite:
         return self.options
 
     def test_one_member_equals_plain_training_bit_for_bit(self) -> None:
-        for group in (Alone(), MemoryGroups(1)[0]):
+        for group in (SingleGroup(), MemoryGroups(1)[0]):
             run = start_run(self.same_as_plain(), group, 0)
             run.train(self.steps)
             run.outer.finish(run.task)

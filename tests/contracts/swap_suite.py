@@ -12,8 +12,8 @@ from torch import Tensor
 from atoll.codec.base import Packet, Stateless, check_packet, check_vector, output
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError
-from atoll.group.base import Group, Parcel, Reduced, Swapped
-from atoll.group.run_round import Transacted, transact
+from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced
+from atoll.group.run_round import CommittedRound, run_round
 from atoll.wire.messages import RoundPlan
 from tests.contracts.group_suite import Build, World, mean64, together, values
 
@@ -25,8 +25,8 @@ BIG = 300_000
 class Both:
     """What two exchanges of one round came to."""
 
-    first: Reduced | Swapped
-    second: Reduced | Swapped
+    first: Reduced | AllToAllResult
+    second: Reduced | AllToAllResult
 
     @property
     def contributors(self) -> tuple[str, ...]:
@@ -80,8 +80,10 @@ def vector_in(packet: Packet) -> Tensor:
     return make_codec(packet.codec).decode(packet)
 
 
-def swap_once(group: Group, parcels: Sequence[Parcel], weight: float = 1.0) -> Transacted[Swapped]:
-    return transact(
+def swap_once(
+    group: Group, parcels: Sequence[PeerMessage], weight: float = 1.0
+) -> CommittedRound[AllToAllResult]:
+    return run_round(
         group, lambda _: group.swap(parcels, weight=weight).wait(),
         base="base", round_=group.committed_round,
     )  # fmt: skip
@@ -99,9 +101,9 @@ class SwapSuite:
     """Inherit beside :class:`GroupSuite`, with the same fixture `build`."""
 
     def test_a_parcel_for_all_reaches_all_bit_for_bit(self, build: Build) -> None:
-        def member(group: Group) -> Swapped:
+        def member(group: Group) -> AllToAllResult:
             everybody = ("w0", "w1", "w2")
-            parcel = Parcel(everybody, packet_of(mine(group.me), "int8"))
+            parcel = PeerMessage(everybody, packet_of(mine(group.me), "int8"))
             weight = 1.0 + int(group.me[1:])
             return swap_once(group, [parcel], weight).reduced
 
@@ -122,10 +124,10 @@ class SwapSuite:
         """Each member has two parcels for the next one, of different sizes."""
         following = {"w0": "w1", "w1": "w2", "w2": "w0"}
 
-        def member(group: Group) -> Swapped:
+        def member(group: Group) -> AllToAllResult:
             parcels = [
-                Parcel((following[group.me], "w9"), packet_of(mine(group.me, size))),
-                Parcel((following[group.me],), packet_of(mine(group.me, 3, seed=1))),
+                PeerMessage((following[group.me], "w9"), packet_of(mine(group.me, size))),
+                PeerMessage((following[group.me],), packet_of(mine(group.me, 3, seed=1))),
             ]
             return swap_once(group, parcels).reduced
 
@@ -140,8 +142,8 @@ class SwapSuite:
             assert result.contributors == ("w0", "w1", "w2")
 
     def test_what_a_member_gives_to_itself_it_gets(self, build: Build) -> None:
-        def member(group: Group) -> Swapped:
-            return swap_once(group, [Parcel((group.me,), packet_of(mine(group.me)))]).reduced
+        def member(group: Group) -> AllToAllResult:
+            return swap_once(group, [PeerMessage((group.me,), packet_of(mine(group.me)))]).reduced
 
         for slot, result in enumerate(together(build(2), member)):
             assert torch.equal(vector_in(result.packets[f"w{slot}"][0]), mine(f"w{slot}"))
@@ -158,7 +160,7 @@ class SwapSuite:
     def test_what_others_gave_each_other_changes_the_digest(self, build: Build) -> None:
         def digest(value: float) -> str:
             def member(group: Group) -> str:
-                parcels = [Parcel(("w1",), packet_of(torch.full((5,), value)))]
+                parcels = [PeerMessage(("w1",), packet_of(torch.full((5,), value)))]
                 return swap_once(group, parcels if group.me == "w0" else []).reduced.digest
 
             return together(build(3), member)[2]
@@ -167,8 +169,8 @@ class SwapSuite:
         assert digest(1.0) != digest(2.0)
 
     def test_one_member_alone_swaps_with_itself(self, build: Build) -> None:
-        def member(group: Group) -> Swapped:
-            parcels = [Parcel((group.me,), packet_of(mine(group.me)))]
+        def member(group: Group) -> AllToAllResult:
+            parcels = [PeerMessage((group.me,), packet_of(mine(group.me)))]
             return swap_once(group, parcels, weight=2.0).reduced
 
         (result,) = together(build(1), member)
@@ -181,7 +183,7 @@ class SwapSuite:
 
         def member(group: Group) -> tuple[int, int, str]:
             to = {"w0": ("w1", "w2"), "w1": ("w0",), "w2": ("w2",)}[group.me]
-            agreed = swap_once(group, [Parcel(to, packet_of(mine(group.me, BIG)))])
+            agreed = swap_once(group, [PeerMessage(to, packet_of(mine(group.me, BIG)))])
             assert agreed.sent_bytes == agreed.reduced.sent_bytes
             return agreed.sent_bytes, agreed.received_bytes, agreed.plan.route
 
@@ -193,12 +195,12 @@ class SwapSuite:
             assert received == pytest.approx(down * one, rel=0.01, abs=1000)
 
     def test_two_reduces_in_one_round(self, build: Build) -> None:
-        def member(group: Group) -> Transacted[Both]:
+        def member(group: Group) -> CommittedRound[Both]:
             def exchange(_: RoundPlan) -> Both:
                 first = mean_once(group, mine(group.me))
                 return Both(first, mean_once(group, first.tensors[0] + mine(group.me, seed=1)))
 
-            return transact(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, base="base", round_=0)
 
         results = together(build(3), member)
         assert len({result.reduced.digest for result in results}) == 1
@@ -213,19 +215,19 @@ class SwapSuite:
         assert results[0].sent_bytes == first.sent_bytes + second.sent_bytes
 
     def test_exchanges_begun_together_are_done_in_order(self, build: Build) -> None:
-        def member(group: Group) -> Transacted[Both]:
+        def member(group: Group) -> CommittedRound[Both]:
             def exchange(_: RoundPlan) -> Both:
                 codec = make_codec("fp32")
-                swap = group.swap([Parcel(("w0", "w1"), packet_of(mine(group.me)))])
+                swap = group.swap([PeerMessage(("w0", "w1"), packet_of(mine(group.me)))])
                 mean = group.reduce([mine(group.me, BIG)], codec=codec, weight=1.0)
                 return Both(swap.wait(), mean.wait())
 
-            return transact(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, base="base", round_=0)
 
         results = together(build(2), member)
         assert len({result.reduced.digest for result in results}) == 1
         swap, mean = results[1].reduced.first, results[1].reduced.second
-        assert isinstance(swap, Swapped)
+        assert isinstance(swap, AllToAllResult)
         assert isinstance(mean, Reduced)
         assert torch.equal(vector_in(swap.packets["w0"][0]), mine("w0"))
         assert torch.equal(mean.tensors[0], (mine("w0", BIG) + mine("w1", BIG)) / 2)
@@ -237,12 +239,14 @@ class SwapSuite:
     ) -> None:
         world = build(3)
 
-        def member(group: Group) -> Transacted[Both] | None:
-            def swap() -> Swapped:
-                return group.swap([Parcel(("w0", "w1", "w2"), packet_of(mine(group.me)))]).wait()
+        def member(group: Group) -> CommittedRound[Both] | None:
+            def swap() -> AllToAllResult:
+                return group.swap(
+                    [PeerMessage(("w0", "w1", "w2"), packet_of(mine(group.me)))]
+                ).wait()
 
             def exchange(_: RoundPlan) -> Both:
-                def step(first: bool) -> Reduced | Swapped:
+                def step(first: bool) -> Reduced | AllToAllResult:
                     return swap() if first == swap_first else mean_once(group, mine(group.me))
 
                 if group.me == "w1" and lost_in == "the first":
@@ -259,7 +263,7 @@ class SwapSuite:
                 with pytest.raises(GroupError):
                     exchange(exchange_plan)
                 return None
-            return transact(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, base="base", round_=0)
 
         left = [result for result in together(world, member) if result is not None]
         assert len({result.reduced.digest for result in left}) == 1
@@ -267,27 +271,27 @@ class SwapSuite:
             assert result.verdict.committed
             assert result.reduced.contributors == ("w0", "w2")
             swap = result.reduced.first if swap_first else result.reduced.second
-            assert isinstance(swap, Swapped)
+            assert isinstance(swap, AllToAllResult)
             for sender, (packet,) in swap.packets.items():
                 assert torch.equal(vector_in(packet), mine(sender))
 
     def test_an_aborted_swap_is_made_again_with_what_is_given_then(self, build: Build) -> None:
         """The exchange is called anew with every plan, and may give something else."""
 
-        def member(group: Group) -> tuple[Transacted[Swapped], int]:
+        def member(group: Group) -> tuple[CommittedRound[AllToAllResult], int]:
             attempts = 0
 
-            def exchange(plan: RoundPlan) -> Swapped:
+            def exchange(plan: RoundPlan) -> AllToAllResult:
                 nonlocal attempts
                 attempts += 1
                 value = torch.full((7,), float(attempts))
-                got = group.swap([Parcel(tuple(plan.members), packet_of(value))]).wait()
+                got = group.swap([PeerMessage(tuple(plan.members), packet_of(value))]).wait()
                 if group.me == "w1" and attempts == 1:
                     world_full = GroupError("the disk is full")
-                    got = Swapped({}, got.weights, 0, 0, world_full.what)
+                    got = AllToAllResult({}, got.weights, 0, 0, world_full.what)
                 return got
 
-            return transact(group, exchange, base="base", round_=0), attempts
+            return run_round(group, exchange, base="base", round_=0), attempts
 
         for result, attempts in together(build(2), member):
             assert attempts == result.attempts == 2
@@ -297,7 +301,7 @@ class SwapSuite:
     def test_a_codec_that_gathers_gives_the_mean_in_member_order(self, build: Build) -> None:
         codecs = {f"w{slot}": Gathered() for slot in range(3)}
 
-        def member(group: Group) -> Transacted[Reduced]:
+        def member(group: Group) -> CommittedRound[Reduced]:
             xs = values(group.me, (2000,), (3, 5))
             if group.me == "w1":
                 xs[0][7] = torch.nan
@@ -306,7 +310,7 @@ class SwapSuite:
                 weight = 1.0 + int(group.me[1:])
                 return group.reduce(xs, codec=codecs[group.me], weight=weight).wait()
 
-            return transact(group, exchange, base="base", round_=0)
+            return run_round(group, exchange, base="base", round_=0)
 
         results = together(build(3), member)
         assert len({result.reduced.digest for result in results}) == 1
@@ -332,7 +336,7 @@ class SwapSuite:
                 group.reduce([mine(group.me)], codec=first, weight=1.0).wait()
                 return Both(a, b)
 
-            transact(group, exchange, base="base", round_=0)
+            run_round(group, exchange, base="base", round_=0)
             return [first.settled, second.settled]
 
         assert together(build(2), member) == [[[True], [True]], [[True], [True]]]
@@ -346,7 +350,7 @@ class SwapSuite:
             group.join(0, base="base")
             try:
                 if group.me == "w0":
-                    group.swap([Parcel(("w1",), packet_of(mine("w0")))]).wait()
+                    group.swap([PeerMessage(("w1",), packet_of(mine("w0")))]).wait()
                 else:
                     mean_once(group, mine("w1"))
             except GroupError:

@@ -13,10 +13,10 @@ import httpx
 
 from atoll.hub.server import HubServer
 from atoll.wire.messages import (
-    Account,
     Beat,
     Event,
     LogLines,
+    MemberStats,
     Metrics,
     NodeInfo,
     Offer,
@@ -188,7 +188,7 @@ class Scene:
         asked = []
         for slot, member in enumerate(members):
             phases = {"wait": 0.02, "send": 0.05 + 0.02 * slot, "vote": 0.01, "apply": 0.03}
-            account = Account(phases, update_norm=1.0, loss=2.0)
+            account = MemberStats(phases, update_norm=1.0, loss=2.0)
             join = RoundJoin(
                 number, base="b" if number == 0 else f"d{number - 1}", tokens=5120, steps=10,
                 busy_s=0.3 + 0.1 * slot, account=account,

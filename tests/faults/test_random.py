@@ -44,7 +44,7 @@ def broken_by(cell: Cell, seeds: range = range(12)) -> list[str]:
 def test_verdict_that_is_told_before_it_is_durable_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = atoll.hub.rounds.store.RoundBook.add_verdict
+    store = atoll.hub.rounds.store.RoundStore.add_verdict
 
     async def told_first(self: Any, *args: Any, **kwargs: Any) -> None:
         async def later() -> None:
@@ -54,7 +54,7 @@ def test_verdict_that_is_told_before_it_is_durable_is_noticed(
         tasks.append(asyncio.get_running_loop().create_task(later()))
 
     tasks: list[Any] = []
-    monkeypatch.setattr(atoll.hub.rounds.store.RoundBook, "add_verdict", told_first)
+    monkeypatch.setattr(atoll.hub.rounds.store.RoundStore, "add_verdict", told_first)
     assert broken_by(Cell("kill", "verdict told", "hub", "relay"))
 
 

@@ -21,10 +21,10 @@ from atoll.net.http.client import HubClient
 from atoll.net.sync_link import SyncLink, connect
 from atoll.reducer.server import Reducer
 from atoll.wire.messages import (
-    Account,
     Finished,
     Launch,
     Lease,
+    MemberStats,
     NodeInfo,
     QueueAck,
     QueueClaim,
@@ -76,7 +76,7 @@ class CappedGroup(HubGroup):
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         plan = super().join(

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from atoll.group.base import Work
-from atoll.group.collectives.bounded_process_group import Wires
-from atoll.group.routes.direct import DirectRoute, Meeting
+from atoll.group.collectives.bounded_process_group import BoundedProcessGroup
+from atoll.group.routes.direct import DirectGroup, DirectRoute
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -24,12 +24,12 @@ class Place:
         self._epoch = 0
 
     def run(
-        self, work: Callable[[Wires], T], *, timeout_s: float = PATIENCE_S
+        self, work: Callable[[BoundedProcessGroup], T], *, timeout_s: float = PATIENCE_S
     ) -> list[T | BaseException]:
         """Do `work` on every member; errors take the place of results."""
         self._epoch += 1
         deadline = time.monotonic() + timeout_s
-        meeting = Meeting(self._epoch, self.members, self.routes[0].dial, deadline)
+        meeting = DirectGroup(self._epoch, self.members, self.routes[0].dial, deadline)
         begun = [
             Work.start(
                 lambda route=route: route.meet(meeting, work, serial=route.begin()),  # type: ignore[misc]
@@ -45,7 +45,7 @@ class Place:
                 results.append(error)
         return results
 
-    def together(self, work: Callable[[Wires], T]) -> list[T]:
+    def together(self, work: Callable[[BoundedProcessGroup], T]) -> list[T]:
         results: list[T] = []
         for result in self.run(work):
             if isinstance(result, BaseException):

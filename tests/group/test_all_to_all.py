@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.group.base import Group, Parcel, Swapped
-from atoll.group.run_round import transact
+from atoll.group.base import AllToAllResult, Group, PeerMessage
+from atoll.group.run_round import run_round
 from atoll.hub.server import HubServer
 from tests.contracts.group_suite import together
 from tests.contracts.swap_suite import mine, packet_of, swap_once, vector_in
@@ -45,9 +45,9 @@ def world(node: NodeInName) -> Iterator[Callable[..., HubWorld]]:
         each.close()
 
 
-def to_the_other(group: Group) -> Swapped:
+def to_the_other(group: Group) -> AllToAllResult:
     other = {"w0": "w1", "w1": "w0"}[group.me]
-    return swap_once(group, [Parcel((other,), packet_of(mine(group.me, SIZE)))]).reduced
+    return swap_once(group, [PeerMessage((other,), packet_of(mine(group.me, SIZE)))]).reduced
 
 
 @pytest.mark.parametrize("who", ["w1", "reducer"])
@@ -74,15 +74,15 @@ def test_rounds_of_swaps_follow_each_other(world: Callable[..., HubWorld], route
         me = int(group.me[1:])
         for round_ in range(4):
 
-            def exchange(_: object, round_: int = round_) -> Swapped:
+            def exchange(_: object, round_: int = round_) -> AllToAllResult:
                 for step in range(3):
                     to = f"w{(me + 1 + (round_ + step) % 2) % 3}"
                     value = torch.tensor([100.0 * round_ + 10 * step + me])
-                    got = group.swap([Parcel((to,), packet_of(value))]).wait()
+                    got = group.swap([PeerMessage((to,), packet_of(value))]).wait()
                 seen.extend(float(vector_in(p)) for (p,) in got.packets.values())
                 return got
 
-            transact(group, exchange, base="base", round_=round_)
+            run_round(group, exchange, base="base", round_=round_)
         return seen
 
     assert together(here, member) == [expected(slot) for slot in range(3)]

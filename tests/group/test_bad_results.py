@@ -23,9 +23,9 @@ from atoll.errors import (
     WireError,
 )
 from atoll.group.base import Work
-from atoll.group.collectives.collectives import Exchanged, Wires, weighted_mean
-from atoll.group.routes.direct import DirectRoute, Meeting
-from atoll.group.routes.hierarchical import meet_by_sites
+from atoll.group.collectives.collectives import BoundedProcessGroup, Exchanged, weighted_mean
+from atoll.group.routes.direct import DirectGroup, DirectRoute
+from atoll.group.routes.hierarchical import reduce_by_sites
 from atoll.group.routes.relay import RelayedMean, RelayExchange
 from atoll.hub.server import HubServer
 from atoll.net.dispatcher import Relayed
@@ -161,11 +161,11 @@ def routes() -> Iterator[Callable[[int], list[DirectRoute]]]:
 
 
 def together(
-    routes: list[DirectRoute], work: Callable[[Wires], Exchanged]
+    routes: list[DirectRoute], work: Callable[[BoundedProcessGroup], Exchanged]
 ) -> list[Exchanged | BaseException]:
     members = tuple(f"w{i}" for i in range(len(routes)))
     deadline = time.monotonic() + PATIENCE_S
-    meeting = Meeting(1, members, routes[0].dial, deadline)
+    meeting = DirectGroup(1, members, routes[0].dial, deadline)
 
     def member(route: DirectRoute) -> Exchanged:
         return route.meet(meeting, work, serial=route.begin())
@@ -185,7 +185,7 @@ def together(
 def test_impossible_weight_leaves_its_member_out_on_the_direct_route(
     routes: Callable[[int], list[DirectRoute]], codec: str, weight: float
 ) -> None:
-    def work(wires: Wires) -> Exchanged:
+    def work(wires: BoundedProcessGroup) -> Exchanged:
         own = weight if wires.rank == 1 else 1.0
         x = torch.full((3000,), float(wires.rank))
         return weighted_mean(wires, x, codec=make_codec(codec), weight=own, key="x")
@@ -211,7 +211,7 @@ def test_member_that_lies_about_its_weight_is_refused(
         lambda w: True if getattr(liar, "lies", False) else real(w),
     )  # fmt: skip
 
-    def work(wires: Wires) -> Exchanged:
+    def work(wires: BoundedProcessGroup) -> Exchanged:
         liar.lies = wires.rank == 1
         own = weight if wires.rank == 1 else 1.0
         x = torch.full((3000,), float(wires.rank))
@@ -234,7 +234,7 @@ def test_member_that_lies_about_its_values_is_refused(
         lambda *arguments: True if getattr(liar, "lies", False) else real(*arguments),
     )  # fmt: skip
 
-    def work(wires: Wires) -> Exchanged:
+    def work(wires: BoundedProcessGroup) -> Exchanged:
         liar.lies = wires.rank == 1
         x = torch.full((3000,), math.inf if wires.rank == 1 else 1.0)
         return weighted_mean(wires, x, codec=make_codec(codec), weight=1.0, key="x")
@@ -267,7 +267,7 @@ def by_sites(
     plan = site_plan(routes)
 
     def member(index: int) -> Exchanged:
-        return meet_by_sites(
+        return reduce_by_sites(
             plan, torch.full((3000,), value), me=f"w{index}", direct=routes[index],
             upstairs=upstairs, serial=routes[index].begin(), codec=make_codec(codec), weight=2.0,
             key="x",
@@ -368,7 +368,7 @@ def test_site_refuses_a_result_that_does_not_fit(
 def test_member_without_a_site_is_refused(routes: Callable[[int], list[DirectRoute]]) -> None:
     (route,) = routes(1)
     with pytest.raises(WireError, match="no site"):
-        meet_by_sites(
+        reduce_by_sites(
             site_plan([route], sites=[["w5"]]), torch.ones(3), me="w0", direct=route,
             upstairs=lambda *_: pytest.fail("nobody to ask"), serial=route.begin(),
             codec=make_codec("fp32"), weight=1.0, key="x",

@@ -10,7 +10,7 @@ import pytest
 from atoll.config import WorkerEnvironment, read_worker_environment, worker_variables
 from atoll.errors import ConfigError
 from atoll.group.connect import connect_group
-from atoll.net.endpoint import way_of
+from atoll.net.endpoint import endpoint_of
 
 WORKER = WorkerEnvironment(
     hub="http://127.0.0.1:9", token="t", job="j", member="w0",
@@ -31,7 +31,7 @@ def test_limits_reach_the_process_by_its_environment() -> None:
     )
     told = read_worker_environment(worker_variables(capped))
     assert told == capped
-    way = way_of(told)
+    way = endpoint_of(told)
     assert (way.upload_bps, way.download_bps, way.pace) == (2.5e6, 1e7, "home/pace")
     assert not WORKER.capped
     assert not read_worker_environment(worker_variables(WORKER)).capped  # type: ignore[union-attr]

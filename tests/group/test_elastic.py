@@ -13,7 +13,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, GroupLeft, LeftBehind, PeerLost
 from atoll.group.base import Group, Work
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.run_round import Agreed, Transacted, agree
+from atoll.group.run_round import Agreed, CommittedRound, agree
 from atoll.wire.messages import Lease, Registered
 from tests.patience import PATIENCE_S, PROMPT_S
 
@@ -228,8 +228,8 @@ def test_nobody_holds_up_the_others_twice() -> None:
         return meet(group)
 
     first, sick, last = groups.run(member)
-    assert isinstance(first, Transacted)
-    assert isinstance(last, Transacted)
+    assert isinstance(first, CommittedRound)
+    assert isinstance(last, CommittedRound)
     assert first.reduced.contributors == ("w0", "w2")
     assert isinstance(sick, LeftBehind)
 

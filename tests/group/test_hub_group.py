@@ -13,7 +13,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import EpochChanged, GroupError
 from atoll.group.base import Group
 from atoll.group.routes.relay import RelayExchange
-from atoll.group.run_round import Agreed, Transacted, agree
+from atoll.group.run_round import Agreed, CommittedRound, agree
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.chunks import ChunkHead, pack_chunk
@@ -173,8 +173,8 @@ def test_odd_codec_is_refused_and_the_others_go_on(world: Callable[..., HubWorld
     first, odd, last = world(3, route="relay").run(member)
     assert isinstance(odd, GroupError)
     assert "int8:256" in str(odd)
-    assert isinstance(first, Transacted)
-    assert isinstance(last, Transacted)
+    assert isinstance(first, CommittedRound)
+    assert isinstance(last, CommittedRound)
     assert_same_everywhere([first.reduced, last.reduced])
     assert first.reduced.contributors == ("w0", "w2")
 

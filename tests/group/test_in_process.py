@@ -10,7 +10,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LeftBehind, PeerLost
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
-from atoll.group.run_round import Agreed, Transacted, agree
+from atoll.group.run_round import Agreed, CommittedRound, agree
 from tests.contracts.group_suite import Build, GroupSuite, assert_same_everywhere, values
 from tests.contracts.swap_suite import SwapSuite
 from tests.patience import PATIENCE_S
@@ -57,8 +57,8 @@ def test_member_killed_at_every_phase(phase: str, expected: tuple[str, ...]) -> 
     groups.kill("w1", at=phase)
     first, killed, last = groups.run(round_of)
     assert isinstance(killed, PeerLost)
-    assert isinstance(first, Transacted)
-    assert isinstance(last, Transacted)
+    assert isinstance(first, CommittedRound)
+    assert isinstance(last, CommittedRound)
     assert_same_everywhere([first.reduced, last.reduced])
     assert first.reduced.contributors == expected
 
@@ -93,8 +93,8 @@ def test_member_on_another_state_is_left_behind() -> None:
 
     first, odd, last = MemoryGroups(3, timeout_s=PATIENCE_S).run(member)
     assert isinstance(odd, LeftBehind)
-    assert isinstance(first, Transacted)
-    assert isinstance(last, Transacted)
+    assert isinstance(first, CommittedRound)
+    assert isinstance(last, CommittedRound)
     assert first.reduced.contributors == ("w0", "w2")
 
 
@@ -123,8 +123,8 @@ def test_odd_codec_fails_its_member_and_not_the_others() -> None:
 
     first, odd, last = groups.run(leaving)
     assert "int8:256" in str(odd)
-    assert isinstance(first, Transacted)
-    assert isinstance(last, Transacted)
+    assert isinstance(first, CommittedRound)
+    assert isinstance(last, CommittedRound)
     assert first.reduced.contributors == ("w0", "w2")
 
 

@@ -15,12 +15,12 @@ from atoll.gate import Gate
 from atoll.group.base import Decidable, Group, Reduced, Work
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.run_round import Agreed, agree
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.wire.messages import Lease, RoundPlan, Verdict
 from tests.patience import PATIENCE_S
 
 
-class Scripted(Alone):
+class Scripted(SingleGroup):
     """A group whose attempts fail as the script says: (members, error) each."""
 
     def __init__(self, clock: VirtualClock, script: Sequence[tuple[list[str], float]]) -> None:
@@ -74,7 +74,7 @@ def test_every_wait_rests_and_nothing_else() -> None:
     gate, inside = Gate(), threading.local()
     seen: list[str] = []
 
-    class Noting(Alone):
+    class Noting(SingleGroup):
         def _note(self, what: str) -> None:
             seen.append(f"{what} {'resting' if getattr(inside, 'rests', False) else 'moving'}")
 
@@ -150,7 +150,7 @@ def test_lease_travels_and_comes_back() -> None:
 def test_reason_that_will_not_go_away_is_told_and_others_heal(
     trouble: GroupError, expected: str
 ) -> None:
-    class Behind(Alone):
+    class Behind(SingleGroup):
         def reduce(self, *arguments: Any, **options: Any) -> Work[Reduced]:
             work: Work[Reduced] = Work()
             work.fail(trouble)
@@ -164,7 +164,7 @@ def test_reason_that_will_not_go_away_is_told_and_others_heal(
 
 
 def test_member_that_has_left_agrees_to_nothing_more() -> None:
-    group = Alone()
+    group = SingleGroup()
     group.leave("preempted")
     with pytest.raises(GroupLeft):
         try_it(group, VirtualClock())

@@ -10,11 +10,11 @@ from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, LeftBehind, PeerLost
 from atoll.group.base import Group, Work, flatten, unflatten
 from atoll.group.run_round import agree
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 
 
 def test_values_come_back_exactly_whatever_the_codec() -> None:
-    group: Group = Alone()
+    group: Group = SingleGroup()
     x = torch.randn(3, 7)
     agreed = agree(group, [x], codec=make_codec("int8"), weight=5.0, base="b", round_=0)
     (found,) = agreed.reduced.tensors
@@ -27,7 +27,7 @@ def test_values_come_back_exactly_whatever_the_codec() -> None:
 
 
 def test_rounds_count_up_and_others_are_refused() -> None:
-    group = Alone(committed_round=4)
+    group = SingleGroup(committed_round=4)
     with pytest.raises(LeftBehind):
         group.join(3, base="b")
     group.join(4, base="b")

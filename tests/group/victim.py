@@ -104,21 +104,21 @@ def _arrange(victim: Victim, hit: Any) -> None:
             hit()
 
     if victim.moment == "connecting":
-        put = atoll.group.routes.rendezvous_store.BoardStore.set
+        put = atoll.group.routes.rendezvous_store.RendezvousStore.set
 
         def hit_before_set(self: Any, key: str, value: bytes) -> None:
             once()
             put(self, key, value)
 
-        atoll.group.routes.rendezvous_store.BoardStore.set = hit_before_set  # type: ignore[method-assign,assignment]
+        atoll.group.routes.rendezvous_store.RendezvousStore.set = hit_before_set  # type: ignore[method-assign,assignment]
     if victim.moment == "exchanging":
-        run = atoll.group.collectives.collectives.Wires.run
+        run = atoll.group.collectives.collectives.BoundedProcessGroup.run
 
         def hit_before_run(self: Any, start: Any) -> None:
             once()
             run(self, start)
 
-        atoll.group.collectives.collectives.Wires.run = hit_before_run  # type: ignore[method-assign]
+        atoll.group.collectives.collectives.BoundedProcessGroup.run = hit_before_run  # type: ignore[method-assign]
         sending = atoll.group.routes.relay.RelayExchange._sending
 
         def hit_while_sending(self: Any) -> bool:

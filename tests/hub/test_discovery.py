@@ -12,10 +12,12 @@ import pytest
 from atoll import __version__
 from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
-from atoll.hub.discovery import Announced, Announcement, addresses_of
+from atoll.hub.discovery import MdnsAnnouncement, MdnsRegistration, addresses_of
 from atoll.hub.server import HubServer
 
-HERE = Announced(host="127.0.0.1", port=7700, prefix="/atoll", secure=True, fingerprint="ab" * 20)
+HERE = MdnsRegistration(
+    host="127.0.0.1", port=7700, prefix="/atoll", secure=True, fingerprint="ab" * 20
+)
 
 
 def test_nothing_that_is_told_lets_anybody_in() -> None:
@@ -35,9 +37,9 @@ def test_without_the_package_a_hub_lives_on_unless_a_person_asked_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)
-    asyncio.run(Announcement(HERE).start(needed=False))
+    asyncio.run(MdnsAnnouncement(HERE).start(needed=False))
     with pytest.raises(ConfigError, match=r"pip install 'atoll\[lan\]'"):
-        asyncio.run(Announcement(HERE).start(needed=True))
+        asyncio.run(MdnsAnnouncement(HERE).start(needed=True))
     options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", announce=True, reducers=False)
     with pytest.raises(ConfigError, match="zeroconf"):
         HubServer(options).__enter__()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import atoll as package
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.train.sharding import deal
 from tests.e2e.conftest import Atoll
@@ -74,7 +74,7 @@ def expected(example: Any, folder: Path, *, members: int) -> nn.Module:
     """Return what plain DiLoCo over whole models comes to."""
     models = [example.make_model() for _ in range(members)]  # not in threads: one seed for all
     if members == 1:
-        return native(example, Alone(), models[0], folder=folder, members=1)
+        return native(example, SingleGroup(), models[0], folder=folder, members=1)
 
     def body(group: Group) -> nn.Module:
         model = models[int(group.me[1:])]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import atoll as package
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import assert_same, load, run_on_two_nodes
@@ -101,7 +101,7 @@ class Losses(pl.Callback):  # type: ignore[misc,name-defined]
 
 def test_it_validates_the_agreed_parameters(tmp_path: Path, example: Any) -> None:
     losses = Losses()
-    run = make_run(Alone(), tmp_path, num_slots=1)
+    run = make_run(SingleGroup(), tmp_path, num_slots=1)
     # Two batches make a step, so every second one is validated after.
     fit(example, run, callbacks=[losses], val_check_interval=2)
     found = losses.found
@@ -113,9 +113,9 @@ def test_it_validates_the_agreed_parameters(tmp_path: Path, example: Any) -> Non
 def test_checkpoints_hold_the_agreed_parameters_and_training_goes_on_from_its_own(
     tmp_path: Path, example: Any
 ) -> None:
-    quiet = fit(example, make_run(Alone(), tmp_path / "quiet", num_slots=1))
+    quiet = fit(example, make_run(SingleGroup(), tmp_path / "quiet", num_slots=1))
     saver = pl.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1)
-    run = make_run(Alone(), tmp_path, num_slots=1)
+    run = make_run(SingleGroup(), tmp_path, num_slots=1)
     trainer = fit(example, run, callbacks=[saver], enable_checkpointing=True)
     assert torch.equal(vector(quiet.lightning_module), vector(trainer.lightning_module))
     first = min(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.partition("step=")[2]))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import atoll as package
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from tests.e2e.conftest import Atoll
 from tests.integrations.examples import assert_same, load, run_on_two_nodes
@@ -81,7 +81,7 @@ def train_alone(
     """Train one member whose agreed parameters differ from its own; return its Trainer."""
     from atoll.integrations.transformers import AtollCallback
 
-    run = make_run(Alone(), folder, num_slots=1)
+    run = make_run(SingleGroup(), folder, num_slots=1)
     model = example.make_model()
     optimizer = run.wrap(
         model,

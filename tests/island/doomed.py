@@ -29,11 +29,11 @@ from atoll.codec import make_codec
 from atoll.config import StrategyTable
 from atoll.group.base import Work
 from atoll.group.policy import GroupPolicy
-from atoll.island.peer_failure import lost_touch
-from atoll.strategies.base import Outer, note
+from atoll.island.peer_failure import is_peer_failure
+from atoll.strategies.base import Outer, extend_history_hash
 from atoll.strategies.inner import gather_scatter, sharded_optimizer
 from atoll.strategies.inner.gradient_norm import GradientNorm
-from atoll.strategies.inner.sharded_optimizer import OwnPart
+from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.strategies.inner.worker import Worker
 from atoll.strategies.registry import build_outer, resolve
 from atoll.train.state.committed import adopt
@@ -110,9 +110,9 @@ def _be_a_rank(start: Start, rank: int) -> None:
         )  # fmt: skip
         led(lambda member: _live(member, start), NAME, table(steps=10_000), SQUARE)
     except BaseException as error:
-        if not lost_touch(error):
+        if not is_peer_failure(error):
             traceback.print_exc()
-        os._exit(LOST if lost_touch(error) else FAILED)
+        os._exit(LOST if is_peer_failure(error) else FAILED)
     os._exit(ENDED)
 
 
@@ -147,7 +147,7 @@ def _live(member: Member, start: Start) -> None:
         adopt(task, outer, shared=shared, inner=inner)
         group.ask("standing", task.round, base=outer.committed(task).base)
     else:
-        note(task, outer.begin(task))
+        extend_history_hash(task, outer.begin(task))
     saving = Saving(store=DirectoryStore(start.folder), saver=None)
     while not group.stopping:
         period(member)
@@ -219,10 +219,12 @@ def _arrange(moment: str) -> None:
         "forward": [(Perceptron, "criterion")],
         "reducing": [(param_group, "foreach_reduce")],
         "measuring": [(GradientNorm, "measure")],
-        "stepping": [(OwnPart, "step")],
+        "stepping": [(LocalShard, "step")],
         "pulling": [(gather_scatter, "whole_of")],
         "pushing": [(Worker, "push")],
-        "saving": [(sharded_optimizer.Moments, name) for name in ("gather", "outline", "fetch")],
+        "saving": [
+            (sharded_optimizer.OptimizerState, name) for name in ("gather", "outline", "fetch")
+        ],
     }
     times = itertools.count(1)
     due: Callable[[], bool] = lambda: next(steps) > 0  # noqa: E731

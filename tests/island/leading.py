@@ -10,18 +10,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from atoll.config import MeshShape, TrainTable
-from atoll.group.single import Alone
-from atoll.island.command_broadcaster import Crew
+from atoll.group.single import SingleGroup
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
 from atoll.strategies.base import Inner, Outer
-from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.host_model import Picture
-from atoll.strategies.inner.leader import Spread
+from atoll.strategies.inner.divide import split_model
+from atoll.strategies.inner.host_model import HostModel
+from atoll.strategies.inner.leader import IslandLeader
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.inner.options import Recipe
-from atoll.strategies.inner.remote_optimizer import FarOptimizer, FarScaler
+from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.remote_optimizer import RemoteOptimizer, RemoteScaler
 from atoll.strategies.inner.worker import BUILD, Divide, Worker
-from atoll.strategies.outer.single import Alone as AloneOptions
+from atoll.strategies.outer.single import NoSync as AloneOptions
 from atoll.task import Task
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 from tests.island.reference import CPU, batch_for, gpt
@@ -42,7 +42,7 @@ class Member:
     task: Task
     inner: Inner
     outer: Outer
-    crew: Crew | None = None
+    crew: CommandBroadcaster | None = None
 
     def train(self, steps: int = STEPS, *, first: int = 1) -> list[tuple[float, float]]:
         """Do steps; return loss and norm of each."""
@@ -70,22 +70,26 @@ def task_of(model: nn.Module, train: TrainTable) -> Task:
 def by_itself(name: str, train: TrainTable, **words: Any) -> Member:
     """Return a member of one process, which trains the usual way."""
     task = task_of(MODELS[name](), train)
-    local = Local(language_model_loss, clip=train.clip, recipe=Recipe(**words))
+    local = Local(language_model_loss, clip=train.clip, recipe=InnerOptions(**words))
     task.scaler = local.scaler
     return Member(task, local, outer_of(task))
 
 
 def outer_of(task: Task) -> Outer:
     outer = AloneOptions(every=1000).build()
-    outer.setup(task, group=Alone(), codec=None)  # type: ignore[arg-type]
+    outer.setup(task, group=SingleGroup(), codec=None)  # type: ignore[arg-type]
     return outer
 
 
 def worker_of(
-    crew: Crew, model: Callable[[], nn.Module], train: TrainTable, axes: Mapping[str, int],
-    divided: Divide = divide, **words: Any,
-) -> Worker:  # fmt: skip
-    recipe = Recipe(shape=MeshShape(**axes), clip=train.clip, **words)
+    crew: CommandBroadcaster,
+    model: Callable[[], nn.Module],
+    train: TrainTable,
+    axes: Mapping[str, int],
+    divided: Divide = split_model,
+    **words: Any,
+) -> Worker:
+    recipe = InnerOptions(shape=MeshShape(**axes), clip=train.clip, **words)
     return Worker(
         crew, mesh=build_mesh(recipe.shape, device=CPU), device=CPU, recipe=recipe,
         make_model=model, make_optimizer=lambda made: build_optimizer(made, train),
@@ -101,7 +105,7 @@ def led(
 
     The rank's worker is put into `keep`.
     """
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     worker = worker_of(crew, MODELS[name], train, axes, **words)
     if keep is not None:
         keep.append(worker)
@@ -116,18 +120,18 @@ def led(
         crew.end()
 
 
-def lead(task: Task, crew: Crew, worker: Worker) -> Spread:
+def lead(task: Task, crew: CommandBroadcaster, worker: Worker) -> IslandLeader:
     """Make a task's model the picture of what the ranks train."""
     named = dict(task.model.named_parameters())
     worker.picture = {**named, **dict(task.model.named_buffers())}
     rows = batch_for(task.model, rows=ROWS) if axis_size(worker, "pipeline") > 1 else ()
     crew.call(BUILD, rows)
-    picture = Picture(crew)
+    picture = HostModel(crew)
     task.elsewhere = picture
-    task.optimizer = FarOptimizer(task.optimizer, names=named, crew=crew, worker=worker)
-    task.scaler = FarScaler(crew, worker)
+    task.optimizer = RemoteOptimizer(task.optimizer, names=named, crew=crew, worker=worker)
+    task.scaler = RemoteScaler(crew, worker)
     task.push()
-    return Spread(crew, picture)
+    return IslandLeader(crew, picture)
 
 
 def count_calls(member: Member) -> list[str]:

@@ -14,8 +14,8 @@ from atoll.config import MeshShape
 from atoll.island.world import build_mesh
 from atoll.models.gpt import GPT, GPTConfig
 from atoll.strategies.inner.base import Parts
-from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.divide import split_model
+from atoll.strategies.inner.options import InnerOptions
 
 CPU = torch.device("cpu")
 VOCAB, LENGTH, FEATURES = 18, 6, 5
@@ -102,8 +102,8 @@ def plain(name: str, *, rows: int = 8, clip: float = 0.0) -> tuple[float, dict[s
 
 def divided(model: nn.Module, axes: Mapping[str, int], **words: Any) -> Parts:
     """Divide a model over all ranks of the default group."""
-    recipe = Recipe(shape=MeshShape(**axes), **words)
-    return divide(model, recipe, mesh=build_mesh(recipe.shape, device=CPU), device=CPU)
+    recipe = InnerOptions(shape=MeshShape(**axes), **words)
+    return split_model(model, recipe, mesh=build_mesh(recipe.shape, device=CPU), device=CPU)
 
 
 def whole(tensor: Tensor | None) -> Tensor | None:

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atoll.errors import WireError
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 from tests.island.pool import Ranks
 
 
 def _commands(words: list[str]) -> list[Any]:
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     heard: list[Any] = []
 
     def note(*tensors: Tensor, **values: Any) -> int:
@@ -38,7 +38,7 @@ def _commands(words: list[str]) -> list[Any]:
 
 def _parted() -> list[bool]:
     """Return whether each tensor that the last exchange was made of is still held by somebody."""
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     made: list[weakref.ref[Tensor]] = []
 
     def zeros(count: int) -> Tensor:
@@ -72,7 +72,7 @@ KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8,
 
 def _broadcasts(lengths: list[int]) -> tuple[list[int], bool]:
     """Return how many broadcasts each command took, and whether tensors of all kinds came whole."""
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     heard: list[tuple[Tensor, ...]] = []
     counts: list[int] = []
     broadcast = crew._broadcast
@@ -113,7 +113,7 @@ def test_commands_of_one_length_need_one_broadcast_each(ranks: Ranks) -> None:
 
 
 def _after_the_end() -> str:
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     crew.on("note", lambda: None)
     if not crew.leads:
         crew.serve()
@@ -142,7 +142,7 @@ def test_a_failure_of_one_rank_is_raised(ranks: Ranks) -> None:
 
 
 def _broken() -> tuple[str, bool]:
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
 
     def fail() -> None:
         raise ValueError("on this rank")

@@ -18,7 +18,7 @@ import pytest
 from atoll.errors import AtollError
 from atoll.group.base import Work
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
-from atoll.strategies.base import note
+from atoll.strategies.base import extend_history_hash
 from atoll.train.state.committed import CommittedState
 from tests.island import doomed
 from tests.island.doomed import AFTER, BEFORE, ENDED, LOST, RANKS, STARTING, Start
@@ -106,7 +106,7 @@ class World:
     def begin(self) -> None:
         """Start with the first island."""
         self.start(late=False)
-        note(self.plain.task, self.outer.begin(self.plain.task))
+        extend_history_hash(self.plain.task, self.outer.begin(self.plain.task))
         assert self.period().wait(PATIENCE_S) == ("w0", "w1")
 
     def close(self) -> None:

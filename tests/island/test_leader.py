@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.config import TrainTable
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import local_of
 from atoll.strategies.inner.worker import SEED, Worker
 from tests.island.leading import STEPS, Member, by_itself, led, same, table
@@ -148,7 +148,7 @@ def _overflowing(axes: dict[str, int], precision: str, bad: set[int]) -> Any:
     """Return losses, rates, parameters before and after each step, and the scales of all ranks."""
 
     def divided(*args: Any, **words: Any) -> Poisoned:
-        return Poisoned(divide(*args, **words), bad, rank=dist.get_world_size() - 1)
+        return Poisoned(split_model(*args, **words), bad, rank=dist.get_world_size() - 1)
 
     def use(member: Member) -> Any:
         found: list[Any] = []

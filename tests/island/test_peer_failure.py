@@ -8,7 +8,7 @@ import torch.distributed
 from torch import Tensor
 
 from atoll.errors import ConfigError, LossNotFinite, RankLost
-from atoll.island.peer_failure import lost_touch, rank_lost
+from atoll.island.peer_failure import is_peer_failure, rank_lost
 from tests.island.pool import Ranks
 
 
@@ -18,7 +18,7 @@ def _second_is_gone() -> str:
         return ""
     with pytest.raises(RuntimeError) as caught:
         torch.distributed.all_reduce(torch.zeros(4))
-    assert lost_touch(caught.value), caught.value
+    assert is_peer_failure(caught.value), caught.value
     return str(rank_lost(caught.value, rank=0, ranks=2))
 
 
@@ -50,11 +50,11 @@ GLOO = RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by pe
     ],
 )
 def test_only_what_comes_from_another_rank_is_its_loss(error: Exception | None, lost: bool) -> None:
-    assert lost_touch(error) is lost
+    assert is_peer_failure(error) is lost
 
 
 def test_tensors_of_the_wrong_shape_are_no_loss() -> None:
     left: Tensor = torch.zeros(2, 3)
     with pytest.raises(RuntimeError) as caught:
         _ = left @ left
-    assert not lost_touch(caught.value)
+    assert not is_peer_failure(caught.value)

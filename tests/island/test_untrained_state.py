@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atoll.checkpoint.sharded import export_sharded, load_sharded, save_sharded
 from atoll.checkpoint.state.sharded_state import ties_of
-from atoll.strategies.inner.sharded_optimizer import OwnPart
+from atoll.strategies.inner.sharded_optimizer import LocalShard
 from tests.island.leading import MODELS as LED
 from tests.island.leading import Member, led, table
 from tests.island.pool import Ranks
@@ -54,7 +54,7 @@ class Held:
         groups = [[name for name, p in model.named_parameters() if p.requires_grad]]
         optimizer.param_groups[0]["params"] = []
         self.parts = divided(model, axes)
-        self.own = OwnPart(optimizer, self.parts.parameters(), groups=groups, state={})
+        self.own = LocalShard(optimizer, self.parts.parameters(), groups=groups, state={})
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that is here, gathered."""

@@ -8,7 +8,7 @@ import time
 
 from atoll.errors import AtollError
 from atoll.net.dispatcher import Inbox
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 from atoll.net.sync_link import connect
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
@@ -26,7 +26,7 @@ def drain(inbox: Inbox) -> None:
 
 def main(url: str, token: str, ca: str, nbytes: int) -> None:
     """Relay `nbytes` from one session of this process to another."""
-    way = Way(ca=ca)
+    way = HubEndpoint(ca=ca)
     deadline = time.monotonic() + PATIENCE_S
     with (
         connect(url, session="slow/reducer", token=token, way=way) as receiver,

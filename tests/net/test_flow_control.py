@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from atoll.errors import HubError
-from atoll.net.flow_control import Credits
+from atoll.net.flow_control import CreditWindow
 from tests.net.scripted import run
 
 
@@ -16,7 +16,7 @@ async def settle() -> None:
 
 def test_a_wait_cancelled_in_the_moment_it_is_served_books_nothing() -> None:
     async def scenario() -> None:
-        credits_ = Credits()
+        credits_ = CreditWindow()
         credits_.open(10, generation=1)
         await credits_.acquire("r", 10)
         waiting = asyncio.create_task(credits_.acquire("r", 10))
@@ -33,7 +33,7 @@ def test_a_wait_cancelled_in_the_moment_it_is_served_books_nothing() -> None:
 
 def test_a_cancelled_wait_lets_the_next_one_through() -> None:
     async def scenario() -> None:
-        credits_ = Credits()
+        credits_ = CreditWindow()
         credits_.open(10, generation=1)
         await credits_.acquire("r", 6)
         large = asyncio.create_task(credits_.acquire("r", 8))
@@ -48,7 +48,7 @@ def test_a_cancelled_wait_lets_the_next_one_through() -> None:
 
 def test_nobody_sends_while_the_books_are_shut() -> None:
     async def scenario() -> None:
-        credits_ = Credits()
+        credits_ = CreditWindow()
         waiting = asyncio.create_task(credits_.acquire("r", 4))
         await settle()
         assert not waiting.done()

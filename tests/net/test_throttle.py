@@ -13,10 +13,10 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.endpoint import PLAIN, Way
+from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
-from atoll.net.throttle import BURST_S, URGENT_S, Bucket, Ledger, throttle_of
+from atoll.net.throttle import BURST_S, URGENT_S, Bucket, SharedBudget, throttle_of
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Beat
 from tests.patience import PATIENCE_S
@@ -35,7 +35,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 
 def bucket(clock: VirtualClock, bps: float = 8000.0, path: str = "") -> Bucket:
-    return Bucket(bps, ledger=Ledger(path, offset=0), monotonic=clock.monotonic)
+    return Bucket(bps, ledger=SharedBudget(path, offset=0), monotonic=clock.monotonic)
 
 
 def test_bytes_wait_until_they_are_paid_for() -> None:
@@ -93,7 +93,7 @@ def test_a_file_from_before_a_restart_of_the_machine_does_not_hold_anything_up(
 
 
 def test_a_pace_file_that_is_not_there_means_counting_alone() -> None:
-    throttle = throttle_of(Way(upload_bps=8000.0, pace="/nonexistent/pace"))
+    throttle = throttle_of(HubEndpoint(upload_bps=8000.0, pace="/nonexistent/pace"))
     assert throttle.up is not None
     assert throttle.down is None
     assert throttle.up.spend(1000) == pytest.approx(1.0 - BURST_S, abs=0.05)
@@ -103,7 +103,9 @@ def test_a_pace_file_that_is_not_there_means_counting_alone() -> None:
 def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
     hub: HubServer, direction: str
 ) -> None:
-    slow = Way(upload_bps=CAP_BPS) if direction == "up" else Way(download_bps=CAP_BPS)
+    slow = (
+        HubEndpoint(upload_bps=CAP_BPS) if direction == "up" else HubEndpoint(download_bps=CAP_BPS)
+    )
     sending, receiving = (slow, PLAIN) if direction == "up" else (PLAIN, slow)
     with (
         connect(hub.url, session="j/reducer", token=hub.operator_token, way=receiving) as receiver,
@@ -137,7 +139,7 @@ def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_files_keep_to_the_cap(hub: HubServer, direction: str) -> None:
     up = direction == "up"
-    way = Way(upload_bps=CAP_BPS) if up else Way(download_bps=CAP_BPS)
+    way = HubEndpoint(upload_bps=CAP_BPS) if up else HubEndpoint(download_bps=CAP_BPS)
     with HubClient(hub.url, hub.operator_token, way=way) as client:
         started = time.monotonic()
         (client.upload_bps if up else client.download_bps)(NBYTES)
@@ -149,10 +151,10 @@ def test_files_keep_to_the_cap(hub: HubServer, direction: str) -> None:
 UPLOADS = """
 import sys, time
 from atoll.net.http.client import HubClient
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 
 url, token, bps, pace, nbytes = sys.argv[1:]
-with HubClient(url, token, way=Way(upload_bps=float(bps), pace=pace)) as client:
+with HubClient(url, token, way=HubEndpoint(upload_bps=float(bps), pace=pace)) as client:
     print("ready", flush=True)
     sys.stdin.readline()
     began = time.monotonic()

@@ -14,7 +14,7 @@ from atoll.config import JobSpec
 from atoll.models import MODELS
 from atoll.plan.memory import plan_memory, sample, sizes_of
 from atoll.plan.stages import Cut
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.precision import computing, widened
 from atoll.train.build import whole_model
 from tests.plan.jobs import job
@@ -84,7 +84,7 @@ def test_stages_keep_as_many_passes_as_their_order_says(
     plan = plan_memory(spec)
     assert (plan.rows, plan.cuts, plan.guessed) == (2, (3,), False)
     assert plan.held == max(held)
-    recipe = Recipe.of(spec)
+    recipe = InnerOptions.of(spec)
     with FakeTensorMode():
         cut = Cut(whole_model(spec), recipe, batch=spec.train.batch)
         places = cut.places(*sample(sizes_of(spec), whole_model(spec), rows=cut.rows))

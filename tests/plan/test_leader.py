@@ -15,7 +15,7 @@ from atoll.group.in_process.groups import MemoryGroups
 from atoll.plan.leader import leader_memory
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.registry import build_outer, resolve
-from atoll.strategies.vectors.flat import tensors_in
+from atoll.strategies.vectors.flat import iter_tensors
 from atoll.task import Task
 from atoll.train.build import whole_model
 from atoll.train.optim.optimizers import build_optimizer
@@ -64,7 +64,7 @@ def test_outer_state_is_what_members_keep_after_rounds(tmp_path: Path, name: str
         ids = torch.arange(16).view(2, 8) + int(group.me[1:])
         for _ in range(STEPS):
             inner.step(task, (ids, ids + 1), outer)
-        kept = {_key(t): t for t in tensors_in([outer, codec])}
+        kept = {_key(t): t for t in iter_tensors([outer, codec])}
         nbytes = sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in own)
         return nbytes, _whole(model)
 

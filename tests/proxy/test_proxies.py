@@ -16,9 +16,9 @@ from atoll import config
 from atoll.errors import ConfigError, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
-from atoll.net.proxies import check_proxy, proxy_of, shown
+from atoll.net.proxies import check_proxy, proxy_of, proxy_shown
 from atoll.net.sync_link import connect
 from atoll.net.websocket import dial
 from atoll.wire.limits import CHUNK_BYTES
@@ -78,7 +78,7 @@ def test_sessions_files_and_tensors_go_through_the_proxy(
     hub: HubServer, start: Callable[..., ProxyProcess], kind: str, login: str
 ) -> None:
     proxy = start(kind, login)
-    way = Way(proxy=proxy.url(login))
+    way = HubEndpoint(proxy=proxy.url(login))
     with HubClient(hub.url, hub.operator_token, way=way) as client:
         assert client.hub()["version"]
         client.upload_bps(2 * 2**20)
@@ -96,7 +96,7 @@ def test_sessions_files_and_tensors_go_through_the_proxy(
     assert len(tunnels) >= 3
 
 
-def reach(url: str, way: Way, *, by: str) -> None:
+def reach(url: str, way: HubEndpoint, *, by: str) -> None:
     if by == "websocket":
         asyncio.run(dial(url, way=way, timeout_s=5.0))
     else:
@@ -116,12 +116,12 @@ def test_the_hop_that_fails_is_named(
     nowhere = free_port()
     url = f"{scheme}://127.0.0.1:{nowhere}"
     with pytest.raises(HubUnreachable, match=f"the proxy at 127.0.0.1:{free.port} does not reach"):
-        reach(url, Way(proxy=free.url()), by=by)
+        reach(url, HubEndpoint(proxy=free.url()), by=by)
     with pytest.raises(HubUnreachable, match=f"no proxy answers at 127.0.0.1:{nowhere}"):
-        reach(url, Way(proxy=f"{kind}://127.0.0.1:{nowhere}"), by=by)
+        reach(url, HubEndpoint(proxy=f"{kind}://127.0.0.1:{nowhere}"), by=by)
     for login in ("", "user:wrong"):
         with pytest.raises(HubUnreachable, match=f"127.0.0.1:{locked.port} refuses to serve"):
-            reach(url, Way(proxy=locked.url(login)), by=by)
+            reach(url, HubEndpoint(proxy=locked.url(login)), by=by)
 
 
 @pytest.mark.parametrize("by", ["websocket", "rest"])
@@ -132,7 +132,7 @@ def test_a_stranger_behind_the_proxy_is_no_hub(
     proxy, stranger = start(kind), start("http", "user:pass")
     url = f"http://127.0.0.1:{stranger.port}"
     with pytest.raises(HubUnreachable):
-        reach(url, Way(proxy=proxy.url()), by=by)
+        reach(url, HubEndpoint(proxy=proxy.url()), by=by)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_is_no_proxy_is_refused_before_anything_is_dialled(url: str) -> Non
 
 
 def test_passwords_of_proxies_are_never_shown() -> None:
-    assert shown("http://me:secret@proxy:3128") == "http://me:***@proxy:3128"
+    assert proxy_shown("http://me:secret@proxy:3128") == "http://me:***@proxy:3128"
     with pytest.raises(ConfigError) as caught:
         check_proxy("ftp://me:secret@proxy:3128")
     assert "secret" not in str(caught.value)
@@ -223,7 +223,7 @@ def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
 ) -> None:
     options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", reducers=False, tls="on")
     with HubServer(options) as hub:
-        way = Way(ca=hub.ca, proxy=start(kind, "user:pass").url("user:pass"))
+        way = HubEndpoint(ca=hub.ca, proxy=start(kind, "user:pass").url("user:pass"))
         with HubClient(hub.url, hub.operator_token, way=way) as client:
             assert client.hub()["version"]
         with connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as link:

@@ -10,7 +10,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
-from atoll.queues import AloneChannel, Channel, HubChannel, Shelf
+from atoll.queues import Channel, HubChannel, InMemoryChannel, QueueRegistry
 from tests.hub.queues import nats_server
 
 
@@ -52,12 +52,12 @@ def channel_to(hub: HubServer, session: str, scratch: Path) -> Iterator[Channel]
 
 
 @pytest.fixture(params=["alone", "hub", "hub_with_nats"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QueueRegistry]:
     """Queues without a hub, with one, and with one whose queues are in NATS: all do the same."""
     with contextlib.ExitStack() as stack:
-        channel: Channel = AloneChannel()
+        channel: Channel = InMemoryChannel()
         if request.param != "alone":
             hub = request.getfixturevalue(request.param)
             channel = stack.enter_context(channel_to(hub, "job/w0", tmp_path))
         name = request.node.name.replace("[", "-").replace("]", "")[:60]
-        yield Shelf(channel, prefix=f"job/{name}", reader="w0")
+        yield QueueRegistry(channel, prefix=f"job/{name}", reader="w0")

@@ -11,7 +11,7 @@ from atoll.cli import hub_access
 from atoll.cli.main import main
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from atoll.queues import Shelf
+from atoll.queues import QueueRegistry
 from tests.queues.conftest import channel_to
 
 
@@ -52,7 +52,7 @@ def test_a_person_sees_queues_and_deals_with_dead_letters(
         assert atoll("requeue", "cli/work", str(letter["seq"])) == 0
         assert "1 of cli/work are ready again" in capsys.readouterr().out
         with channel_to(hub, "job/w9", tmp_path) as channel:
-            (item,) = Shelf(channel, prefix="cli", reader="w9").queue("work").claim()
+            (item,) = QueueRegistry(channel, prefix="cli", reader="w9").queue("work").claim()
             assert (item.value, item.attempt) == ({"a": 1}, 1)
             item.release()
         kill_an_item(client, "cli/work", times=4)

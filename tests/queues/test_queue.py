@@ -11,13 +11,13 @@ import torch
 
 from atoll.errors import ConfigError, DeadlineExceeded, HubError, QueueFull
 from atoll.hub.server import HubServer
-from atoll.queues import Item, Queue, Shelf
+from atoll.queues import Item, Queue, QueueRegistry
 from tests.queues.conftest import channel_to
 
 BOUND_S = 60.0
 
 
-def test_what_is_put_is_claimed_in_order_and_acknowledged(shelf: Shelf) -> None:
+def test_what_is_put_is_claimed_in_order_and_acknowledged(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q")
     numbers = queue.put_many([{"n": n} for n in range(20)])
     assert numbers == sorted(numbers)
@@ -28,7 +28,7 @@ def test_what_is_put_is_claimed_in_order_and_acknowledged(shelf: Shelf) -> None:
     assert queue.claim() == []
 
 
-def test_the_same_key_is_stored_once(shelf: Shelf) -> None:
+def test_the_same_key_is_stored_once(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q")
     assert queue.put("a", key="k") == queue.put("b", key="k")
     (item,) = queue.claim(10)
@@ -38,7 +38,7 @@ def test_the_same_key_is_stored_once(shelf: Shelf) -> None:
     assert queue.claim() == []
 
 
-def test_tensors_larger_than_a_message_go_there_and_back(shelf: Shelf) -> None:
+def test_tensors_larger_than_a_message_go_there_and_back(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q")
     sent = {"x": torch.randn(600, 600), "y": torch.arange(10)}
     queue.put(sent)
@@ -51,7 +51,9 @@ def test_tensors_larger_than_a_message_go_there_and_back(shelf: Shelf) -> None:
     queue.ack([large, small])
 
 
-def test_an_item_is_done_after_its_block_and_given_back_after_an_error(shelf: Shelf) -> None:
+def test_an_item_is_done_after_its_block_and_given_back_after_an_error(
+    shelf: QueueRegistry,
+) -> None:
     queue = shelf.queue("q")
     queue.put("job")
     (item,) = queue.claim()
@@ -64,7 +66,7 @@ def test_an_item_is_done_after_its_block_and_given_back_after_an_error(shelf: Sh
     assert queue.claim() == []
 
 
-def test_a_lease_that_ended_is_taken_by_another_and_lost_to_the_first(shelf: Shelf) -> None:
+def test_a_lease_that_ended_is_taken_by_another_and_lost_to_the_first(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q")
     queue.put("x")
     (first,) = queue.claim(lease_s=0.05)
@@ -78,7 +80,7 @@ def test_a_lease_that_ended_is_taken_by_another_and_lost_to_the_first(shelf: She
     second.ack()
 
 
-def test_an_item_given_back_too_often_is_not_claimed_any_more(shelf: Shelf) -> None:
+def test_an_item_given_back_too_often_is_not_claimed_any_more(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q", max_attempts=2)
     queue.put("poison")
     for _ in range(2):
@@ -87,7 +89,7 @@ def test_an_item_given_back_too_often_is_not_claimed_any_more(shelf: Shelf) -> N
     assert queue.claim() == []
 
 
-def test_a_full_queue_refuses_and_takes_what_came_before(shelf: Shelf) -> None:
+def test_a_full_queue_refuses_and_takes_what_came_before(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q", max_items=3)
     puts = [queue.put_later(n) for n in range(5)]
     failed = [isinstance(put.exception(BOUND_S), QueueFull) for put in puts]
@@ -95,14 +97,14 @@ def test_a_full_queue_refuses_and_takes_what_came_before(shelf: Shelf) -> None:
     assert [item.value for item in queue.claim(10)] == [0, 1, 2]
 
 
-def test_a_queue_that_drops_keeps_the_newest(shelf: Shelf) -> None:
+def test_a_queue_that_drops_keeps_the_newest(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q", max_items=4, overflow="drop-oldest")
     for n in range(10):
         queue.put(n)
     assert [item.value for item in queue.claim(10)] == [6, 7, 8, 9]
 
 
-def test_a_producer_waits_for_room_and_goes_on_when_there_is_some(shelf: Shelf) -> None:
+def test_a_producer_waits_for_room_and_goes_on_when_there_is_some(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q", max_items=4, overflow="wait")
     seen: list[int] = []
 
@@ -119,7 +121,7 @@ def test_a_producer_waits_for_room_and_goes_on_when_there_is_some(shelf: Shelf) 
     assert seen == list(range(40))
 
 
-def test_a_wait_for_room_that_never_comes_ends_at_its_deadline(shelf: Shelf) -> None:
+def test_a_wait_for_room_that_never_comes_ends_at_its_deadline(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q", max_items=1, overflow="wait")
     queue.put(1)
     with pytest.raises((QueueFull, DeadlineExceeded)):
@@ -129,7 +131,7 @@ def test_a_wait_for_room_that_never_comes_ends_at_its_deadline(shelf: Shelf) -> 
     assert queue.put(3, timeout_s=BOUND_S) > 0
 
 
-def test_every_item_reaches_one_consumer_only(shelf: Shelf) -> None:
+def test_every_item_reaches_one_consumer_only(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q")
     total, lock = 200, threading.Lock()
     got: list[int] = []
@@ -151,7 +153,7 @@ def test_every_item_reaches_one_consumer_only(shelf: Shelf) -> None:
     assert sorted(got) == list(range(total))
 
 
-def test_wrong_options_and_names_are_explained(shelf: Shelf) -> None:
+def test_wrong_options_and_names_are_explained(shelf: QueueRegistry) -> None:
     with pytest.raises(ConfigError, match="max_items"):
         shelf.queue("q", max_item=3)
     with pytest.raises(ConfigError, match="overflow"):
@@ -163,7 +165,7 @@ def test_wrong_options_and_names_are_explained(shelf: Shelf) -> None:
 def test_iterating_ends_when_the_run_is_asked_to_stop(hub: HubServer, tmp_path: Path) -> None:
     seen: list[Item] = []
     with channel_to(hub, "job/w7", tmp_path) as channel:
-        shelf = Shelf(channel, prefix="job", reader="w7", stopping=lambda: len(seen) == 3)
+        shelf = QueueRegistry(channel, prefix="job", reader="w7", stopping=lambda: len(seen) == 3)
         queue: Queue = shelf.queue("stop")
         queue.put_many([1, 2, 3, 4])
         for item in queue:
@@ -175,7 +177,7 @@ def test_iterating_ends_when_the_run_is_asked_to_stop(hub: HubServer, tmp_path: 
 
 def test_puts_survive_a_broken_connection_once_each(hub: HubServer, tmp_path: Path) -> None:
     with channel_to(hub, "job/w8", tmp_path) as channel:
-        queue = Shelf(channel, prefix="job", reader="w8").queue("broken")
+        queue = QueueRegistry(channel, prefix="job", reader="w8").queue("broken")
         puts = []
         for n in range(300):
             puts.append(queue.put_later(n))

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from atoll.queues import Entry, Shelf
+from atoll.queues import Entry, QueueRegistry
 
 BOUND_S = 60.0
 
@@ -15,7 +15,7 @@ def values(entries: list[Entry]) -> list[object]:
     return [entry.value for entry in entries]
 
 
-def test_every_subscription_reads_everything_for_itself(shelf: Shelf) -> None:
+def test_every_subscription_reads_everything_for_itself(shelf: QueueRegistry) -> None:
     topic = shelf.topic("t")
     one, two = topic.subscribe("one"), topic.subscribe("two")
     for n in range(5):
@@ -26,7 +26,7 @@ def test_every_subscription_reads_everything_for_itself(shelf: Shelf) -> None:
     assert one.read() == []
 
 
-def test_a_late_subscriber_begins_where_it_wants(shelf: Shelf) -> None:
+def test_a_late_subscriber_begins_where_it_wants(shelf: QueueRegistry) -> None:
     topic = shelf.topic("t")
     topic.subscribe("early")
     topic.publish("old")
@@ -37,7 +37,7 @@ def test_a_late_subscriber_begins_where_it_wants(shelf: Shelf) -> None:
     assert values(all_of_it.read(10)) == ["old", "new"]
 
 
-def test_a_subscription_goes_on_behind_what_it_acknowledged(shelf: Shelf) -> None:
+def test_a_subscription_goes_on_behind_what_it_acknowledged(shelf: QueueRegistry) -> None:
     topic = shelf.topic("t")
     first = topic.subscribe("s")
     for n in range(4):
@@ -49,7 +49,7 @@ def test_a_subscription_goes_on_behind_what_it_acknowledged(shelf: Shelf) -> Non
     assert values(again.read(10)) == [2, 3]
 
 
-def test_retention_by_count_drops_the_oldest_and_says_so(shelf: Shelf) -> None:
+def test_retention_by_count_drops_the_oldest_and_says_so(shelf: QueueRegistry) -> None:
     topic = shelf.topic("t", max_items=3)
     reader = topic.subscribe("s", start="oldest")
     for n in range(8):
@@ -58,7 +58,7 @@ def test_retention_by_count_drops_the_oldest_and_says_so(shelf: Shelf) -> None:
     assert reader.missed
 
 
-def test_a_waiting_reader_hears_at_once_and_skips_to_the_newest(shelf: Shelf) -> None:
+def test_a_waiting_reader_hears_at_once_and_skips_to_the_newest(shelf: QueueRegistry) -> None:
     topic = shelf.topic("weights")
     reader = topic.subscribe("s")
     found: list[Entry] = []

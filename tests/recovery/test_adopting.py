@@ -11,7 +11,7 @@ from torch import nn
 import atoll
 from atoll.codec import make_codec
 from atoll.errors import CheckpointError
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.recovery import Recovered
 from atoll.strategies.base import Outer
 from atoll.task import Task
@@ -25,7 +25,7 @@ OPTIONS = atoll.DiLoCo(every=4)
 
 def trained(*, hidden: int = 3) -> Run:
     model = small_model(normalised=True) if hidden == 3 else other_model(hidden)
-    run = start_run(OPTIONS, Alone(), 0, model=model)
+    run = start_run(OPTIONS, SingleGroup(), 0, model=model)
     run.train(10)  # two steps into the third period
     return run
 
@@ -37,7 +37,7 @@ def other_model(hidden: int) -> nn.Module:
 def newcomer() -> tuple[Task, Outer]:
     model = small_model(seed=99, normalised=True)
     task, outer = Task(model, adamw(model), member="w3"), OPTIONS.build()
-    outer.setup(task, group=Alone(me="w3"), codec=make_codec("fp32"))
+    outer.setup(task, group=SingleGroup(me="w3"), codec=make_codec("fp32"))
     return task, outer
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from atoll.recovery import chunk_scheduler as board_module
 from atoll.recovery import partial_state as target_module
-from atoll.recovery.chunk_scheduler import Board, check_manifest
+from atoll.recovery.chunk_scheduler import ChunkScheduler, check_manifest
 from atoll.recovery.donor_session import in_turn
-from atoll.recovery.partial_state import Target
-from atoll.recovery.source import SourceDiffers, SourceFailed, SourceLied
+from atoll.recovery.partial_state import PartialState
+from atoll.recovery.source import SourceCorrupt, SourceDiffers, SourceFailed
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Source
 from atoll.wire.recovery_messages import StateManifest, state_manifest
@@ -38,19 +38,19 @@ SHARED_DATA, INNER_DATA = data_of("shared"), data_of("inner", count=3)
 SHARED_MANIFEST, INNER_MANIFEST = manifest_of(SHARED_DATA), manifest_of(INNER_DATA, "inner")
 
 
-def new_board(*members: str, kept: Target | None = None) -> Board:
-    board = Board(list(members), kept=kept)
+def new_board(*members: str, kept: PartialState | None = None) -> ChunkScheduler:
+    board = ChunkScheduler(list(members), kept=kept)
     assert board.due() == list(members)[: board_module.MOST_SOURCES]
     return board
 
 
-def put(board: Board, member: str, target: Target, index: int) -> None:
+def put(board: ChunkScheduler, member: str, target: PartialState, index: int) -> None:
     data = SHARED_DATA if target is board.shared else INNER_DATA
     board.put(member, target, index, chunk_of(data, index))
 
 
 def test_a_target_takes_every_chunk_once_in_any_order() -> None:
-    target = Target(SHARED_MANIFEST)
+    target = PartialState(SHARED_MANIFEST)
     indices = target.claim("w0", most=3, now=0.0)
     assert indices == [0, 1, 2]
     assert target.claim("w1", most=3, now=0.0) == [3, 4]
@@ -65,7 +65,7 @@ def test_a_target_takes_every_chunk_once_in_any_order() -> None:
 
 
 def test_chunks_of_a_source_that_left_are_claimed_by_others() -> None:
-    target = Target(SHARED_MANIFEST)
+    target = PartialState(SHARED_MANIFEST)
     target.claim("w0", most=3, now=0.0)
     target.store(1, chunk_of(SHARED_DATA, 1))
     target.give_back("w0")
@@ -74,7 +74,7 @@ def test_chunks_of_a_source_that_left_are_claimed_by_others() -> None:
 
 
 def test_a_chunk_that_takes_long_is_asked_for_elsewhere_but_not_everywhere() -> None:
-    target = Target(SHARED_MANIFEST)
+    target = PartialState(SHARED_MANIFEST)
     target.claim("w0", most=9, now=0.0)
     late = target_module.STEAL_AFTER_S + 1
     assert target.claim("w1", most=9, now=late) == [0]
@@ -86,8 +86,8 @@ def test_a_chunk_that_takes_long_is_asked_for_elsewhere_but_not_everywhere() -> 
 
 @pytest.mark.parametrize(("index", "size"), [(0, 10), (4, 11), (5, 10), (-1, CHUNK_BYTES)])
 def test_a_chunk_of_the_wrong_size_is_a_lie(index: int, size: int) -> None:
-    with pytest.raises(SourceLied, match="wrong size"):
-        Target(SHARED_MANIFEST).check(index, memoryview(bytes(size)))
+    with pytest.raises(SourceCorrupt, match="wrong size"):
+        PartialState(SHARED_MANIFEST).check(index, memoryview(bytes(size)))
 
 
 def test_a_kept_image_goes_on_where_it_stood() -> None:
@@ -179,7 +179,7 @@ def test_without_the_last_source_the_shared_image_is_enough() -> None:
 @given(st.data())
 def test_any_order_of_claims_losses_and_lies_ends_with_the_right_bytes(data: st.DataObject) -> None:
     members = [f"w{i}" for i in range(data.draw(st.integers(1, 6)))]
-    board = Board(list(members))
+    board = ChunkScheduler(list(members))
     inner = {m: data_of("inner", count=3, seed=i) for i, m in enumerate(members)}
     alive: list[str] = []
     survivor = data.draw(st.sampled_from(members))
@@ -201,7 +201,7 @@ def test_any_order_of_claims_losses_and_lies_ends_with_the_right_bytes(data: st.
             for index in indices:
                 board.put(member, claim.target, index, chunk_of(source, index))
         if fate == "lies":
-            with pytest.raises(SourceLied):
+            with pytest.raises(SourceCorrupt):
                 board.put(member, claim.target, indices[0], memoryview(bytes(10)))
         if fate in ("dies", "lies") and member != survivor:
             alive.remove(member)
@@ -221,7 +221,7 @@ def test_any_order_of_claims_losses_and_lies_ends_with_the_right_bytes(data: st.
 def test_a_manifest_of_something_else_is_a_lie(wrong: dict[str, object]) -> None:
     right: dict[str, object] = {"job": "j", "round_": 1, "base": "b", "name": "shared"}
     assert check_manifest(SHARED_MANIFEST, **right) is SHARED_MANIFEST  # type: ignore[arg-type]
-    with pytest.raises(SourceLied, match="not the one that was asked for"):
+    with pytest.raises(SourceCorrupt, match="not the one that was asked for"):
         check_manifest(SHARED_MANIFEST, **{**right, **wrong})  # type: ignore[arg-type]
 
 

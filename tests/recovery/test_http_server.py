@@ -12,8 +12,8 @@ import pytest
 from atoll.gate import Gate
 from atoll.recovery import StateServer, http_server
 from atoll.recovery.direct_source import DirectSource
-from atoll.recovery.http_server import Door
-from atoll.recovery.source import WayBroken
+from atoll.recovery.http_server import HttpStateServer
+from atoll.recovery.source import ConnectionBroken
 from atoll.wire.recovery_messages import CHUNK, OFFER, OK, StateAnswer, StateAsk
 from tests.patience import PATIENCE_S
 from tests.recovery.world import LOCAL, Model, wait_until
@@ -27,13 +27,15 @@ def answer(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Door]:
-    opened = Door(answer, address=LOCAL, keys=("right", ""), most=3)
+def opened() -> Iterator[HttpStateServer]:
+    opened = HttpStateServer(answer, address=LOCAL, keys=("right", ""), most=3)
     yield opened
     opened.close()
 
 
-def get(opened: Door, path: str, *, key: str | None = "right", method: str = "GET") -> int:
+def get(
+    opened: HttpStateServer, path: str, *, key: str | None = "right", method: str = "GET"
+) -> int:
     connection = http.client.HTTPConnection(LOCAL, opened.port, timeout=PATIENCE_S)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
@@ -47,7 +49,7 @@ def get(opened: Door, path: str, *, key: str | None = "right", method: str = "GE
         connection.close()
 
 
-def test_with_the_key_the_bytes_come_on_one_connection(opened: Door) -> None:
+def test_with_the_key_the_bytes_come_on_one_connection(opened: HttpStateServer) -> None:
     source = DirectSource(f"{LOCAL}:{opened.port}", key="right")
     for _ in range(3):
         _, body = source.ask(StateAsk(0, CHUNK, 3, "shared", 0, 1))
@@ -58,25 +60,25 @@ def test_with_the_key_the_bytes_come_on_one_connection(opened: Door) -> None:
 
 
 @pytest.mark.parametrize("key", ["wrong", "", "righ", "rightt", None])
-def test_without_the_key_nothing_comes(opened: Door, key: str | None) -> None:
+def test_without_the_key_nothing_comes(opened: HttpStateServer, key: str | None) -> None:
     assert get(opened, "/chunk/3/shared/0/1", key=key) == 401
     if key is not None:
         source = DirectSource(f"{LOCAL}:{opened.port}", key=key)
-        with pytest.raises(WayBroken, match="status 401"):
+        with pytest.raises(ConnectionBroken, match="status 401"):
             source.ask(StateAsk(0, CHUNK, 3, "shared", 0, 1))
         source.release()
 
 
 @pytest.mark.parametrize("path", ["/", "/chunk", "/chunk/x/shared/0/1", "/a/b/c/d/e/f", "*"])
-def test_a_path_that_asks_for_nothing_is_a_bad_request(opened: Door, path: str) -> None:
+def test_a_path_that_asks_for_nothing_is_a_bad_request(opened: HttpStateServer, path: str) -> None:
     assert get(opened, path) == 400
 
 
-def test_other_methods_are_refused(opened: Door) -> None:
+def test_other_methods_are_refused(opened: HttpStateServer) -> None:
     assert get(opened, "/chunk/3/shared/0/1", method="DELETE") == 405
 
 
-def raw(opened: Door, data: bytes) -> bytes:
+def raw(opened: HttpStateServer, data: bytes) -> bytes:
     """Send bytes and return everything until the other side ends it."""
     with socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) as connection:
         try:
@@ -99,18 +101,18 @@ def raw(opened: Door, data: bytes) -> bytes:
     ],
     ids=["long head", "zeros", "empty", "no text"],
 )
-def test_heads_that_are_none_end_the_connection(opened: Door, data: bytes) -> None:
+def test_heads_that_are_none_end_the_connection(opened: HttpStateServer, data: bytes) -> None:
     assert raw(opened, data) in (b"", b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
 
 
 def test_a_stranger_who_says_nothing_is_cut_off(
-    opened: Door, monkeypatch: pytest.MonkeyPatch
+    opened: HttpStateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "FIRST_HEAD_S", 0.1)
     assert raw(opened, b"GET /") == b""
 
 
-def test_only_so_many_connections_are_open_at_a_time(opened: Door) -> None:
+def test_only_so_many_connections_are_open_at_a_time(opened: HttpStateServer) -> None:
     first = [socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) for _ in range(3)]
     with socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S) as fourth:
         assert fourth.recv(1) == b""
@@ -128,7 +130,7 @@ def test_only_so_many_connections_are_open_at_a_time(opened: Door) -> None:
 
 
 def test_closing_ends_connections_and_threads() -> None:
-    opened = Door(answer, address=LOCAL, keys=("right",))
+    opened = HttpStateServer(answer, address=LOCAL, keys=("right",))
     before = threading.active_count()
     connection = socket.create_connection((LOCAL, opened.port), timeout=PATIENCE_S)
     wait_until(lambda: threading.active_count() > before)
@@ -149,7 +151,7 @@ def test_a_server_without_a_hub_is_opened_with_the_token_of_the_job() -> None:
         assert server.rounds == [3]
         source.release()
         stranger = DirectSource(dial, key="")
-        with pytest.raises(WayBroken):
+        with pytest.raises(ConnectionBroken):
             stranger.ask(StateAsk(0, OFFER, 3))
         stranger.release()
 

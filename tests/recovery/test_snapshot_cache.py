@@ -14,7 +14,7 @@ from atoll.checkpoint.format.memory_image import part_of
 from atoll.checkpoint.format.part import Part
 from atoll.errors import DeadlineExceeded
 from atoll.gate import Gate
-from atoll.recovery.snapshot_cache import Shelf
+from atoll.recovery.snapshot_cache import SnapshotCache
 from atoll.wire.recovery_messages import (
     CHUNK,
     GONE,
@@ -33,13 +33,13 @@ from tests.recovery.world import Model, assert_same, wait_until
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    shelf = Shelf(job="j", key="k")
+def shelf() -> Iterator[SnapshotCache]:
+    shelf = SnapshotCache(job="j", key="k")
     yield shelf
     shelf.close()
 
 
-def offered(shelf: Shelf, round_: int = 3) -> StateAnswer:
+def offered(shelf: SnapshotCache, round_: int = 3) -> StateAnswer:
     """Ask until there is another answer than "wait"."""
     answers: list[StateAnswer] = []
 
@@ -51,7 +51,7 @@ def offered(shelf: Shelf, round_: int = 3) -> StateAnswer:
     return answers[-1]
 
 
-def test_chunks_and_manifest_are_those_of_the_parts(shelf: Shelf) -> None:
+def test_chunks_and_manifest_are_those_of_the_parts(shelf: SnapshotCache) -> None:
     model = Model("w0", numel=100_000)
     shelf.offer(model, still=Gate().still)
     assert shelf.rounds == []
@@ -84,18 +84,18 @@ def test_chunks_and_manifest_are_those_of_the_parts(shelf: Shelf) -> None:
     ],
     ids=str,
 )
-def test_asks_outside_the_images_are_refused(shelf: Shelf, ask: StateAsk) -> None:
+def test_asks_outside_the_images_are_refused(shelf: SnapshotCache, ask: StateAsk) -> None:
     shelf.offer(Model("w0", numel=100), still=Gate().still)
     offered(shelf)
     answer, body = shelf.answer(ask)
     assert (answer.status, len(body)) == (REFUSED, 0)
 
 
-def test_a_donor_without_a_state_says_so(shelf: Shelf) -> None:
+def test_a_donor_without_a_state_says_so(shelf: SnapshotCache) -> None:
     assert shelf.answer(StateAsk(1, OFFER, 3))[0].round == -1
 
 
-def test_an_ask_for_another_round_is_answered_with_the_own_one(shelf: Shelf) -> None:
+def test_an_ask_for_another_round_is_answered_with_the_own_one(shelf: SnapshotCache) -> None:
     model = Model("w0", numel=10)
     shelf.offer(model, still=Gate().still)
     for round_ in (2, 4):
@@ -106,7 +106,7 @@ def test_an_ask_for_another_round_is_answered_with_the_own_one(shelf: Shelf) -> 
     wait_until(lambda: offered(shelf, 4).status == OK)
 
 
-def test_images_of_at_most_two_rounds_are_kept(shelf: Shelf) -> None:
+def test_images_of_at_most_two_rounds_are_kept(shelf: SnapshotCache) -> None:
     model = Model("w0", numel=10)
     shelf.offer(model, still=Gate().still)
     for round_ in (3, 4, 5):
@@ -118,14 +118,14 @@ def test_images_of_at_most_two_rounds_are_kept(shelf: Shelf) -> None:
 
 
 def test_images_that_nobody_asks_for_are_dropped() -> None:
-    shelf = Shelf(job="j", idle_s=0.05)
+    shelf = SnapshotCache(job="j", idle_s=0.05)
     shelf.offer(Model("w0", numel=10), still=Gate().still)
     offered(shelf)
     wait_until(lambda: shelf.rounds == [])
     shelf.close()
 
 
-def test_many_asks_make_one_image(shelf: Shelf) -> None:
+def test_many_asks_make_one_image(shelf: SnapshotCache) -> None:
     model = Model("w0", numel=100_000)
     shelf.offer(model, still=Gate().still)
     model.looks = 0
@@ -137,7 +137,7 @@ def test_many_asks_make_one_image(shelf: Shelf) -> None:
     assert model.looks == 2
 
 
-def test_the_state_is_looked_at_only_while_it_rests(shelf: Shelf) -> None:
+def test_the_state_is_looked_at_only_while_it_rests(shelf: SnapshotCache) -> None:
     gate = Gate()
     inside = threading.Event()
 
@@ -165,7 +165,9 @@ def test_the_state_is_looked_at_only_while_it_rests(shelf: Shelf) -> None:
         trainer.join()
 
 
-def test_an_image_is_of_one_moment_though_the_state_changes_all_the_time(shelf: Shelf) -> None:
+def test_an_image_is_of_one_moment_though_the_state_changes_all_the_time(
+    shelf: SnapshotCache,
+) -> None:
     gate, done = Gate(), threading.Event()
     value = torch.zeros(300_000)
 
@@ -195,7 +197,7 @@ def test_an_image_is_of_one_moment_though_the_state_changes_all_the_time(shelf: 
     assert bool((torch.cat([tensors["a"], tensors["b"]]) == tensors["a"][0]).all())
 
 
-def test_a_round_that_ends_between_the_two_looks_is_not_given(shelf: Shelf) -> None:
+def test_a_round_that_ends_between_the_two_looks_is_not_given(shelf: SnapshotCache) -> None:
     model = Model("w0", numel=1000)
     gate, looks = Gate(), [0]
 
@@ -212,7 +214,7 @@ def test_a_round_that_ends_between_the_two_looks_is_not_given(shelf: Shelf) -> N
     assert (answer.status, answer.round) == (GONE, 4)
 
 
-def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(shelf: Shelf) -> None:
+def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(shelf: SnapshotCache) -> None:
     class Strange(Model):
         def parts(self) -> tuple[Part, Part]:
             odd = Part("shared", {"z": torch.zeros(1, dtype=torch.complex64)})
@@ -224,7 +226,7 @@ def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(shelf: Shelf) -
     assert "tensor z cannot be saved" in answer.reason
 
 
-def test_a_state_that_raises_is_refused_and_the_donor_goes_on(shelf: Shelf) -> None:
+def test_a_state_that_raises_is_refused_and_the_donor_goes_on(shelf: SnapshotCache) -> None:
     class Broken(Model):
         def parts(self) -> tuple[Part, Part]:
             raise RuntimeError("not today")
@@ -237,7 +239,7 @@ def test_a_state_that_raises_is_refused_and_the_donor_goes_on(shelf: Shelf) -> N
     assert offered(shelf).status == OK
 
 
-def test_a_state_that_never_rests_leaves_the_asker_waiting(shelf: Shelf) -> None:
+def test_a_state_that_never_rests_leaves_the_asker_waiting(shelf: SnapshotCache) -> None:
     asked = threading.Event()
 
     @contextmanager
@@ -253,7 +255,7 @@ def test_a_state_that_never_rests_leaves_the_asker_waiting(shelf: Shelf) -> None
 
 
 def test_a_closed_shelf_refuses() -> None:
-    shelf = Shelf(job="j")
+    shelf = SnapshotCache(job="j")
     shelf.offer(Model("w0", numel=1), still=Gate().still)
     shelf.close()
     assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == REFUSED
@@ -262,7 +264,7 @@ def test_a_closed_shelf_refuses() -> None:
 def test_two_donors_of_the_same_state_offer_the_same_shared_image() -> None:
     roots = []
     for member in ("w0", "w1"):
-        shelf = Shelf(job="j")
+        shelf = SnapshotCache(job="j")
         shelf.offer(Model(member, numel=1000), still=Gate().still)
         roots.append([line.root for line in offered(shelf).images])
         shelf.close()
@@ -271,7 +273,7 @@ def test_two_donors_of_the_same_state_offer_the_same_shared_image() -> None:
 
 
 def test_training_waits_for_the_copies_and_not_for_digests(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: SnapshotCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, hashing, go_on = Gate(), threading.Event(), threading.Event()
 
@@ -289,7 +291,7 @@ def test_training_waits_for_the_copies_and_not_for_digests(
     assert offered(shelf).status == OK
 
 
-def test_a_state_that_was_set_back_is_not_given_from_older_images(shelf: Shelf) -> None:
+def test_a_state_that_was_set_back_is_not_given_from_older_images(shelf: SnapshotCache) -> None:
     """The same number of rounds may come again with another state."""
     model = Model("w0", numel=10)
     shelf.offer(model, still=Gate().still)

@@ -19,10 +19,10 @@ from atoll.gate import Gate
 from atoll.ids import session_id
 from atoll.net.sync_link import SyncLink, connect
 from atoll.recovery import Recovered, recover
-from atoll.recovery.http_server import Answerer, Door
-from atoll.recovery.relay_server import Desk
+from atoll.recovery.http_server import Answerer, HttpStateServer
+from atoll.recovery.relay_server import RelayStateServer
 from atoll.recovery.server import StateServer
-from atoll.recovery.snapshot_cache import Shelf, StateOf
+from atoll.recovery.snapshot_cache import SnapshotCache, StateOf
 from atoll.wire.messages import Event, Recover, Source, Sources
 from tests import warm
 from tests.group.hub_world import NodeInName
@@ -47,10 +47,10 @@ class SpoiltDonor:
     def __init__(
         self, job: str, spoil: Callable[[Answerer], Answerer], *, link: SyncLink, direct: bool
     ) -> None:
-        self.shelf = Shelf(job=job, key="k")
+        self.shelf = SnapshotCache(job=job, key="k")
         answer = spoil(self.shelf.answer)
-        self.desk = Desk(answer, link=link)
-        self.door = Door(answer, address=LOCAL, keys=("k",)) if direct else None
+        self.desk = RelayStateServer(answer, link=link)
+        self.door = HttpStateServer(answer, address=LOCAL, keys=("k",)) if direct else None
         self.dial = [f"{LOCAL}:{self.door.port}"] if self.door is not None else []
         self.offer = self.shelf.offer
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError, LossNotFinite, PeerRefused
 from atoll.reducer.admission import Admitted, Candidate, admit
-from atoll.reducer.combine import Memory, combine
+from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.mean import Mean, Share, mean_of
 from atoll.reducer.norm_history import MAX_HISTORIES, History
 from atoll.reducer.policies import parse_admission
@@ -114,7 +114,7 @@ def vectors(n: int, *, seed: int = 0) -> list[Tensor]:
     return [torch.randn(500, generator=generator) for _ in range(n)]
 
 
-def combined(xs: Sequence[Tensor], memory: Memory, *, round_: int = 0) -> Mean:
+def combined(xs: Sequence[Tensor], memory: NormHistory, *, round_: int = 0) -> Mean:
     given = [Share(f"w{i}", FP32.encode(x), 1.0 + i, policy=POLICY) for i, x in enumerate(xs)]
     return combine(given, codec=FP32, policy=POLICY, memory=memory, round_=round_)
 
@@ -122,37 +122,37 @@ def combined(xs: Sequence[Tensor], memory: Memory, *, round_: int = 0) -> Mean:
 def test_with_nobody_rejected_it_is_the_plain_mean_to_the_bit() -> None:
     xs = vectors(4)
     given = [Share(f"w{i}", FP32.encode(x), 1.0 + i) for i, x in enumerate(xs)]
-    assert combined(xs, Memory()) == mean_of(given, codec=FP32)
+    assert combined(xs, NormHistory()) == mean_of(given, codec=FP32)
 
 
 def test_rejecting_one_of_n_equals_a_run_of_the_others() -> None:
     xs = vectors(4)
-    with_it = combined([*xs, 100 * xs[0]], Memory())
-    assert bytes(with_it.packet.data) == bytes(combined(xs, Memory()).packet.data)
+    with_it = combined([*xs, 100 * xs[0]], NormHistory())
+    assert bytes(with_it.packet.data) == bytes(combined(xs, NormHistory()).packet.data)
     assert set(with_it.left_out) == {"w4"}
     assert with_it.contributors == ("w0", "w1", "w2", "w3")
     assert with_it.weight == 10.0
 
 
 def test_an_evicted_member_is_refused_and_does_not_count_any_more() -> None:
-    xs, memory = vectors(4), Memory()
+    xs, memory = vectors(4), NormHistory()
     for round_ in range(3):
         assert not combined([*xs, 100 * xs[0]], memory, round_=round_).refused
     found = combined([*xs, xs[0]], memory, round_=3)
     assert isinstance(found.refused["w4"], GroupError)
     assert "3 times within 20 rounds" in str(found.refused["w4"])
-    assert bytes(found.packet.data) == bytes(combined(xs, Memory()).packet.data)
+    assert bytes(found.packet.data) == bytes(combined(xs, NormHistory()).packet.data)
 
 
 def test_attempts_of_one_round_count_as_one_strike() -> None:
-    xs, memory = vectors(4), Memory()
+    xs, memory = vectors(4), NormHistory()
     for _ in range(8):
         combined([*xs, 100 * xs[0]], memory, round_=5)
     assert memory.before(POLICY, 6).strikes == {"w4": (5,)}
 
 
 def test_memory_is_bounded_and_forgets_what_was_not_used() -> None:
-    memory = Memory()
+    memory = NormHistory()
     for index in range(MAX_HISTORIES + 10):
         memory.note(f"{index}", 0, History(rounds=index))
         memory.note("kept", 0, History(rounds=-1))

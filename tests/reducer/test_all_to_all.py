@@ -12,24 +12,24 @@ from atoll.codec.base import Packet
 from atoll.errors import GroupError, WireError
 from atoll.reducer.all_to_all import (
     ALIGNMENT,
-    Dealt,
-    Gift,
-    Parcel,
-    opened_for_me,
-    opened_gift,
-    opened_handout,
+    DealtBundle,
+    Outgoing,
+    PeerMessage,
+    open_bundle,
+    open_outgoing,
+    open_own,
 )
 from atoll.wire.limits import CHUNK_BYTES
 
 MEMBERS = ("w0", "w1", "w2", "w3")
 
 
-def parcel(to: tuple[str, ...], data: bytes, codec: str = "fp32") -> Parcel:
-    return Parcel(to, Packet(data, codec, (len(data) // 4,)))
+def parcel(to: tuple[str, ...], data: bytes, codec: str = "fp32") -> PeerMessage:
+    return PeerMessage(to, Packet(data, codec, (len(data) // 4,)))
 
 
-def gift(member: str, *parcels: Parcel, weight: float = 1.0) -> Gift:
-    return Gift.of(member, parcels, weight=weight, members=MEMBERS)
+def gift(member: str, *parcels: PeerMessage, weight: float = 1.0) -> Outgoing:
+    return Outgoing.of(member, parcels, weight=weight, members=MEMBERS)
 
 
 anything = st.lists(
@@ -44,13 +44,13 @@ def test_everybody_gets_exactly_what_is_for_it(given_: dict[str, list[Any]]) -> 
     parcels = {m: [parcel(tuple(to), data) for to, data in given_[m]] for m in sorted(given_)}
     gifts = [gift(m, *each, weight=float(m[1:])) for m, each in parcels.items()]
     opened = [
-        opened_gift(g.member, bytes(g.packed()), weight=g.weight, members=MEMBERS) for g in gifts
+        open_outgoing(g.member, bytes(g.packed()), weight=g.weight, members=MEMBERS) for g in gifts
     ]
     assert [g.digest for g in opened] == [g.digest for g in gifts]
-    dealt = Dealt.of(opened)
+    dealt = DealtBundle.of(opened)
     for me in MEMBERS:
         data = b"".join(bytes(piece) for _, piece in dealt.for_member(me).pieces())
-        got = opened_handout(data, me=me, members=MEMBERS)
+        got = open_bundle(data, me=me, members=MEMBERS)
         assert got.digest == dealt.digest
         assert got.weights == {m: float(m[1:]) for m in parcels}
         expected = {
@@ -65,9 +65,9 @@ def test_everybody_gets_exactly_what_is_for_it(given_: dict[str, list[Any]]) -> 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 30, CHUNK_BYTES, 3 * CHUNK_BYTES + 11])
 def test_pieces_put_together_are_the_packet_whatever_is_skipped(size: int) -> None:
     data = random.Random(size).randbytes(size)
-    handout = Dealt.of([gift("w0", parcel(("w1",), data), parcel(("w1",), b"abcd"))]).for_member(
-        "w1"
-    )
+    handout = DealtBundle.of(
+        [gift("w0", parcel(("w1",), data), parcel(("w1",), b"abcd"))]
+    ).for_member("w1")
     found = {index: bytes(piece) for index, piece in handout.pieces()}
     assert list(found) == list(range(len(found)))
     assert {len(piece) for piece in list(found.values())[:-1]} <= {CHUNK_BYTES}
@@ -75,7 +75,7 @@ def test_pieces_put_together_are_the_packet_whatever_is_skipped(size: int) -> No
     for index in found:
         assert index not in dict(handout.pieces(skip={index}))
         assert bytes(dict(handout.pieces(skip=set(found) - {index}))[index]) == found[index]
-    packets = opened_handout(b"".join(found.values()), me="w1", members=MEMBERS).packets["w0"]
+    packets = open_bundle(b"".join(found.values()), me="w1", members=MEMBERS).packets["w0"]
     assert [bytes(packet.data) for packet in packets] == [data, b"abcd"]
 
 
@@ -83,14 +83,14 @@ def test_every_parcel_starts_where_its_values_can_be_read_in_place() -> None:
     packed = gift("w0", *(parcel(("w1",), bytes(n)) for n in range(5))).packed_for("w1")
     assert len(packed) % ALIGNMENT == 0
     start = len(packed) - 4 * ALIGNMENT
-    for packet in opened_for_me("w0", packed):
+    for packet in open_own("w0", packed):
         assert bytes(packed).index(bytes(packet.data)) <= start
     assert not gift("w0", parcel(("w1",), b"")).packed_for("w2")
 
 
 def test_digest_depends_on_every_byte_receiver_and_member() -> None:
     def digest(member: str = "w0", to: tuple[str, ...] = ("w1",), data: bytes = b"1234") -> str:
-        return Dealt.of([gift(member, parcel(to, data)), gift("w3")]).digest
+        return DealtBundle.of([gift(member, parcel(to, data)), gift("w3")]).digest
 
     different = [digest(), digest("w2"), digest(to=("w2",)), digest(data=b"1235")]
     assert len(set(different)) == 4
@@ -103,9 +103,11 @@ def test_a_weight_that_no_sum_can_hold_is_refused() -> None:
 
 
 def test_a_parcel_for_somebody_outside_the_plan_is_refused() -> None:
-    packed = Gift.of("w0", [parcel(("w8",), b"1234")], weight=1.0, members=["w0", "w8"]).packed()
+    packed = Outgoing.of(
+        "w0", [parcel(("w8",), b"1234")], weight=1.0, members=["w0", "w8"]
+    ).packed()
     with pytest.raises(WireError, match="nobody else"):
-        opened_gift("w0", bytes(packed), weight=1.0, members=MEMBERS)
+        open_outgoing("w0", bytes(packed), weight=1.0, members=MEMBERS)
 
 
 @given(st.data())
@@ -117,9 +119,9 @@ def test_bytes_of_a_stranger_are_refused_and_never_crash(data: st.DataObject) ->
     end = data.draw(st.integers(0, len(good)))
     for bad in (bytes(mutated), good[:end], good + b"\0" * 16):
         for open_ in (
-            lambda bad=bad: opened_gift("w0", bad, weight=1.0, members=MEMBERS),
-            lambda bad=bad: opened_handout(bad, me="w1", members=MEMBERS),
-            lambda bad=bad: opened_for_me("w0", bad),
+            lambda bad=bad: open_outgoing("w0", bad, weight=1.0, members=MEMBERS),
+            lambda bad=bad: open_bundle(bad, me="w1", members=MEMBERS),
+            lambda bad=bad: open_own("w0", bad),
         ):
             try:
                 open_()
@@ -128,8 +130,8 @@ def test_bytes_of_a_stranger_are_refused_and_never_crash(data: st.DataObject) ->
 
 
 def test_handout_that_names_strangers_is_refused() -> None:
-    handout = b"".join(bytes(p) for _, p in Dealt.of([gift("w0")]).for_member("w1").pieces())
-    assert opened_handout(handout, me="w1", members=["w0", "w1"]).weights == {"w0": 1.0}
+    handout = b"".join(bytes(p) for _, p in DealtBundle.of([gift("w0")]).for_member("w1").pieces())
+    assert open_bundle(handout, me="w1", members=["w0", "w1"]).weights == {"w0": 1.0}
     with pytest.raises(WireError, match="outside the plan"):
-        opened_handout(handout, me="w1", members=["w1", "w2"])
+        open_bundle(handout, me="w1", members=["w1", "w2"])
     assert msgspec.msgpack.encode("w0") in handout

@@ -14,7 +14,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, PeerLost
 from atoll.group.policy import GroupPolicy
 from atoll.reducer.buckets import buckets_of
-from atoll.reducer.combine import Memory, averaged, combine
+from atoll.reducer.combine import NormHistory, averaged, combine
 from atoll.reducer.mean import Share
 from atoll.reducer.policies import members_needed, parse_aggregate
 
@@ -30,7 +30,7 @@ def shares(xs: list[Tensor], aggregate: str) -> list[Share]:
 def result(xs: list[Tensor], aggregate: str, *, round_: int = 0) -> Tensor:
     policy = f"{aggregate}/finite/delta"
     found = averaged(
-        shares(xs, aggregate), codec=FP32, policy=policy, memory=Memory(), round_=round_
+        shares(xs, aggregate), codec=FP32, policy=policy, memory=NormHistory(), round_=round_
     )
     return found.vector
 
@@ -131,10 +131,10 @@ def test_buckets_of_one_are_the_rule_to_the_bit(rule: str) -> None:
 def test_the_same_round_gives_the_same_bits_in_whatever_order_members_come(rule: str) -> None:
     given = shares(vectors(9), f"bucket:2:{rule}")
     policy = f"bucket:2:{rule}/finite/delta"
-    first = combine(given, codec=FP32, policy=policy, memory=Memory(), round_=3)
-    again = combine(given, codec=FP32, policy=policy, memory=Memory(), round_=3)
+    first = combine(given, codec=FP32, policy=policy, memory=NormHistory(), round_=3)
+    again = combine(given, codec=FP32, policy=policy, memory=NormHistory(), round_=3)
     assert first.packet.data == again.packet.data
-    turned = combine(given[::-1], codec=FP32, policy=policy, memory=Memory(), round_=3)
+    turned = combine(given[::-1], codec=FP32, policy=policy, memory=NormHistory(), round_=3)
     values = FP32.decode(first.packet), FP32.decode(turned.packet)
     assert torch.allclose(*values, atol=1e-6)
 

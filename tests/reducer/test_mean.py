@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, LossNotFinite
-from atoll.reducer.mean import Mean, Share, is_finite, mean_of, odd_ones, result_digest
+from atoll.reducer.mean import Mean, Share, is_finite, mean_of, minority, result_digest
 
 
 def share(member: str, x: Tensor, *, weight: float = 1.0, codec: str = "fp32") -> Share:
@@ -109,10 +109,10 @@ def test_weight_zero_contributes_nothing_but_its_name() -> None:
 def test_odd_ones_are_those_unlike_the_most_and_ties_go_to_the_first() -> None:
     a, b = share("w0", torch.ones(4)), share("w1", torch.ones(4), codec="int8")
     c = share("w2", torch.ones(4), codec="int8")
-    assert odd_ones([a]) == {}
-    assert list(odd_ones([a, b])) == ["w1"]
-    assert list(odd_ones([a, b, c])) == ["w0"]
-    text = str(odd_ones([a, b, c])["w0"])
+    assert minority([a]) == {}
+    assert list(minority([a, b])) == ["w1"]
+    assert list(minority([a, b, c])) == ["w0"]
+    text = str(minority([a, b, c])["w0"])
     assert "fp32" in text
     assert "int8:256" in text
 

@@ -6,7 +6,7 @@ import torch
 
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
-from atoll.reducer.all_to_all import Gift, Parcel, opened_handout
+from atoll.reducer.all_to_all import Outgoing, PeerMessage, open_bundle
 from atoll.wire.chunks import PARCELS, ChunkHead, pieces
 from atoll.wire.messages import MemberLost
 from tests.patience import PATIENCE_S
@@ -22,7 +22,7 @@ def bench() -> Bench:
 def give(place: Bench, member: str, phase: int, *, data: bytes = b"12345678") -> None:
     other = MEMBERS[1 - MEMBERS.index(member)]
     packet = Packet(data, "fp32", (len(data) // 4,))
-    gift = Gift.of(member, [Parcel((other,), packet)], weight=1.0, members=MEMBERS)
+    gift = Outgoing.of(member, [PeerMessage((other,), packet)], weight=1.0, members=MEMBERS)
     upload = Packet(gift.packed(), PARCELS, ())
     for index, piece in enumerate(pieces(upload.data)):
         place.send(member, head_of(upload, index=index, phase=phase), piece)
@@ -51,7 +51,7 @@ def test_reduce_swap_reduce_in_one_epoch() -> None:
             ((head, data),) = results(place, member, phase)
             assert head.contributors == MEMBERS
             if phase == 1:
-                got = opened_handout(data, me=member, members=MEMBERS)
+                got = open_bundle(data, me=member, members=MEMBERS)
                 assert [bytes(p.data) for (p,) in got.packets.values()] == [b"12345678"]
             else:
                 packet = Packet(data, head.codec, tuple(head.sizes))
@@ -98,7 +98,7 @@ def test_a_member_lost_between_two_exchanges_is_not_waited_for() -> None:
     give(place, "w0", 1)
     ((head, data),) = results(place, "w0", 1)
     assert head.contributors == ["w0"]
-    assert opened_handout(data, me="w0", members=MEMBERS).packets == {}
+    assert open_bundle(data, me="w0", members=MEMBERS).packets == {}
     place.close()
 
 

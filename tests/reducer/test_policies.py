@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, PeerLost
 from atoll.group.policy import GroupPolicy, exactly
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.reducer.policies import (
     MAX_POLICY_CHARS,
-    Policy,
+    AggregationPolicy,
     Rule,
     fitted,
     members_needed,
@@ -85,7 +85,7 @@ def test_whatever_comes_over_the_wire_is_a_policy_or_an_error(text: str) -> None
         found = parse_policy(text)
     except ConfigError:
         return
-    assert isinstance(found, Policy)
+    assert isinstance(found, AggregationPolicy)
 
 
 @given(st.integers(0, 5), st.integers(1, 20), st.integers(0, 6))
@@ -104,7 +104,7 @@ def test_a_rule_gives_up_no_more_than_was_found(bad: int, members: int, found: i
 
 
 def test_comparisons_are_exact_inside_and_the_policy_is_back_afterwards() -> None:
-    group = Alone()
+    group = SingleGroup()
     for words, inside in (
         ({"aggregate": "clip:1"}, "median"), ({"admission": "norms"}, "median"),
         ({"aggregate": "sum"}, "mean"), ({"collective": "ring"}, "mean"),

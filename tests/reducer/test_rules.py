@@ -13,8 +13,8 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, GroupError, LossNotFinite, PeerLost
-from atoll.reducer.block_view import Cuttable, Rows
-from atoll.reducer.combine import Memory, combine
+from atoll.reducer.block_view import BlockView, Sliceable
+from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.mean import Mean, Share, mean_of
 from atoll.reducer.rules.distances import distances_from, squared_distances
 
@@ -47,7 +47,7 @@ def combined(
 ) -> Mean:
     policy = f"{aggregate}/finite/x"
     given = shares(xs, policy, codec=codec, weights=weights)
-    return combine(given, codec=codec, policy=policy, memory=Memory())
+    return combine(given, codec=codec, policy=policy, memory=NormHistory())
 
 
 def decoded(mean: Mean) -> Tensor:
@@ -86,7 +86,7 @@ def test_krum_takes_the_contribution_that_stands_closest_to_its_nearest(codec: s
 
 
 def test_clipping_follows_the_formula_from_the_last_aggregate() -> None:
-    policy, memory = "clip:3:2/finite/x", Memory()
+    policy, memory = "clip:3:2/finite/x", NormHistory()
     start = torch.zeros(1000, dtype=torch.float64)
     for round_ in range(3):
         xs = vectors(4, 1000, seed=round_, offset=0.2)
@@ -98,7 +98,7 @@ def test_clipping_follows_the_formula_from_the_last_aggregate() -> None:
 
 
 def test_an_attempt_that_was_not_committed_leaves_no_trace() -> None:
-    policy, memory = "clip:1/finite/x", Memory()
+    policy, memory = "clip:1/finite/x", NormHistory()
     first, other = vectors(3, 100), vectors(3, 100, seed=9, offset=-5.0)
 
     def at(xs: list[Tensor], round_: int) -> Tensor:
@@ -247,17 +247,17 @@ def test_what_remembers_needs_a_memory(policy: str) -> None:
 def test_a_policy_that_is_none_is_refused() -> None:
     for policy in ("median", "x" * 500, "medium/finite/x", "median/finit/x"):
         with pytest.raises(ConfigError):
-            combine(shares(vectors(3, 5), policy), codec=FP32, policy=policy, memory=Memory())
+            combine(shares(vectors(3, 5), policy), codec=FP32, policy=policy, memory=NormHistory())
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 def test_strips_are_parts_of_the_decoded_rows(codec: str) -> None:
     coder = make_codec(codec)
-    assert isinstance(coder.base, Cuttable)
+    assert isinstance(coder.base, Sliceable)
     given = shares(vectors(3, 70_001), "", codec=coder)
     whole = torch.stack([coder.decode(share.packet) for share in given])
     scale = torch.tensor([[1.0], [0.5], [2.0]])
-    rows = Rows(given, coder, scales=[1.0, 0.5, 2.0])
+    rows = BlockView(given, coder, scales=[1.0, 0.5, 2.0])
     seen = torch.zeros(3, 70_001)
     for where, strip in rows.strips():
         seen[:, where] = strip
@@ -280,7 +280,7 @@ def test_rules_look_at_what_codecs_decode_to(codec: str) -> None:
 
 def test_distances_are_those_of_double_precision() -> None:
     xs = [1e4 + x for x in vectors(4, 40_000)]
-    found = torch.tensor(squared_distances(Rows(shares(xs, ""), FP32)))
+    found = torch.tensor(squared_distances(BlockView(shares(xs, ""), FP32)))
     stacked = torch.stack(xs).double()
     expected = (stacked.unsqueeze(0) - stacked.unsqueeze(1)).square().sum(2)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-9)

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError
-from atoll.rl.in_process import Curve, Together, Update, run_together
+from atoll.rl.in_process import Curve, InProcessRun, Update, run_together
 
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
 
@@ -33,7 +33,7 @@ def test_a_seed_gives_the_same_curves_bit_for_bit_and_another_one_does_not(criti
 
 
 def test_different_environments_share_one_critic() -> None:
-    together = Together(tables(CARTPOLE, PENDULUM), seed=0)
+    together = InProcessRun(tables(CARTPOLE, PENDULUM), seed=0)
     together.round()
     assert len(together.critics) == 1
     assert set(together.critics[0].policies) == {"p0", "p1"}
@@ -42,7 +42,7 @@ def test_different_environments_share_one_critic() -> None:
 
 
 def test_own_critics_learn_from_their_own_policy_alone() -> None:
-    together = Together(tables(CARTPOLE, PENDULUM, critic="own"), seed=0)
+    together = InProcessRun(tables(CARTPOLE, PENDULUM, critic="own"), seed=0)
     together.round()
     assert [critic.policies for critic in together.critics] == [("p0",), ("p1",)]
     together.close()
@@ -107,17 +107,23 @@ def test_returns_are_averaged_over_the_newest_episodes() -> None:
 @pytest.mark.parametrize("more", [{"algorithm": "impala"}, {"critic": "none"}])
 def test_what_needs_a_job_is_refused(more: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="one process"):
-        Together(tables(CARTPOLE, **more), seed=0)
+        InProcessRun(tables(CARTPOLE, **more), seed=0)
 
 
 def test_two_poles_are_learned_with_a_pooled_critic() -> None:
     rl = RlTable(
-        steps=12_288, lr=1e-3, hidden=[32, 32], critic_hidden=[32, 32], epochs=6,
+        steps=12_288,
+        lr=1e-3,
+        hidden=[32, 32],
+        critic_hidden=[32, 32],
+        epochs=6,
         policies=[
             PolicyTable(name="plain", env="atoll.rl.environments.physics:cartpole"),
-            PolicyTable(name="long", env="atoll.rl.environments.physics:cartpole", options={"length": 1.0}),
+            PolicyTable(
+                name="long", env="atoll.rl.environments.physics:cartpole", options={"length": 1.0}
+            ),
         ],
-    )  # fmt: skip
+    )
     for curve in run_together(rl, seed=1):
         first = sum(curve.updates[0].returns) / len(curve.updates[0].returns)
         last = curve.last_return()

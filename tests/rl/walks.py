@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE, Actions, TaskSpec
 from atoll.rl.nets.policy import Policy
 
@@ -50,9 +50,9 @@ def walk(
     ).check()  # fmt: skip
 
 
-def valued(trajectory: Trajectory, *, seed: int = 5) -> Valued:
+def valued(trajectory: Trajectory, *, seed: int = 5) -> ValuedTrajectory:
     """Return values of it out of the air."""
     generator = torch.Generator().manual_seed(seed)
     length, columns = trajectory.rewards.shape
     values: Tensor = torch.randn(length + 1, columns, generator=generator)
-    return Valued(values, torch.randn(len(trajectory.cut_at), generator=generator), 1)
+    return ValuedTrajectory(values, torch.randn(len(trajectory.cut_at), generator=generator), 1)

@@ -1,14 +1,14 @@
-"""Members that do as the protocol says, whatever happens to them, around a `JobRounds`."""
+"""Members that do as the protocol says, whatever happens to them, around a `RoundMachine`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from atoll.errors import GroupError, LeftBehind
-from atoll.rounds.commit import Progress
-from atoll.rounds.data_slots import Leases
-from atoll.rounds.effects import Adopted, Decided, Effect, Lost, Planned, Refused
-from atoll.rounds.machine import JobRounds
+from atoll.rounds.commit import CommitLog
+from atoll.rounds.data_slots import DataSlots
+from atoll.rounds.effects import Decided, Effect, MemberDropped, Planned, Refused, StateAdopted
+from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, RoundVote, Verdict
 
 STEP_S = 2.0
@@ -38,7 +38,7 @@ class Group:
 
     count: int
     least: int = 0
-    machine: JobRounds = field(init=False)
+    machine: RoundMachine = field(init=False)
     now: float = 0.0
     processes: dict[str, Process] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
@@ -54,13 +54,13 @@ class Group:
     """What each member of an attempt has read: from, to."""
 
     def __post_init__(self) -> None:
-        self.machine = JobRounds(
+        self.machine = RoundMachine(
             "j",
             nodes_wanted=self.count,
             min_nodes=self.least,
             preference="relay",
             reducer_ready=True,
-            progress=Progress(leases=Leases(self.count)),
+            progress=CommitLog(leases=DataSlots(self.count)),
         )
         for slot in range(self.count):
             self.machine.expect(f"w{slot}")
@@ -78,10 +78,10 @@ class Group:
             elif isinstance(effect, Refused):
                 if effect.member in self.processes:
                     self.processes[effect.member].doing = "lost-touch"
-            elif isinstance(effect, Lost):
+            elif isinstance(effect, MemberDropped):
                 assert effect.member not in self.machine.waits_for()
             else:
-                assert not isinstance(effect, Adopted)
+                assert not isinstance(effect, StateAdopted)
 
     def planned(self, plan: RoundPlan) -> None:
         assert plan.epoch not in self.verdicts
@@ -138,10 +138,10 @@ class Group:
     def restart(self) -> None:
         """The hub dies and starts again from its record."""
         old = self.machine
-        progress = Progress(old.progress.measures, Leases(self.count))
+        progress = CommitLog(old.progress.measures, DataSlots(self.count))
         progress.leases.cursors = dict(old.progress.leases.cursors)
         progress.leases.held = dict(old.progress.leases.held)
-        self.machine = JobRounds(
+        self.machine = RoundMachine(
             "j",
             nodes_wanted=self.count,
             min_nodes=self.least,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from atoll.rounds.effects import Decided, Effect, Planned
-from atoll.rounds.machine import JobRounds
+from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote, Verdict
 
 
-def rounds_of(count: int, *, preference: str = "relay") -> JobRounds:
-    machine = JobRounds("j", nodes_wanted=count, preference=preference, reducer_ready=True)
+def rounds_of(count: int, *, preference: str = "relay") -> RoundMachine:
+    machine = RoundMachine("j", nodes_wanted=count, preference=preference, reducer_ready=True)
     for slot in range(count):
         machine.expect(f"w{slot}")
         machine.register(f"w{slot}", dial=[f"10.0.0.{slot}:1"])
@@ -23,7 +23,7 @@ def verdict_in(effects: list[Effect]) -> Verdict:
     return next(e.verdict for e in effects if isinstance(e, Decided))
 
 
-def join_all(machine: JobRounds, members: list[str], now: float, base: str = "b") -> RoundPlan:
+def join_all(machine: RoundMachine, members: list[str], now: float, base: str = "b") -> RoundPlan:
     effects: list[Effect] = []
     for member in members:
         effects = machine.join(member, RoundJoin(machine.committed_round, base), now)
@@ -34,7 +34,7 @@ def vote(plan: RoundPlan, digest: str = "d", *, ok: bool = True) -> RoundVote:
     return RoundVote(plan.round, plan.epoch, ok, digest, list(plan.members), "" if ok else "why")
 
 
-def commit_all(machine: JobRounds, plan: RoundPlan, now: float) -> Verdict:
+def commit_all(machine: RoundMachine, plan: RoundPlan, now: float) -> Verdict:
     effects: list[Effect] = []
     for member in plan.members:
         effects = machine.vote(member, vote(plan), now)

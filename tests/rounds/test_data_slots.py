@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.rounds.data_slots import Leases, deal, progress
+from atoll.rounds.data_slots import DataSlots, assign, progress
 from atoll.wire.messages import Lease
 
 CURSORS = st.dictionaries(
@@ -20,7 +20,7 @@ def test_every_member_gets_one_slot_and_the_least_read_slots_are_dealt(
     members: set[str], cursors: dict[int, dict[str, int]], slots: list[int], holders: set[str]
 ) -> None:
     held = dict(zip(sorted(holders), slots, strict=False))
-    dealt = deal(members, slots=6, cursors=cursors, held=held)
+    dealt = assign(members, slots=6, cursors=cursors, held=held)
     assert dealt.keys() == members
     assert len(set(dealt.values())) == len(members)
     given_out = [progress(cursors.get(slot, {})) for slot in dealt.values()]
@@ -31,28 +31,28 @@ def test_every_member_gets_one_slot_and_the_least_read_slots_are_dealt(
 @given(st.permutations(range(4)))
 def test_members_keep_what_they_hold_when_all_slots_are_taken(slots: list[int]) -> None:
     held = {f"w{member}": slot for member, slot in enumerate(slots)}
-    assert deal(held, slots=4, cursors={}, held=held) == held
+    assert assign(held, slots=4, cursors={}, held=held) == held
 
 
 def test_own_numbers_come_first_among_equals() -> None:
-    assert deal(["w1", "w3"], slots=4, cursors={}, held={}) == {"w1": 1, "w3": 3}
+    assert assign(["w1", "w3"], slots=4, cursors={}, held={}) == {"w1": 1, "w3": 3}
 
 
 def test_a_slot_that_is_behind_is_caught_up() -> None:
     cursors = {0: {"offset": 10}, 1: {"offset": 10}}
-    dealt = deal(["w0", "w1"], slots=3, cursors=cursors, held={"w0": 0, "w1": 1})
+    dealt = assign(["w0", "w1"], slots=3, cursors=cursors, held={"w0": 0, "w1": 1})
     assert sorted(dealt.values()) == [0, 2]
 
 
 def test_newcomer_gets_a_slot_that_nobody_holds() -> None:
-    leases = Leases(3, cursors={2: {"offset": 5}}, held={"w0": 1})
+    leases = DataSlots(3, cursors={2: {"offset": 5}}, held={"w0": 1})
     assert leases.lease("w1") == Lease(0)
     assert leases.lease("w2") == Lease(2, {"offset": 5})
     assert leases.lease("w1") == Lease(0)
 
 
 def test_wrong_positions_are_named() -> None:
-    leases = Leases(2, cursors={0: {"data_pass": 1, "offset": 5}}, held={"w0": 0})
+    leases = DataSlots(2, cursors={0: {"data_pass": 1, "offset": 5}}, held={"w0": 0})
     assert leases.wrong("w0", Lease(0, {"data_pass": 1, "offset": 6})) == ""
     assert "moves back" in leases.wrong("w0", Lease(0, {"data_pass": 0, "offset": 9}))
     assert "not its own" in leases.wrong("w0", Lease(1))
@@ -61,7 +61,7 @@ def test_wrong_positions_are_named() -> None:
 
 
 def test_members_that_do_not_train_hold_nothing_after_the_deal() -> None:
-    leases = Leases(3, held={"w0": 0, "w1": 1, "w2": 2})
+    leases = DataSlots(3, held={"w0": 0, "w1": 1, "w2": 2})
     assert leases.renew(["w0", "w2"]).keys() == {"w0", "w2"}
     assert leases.held == {"w0": 0, "w2": 2}
     assert leases.lease("w1") == Lease(1)

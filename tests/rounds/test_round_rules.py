@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import EpochChanged, GroupError, LeftBehind
 from atoll.rounds.checks import majority_base
-from atoll.rounds.effects import Lost, Noted, Refused
+from atoll.rounds.effects import EventRaised, MemberDropped, Refused
 from atoll.rounds.routing import all_reachable
 from atoll.wire.messages import RoundJoin, RoundPlan, RoundVote
 from tests.rounds.rounds_by_hand import commit_all, join_all, plan_in, rounds_of, verdict_in, vote
@@ -53,7 +53,7 @@ def test_member_that_votes_against_twice_holds_up_nobody() -> None:
     assert machine.vote("w0", vote(plan), 3.0) == []
     effects = machine.vote("w2", vote(plan), 3.0)
     assert verdict_in(effects).committed
-    assert [e.member for e in effects if isinstance(e, Noted)] == ["w1"]
+    assert [e.member for e in effects if isinstance(e, EventRaised)] == ["w1"]
     assert join_all(machine, ["w0", "w2"], 4.0).members == ["w0", "w2"]
 
 
@@ -64,7 +64,7 @@ def test_minority_with_another_result_is_left_out_with_an_alarm() -> None:
     machine.vote("w1", vote(plan, "e"), 1.0)
     effects = machine.vote("w2", vote(plan, "d"), 1.0)
     assert verdict_in(effects).digest == "d"
-    assert any(isinstance(e, Noted) and e.alarm and e.member == "w1" for e in effects)
+    assert any(isinstance(e, EventRaised) and e.alarm and e.member == "w1" for e in effects)
 
 
 def test_same_digest_of_other_contributors_is_another_result() -> None:
@@ -105,7 +105,7 @@ def test_different_digests_abort_with_an_alarm() -> None:
     machine.vote("w0", vote(plan, "d"), 1.0)
     effects = machine.vote("w1", vote(plan, "e"), 1.0)
     assert not verdict_in(effects).committed
-    assert any(isinstance(e, Noted) and e.alarm for e in effects)
+    assert any(isinstance(e, EventRaised) and e.alarm for e in effects)
 
 
 @pytest.mark.parametrize("voted", [False, True])
@@ -115,7 +115,7 @@ def test_member_lost_before_the_verdict_is_left_out(*, voted: bool) -> None:
     if voted:
         machine.vote("w2", vote(plan, "other"), 0.5)
     machine.vote("w0", vote(plan), 1.0)
-    assert machine.gone("w2", 1.0) == [Lost(plan, "w2")]
+    assert machine.gone("w2", 1.0) == [MemberDropped(plan, "w2")]
     assert verdict_in(machine.vote("w1", vote(plan), 1.0)).committed
 
 
@@ -168,7 +168,7 @@ def test_late_member_is_left_out_after_the_measured_grace() -> None:
     effects = machine.settle(10.0 + grace_s)
     assert plan_in(effects).members == ["w0"]
     assert plan_in(effects).route == "alone"
-    assert any(isinstance(e, Noted) and e.member == "w1" for e in effects)
+    assert any(isinstance(e, EventRaised) and e.member == "w1" for e in effects)
 
 
 def test_member_left_out_is_refused_with_the_committed_round() -> None:
@@ -208,7 +208,7 @@ def test_replica_that_differs_from_the_majority_is_left_behind() -> None:
     refused = next(e for e in effects if isinstance(e, Refused))
     assert refused.member == "w0"
     assert "your replica differs" in str(refused.error)
-    assert any(isinstance(e, Noted) and e.alarm for e in effects)
+    assert any(isinstance(e, EventRaised) and e.alarm for e in effects)
 
 
 def test_tie_of_bases_goes_to_the_lowest_slot() -> None:

@@ -10,13 +10,21 @@ from atoll.rounds.commit import (
     DEAD_BAND,
     GRAIN,
     SLOWEST,
+    assign_steps,
     learn_steps,
     newcomer_pace,
-    paces,
     share_of,
     too_slow,
 )
-from atoll.rounds.timing import Measures, broken_s, grace_s, hold_s, learn_spread, mean, timeout_s
+from atoll.rounds.timing import (
+    RoundTimings,
+    broken_s,
+    grace_s,
+    hold_s,
+    learn_spread,
+    mean,
+    timeout_s,
+)
 from atoll.wire.messages import RoundJoin
 
 
@@ -30,17 +38,17 @@ def test_share_is_between_a_quarter_and_one_in_steps_of_a_grain(own: float, fast
 @given(st.dictionaries(st.sampled_from(["w0", "w1", "w2"]), st.floats(0.01, 10), min_size=1))
 def test_the_fastest_does_all_its_steps(step_s: dict[str, float]) -> None:
     fastest = min(step_s, key=lambda member: step_s[member])
-    assert fastest not in paces(step_s, step_s)
+    assert fastest not in assign_steps(step_s, step_s)
 
 
 def test_half_as_fast_does_half_and_noise_changes_nothing() -> None:
-    assert paces({"w0": 1.0, "w1": 2.0, "w2": 1.2}, ["w0", "w1", "w2"]) == {"w1": 0.5}
+    assert assign_steps({"w0": 1.0, "w1": 2.0, "w2": 1.2}, ["w0", "w1", "w2"]) == {"w1": 0.5}
     assert share_of(1.0 / (1.0 - DEAD_BAND), 1.0) == 1.0
-    assert paces({"w0": 1.0, "w1": 2.0}, ["w1"]) == {}
+    assert assign_steps({"w0": 1.0, "w1": 2.0}, ["w1"]) == {}
 
 
 def test_speed_is_learned_from_what_members_tell() -> None:
-    measures = Measures()
+    measures = RoundTimings()
     learn_steps(measures, {"w0": RoundJoin(0, "b", steps=10, busy_s=5.0), "w1": RoundJoin(0, "b")})
     learn_steps(measures, {"w0": RoundJoin(1, "b", steps=10, busy_s=10.0)})
     assert measures.step_s == {"w0": pytest.approx(0.75)}
@@ -48,7 +56,7 @@ def test_speed_is_learned_from_what_members_tell() -> None:
 
 
 def test_too_slow_is_said_only_of_what_is_known_well() -> None:
-    measures = Measures(step_s={"w0": 1.0, "w1": 4.5}, reports={"w0": 5, "w1": 5})
+    measures = RoundTimings(step_s={"w0": 1.0, "w1": 4.5}, reports={"w0": 5, "w1": 5})
     assert too_slow(measures, ["w0", "w1"]) == {}
     measures.busy_s = {"w0": 5.0, "w1": 22.5}
     assert too_slow(measures, ["w0", "w1"]) == {"w1": 4.5}
@@ -70,10 +78,10 @@ def test_newcomer_holds_up_nobody_when_no_period_was_measured() -> None:
 
 
 def test_patience_follows_what_was_measured() -> None:
-    measures = Measures()
+    measures = RoundTimings()
     assert grace_s(measures, first_s=120.0) == 120.0
     assert (hold_s(measures), broken_s(measures), timeout_s(measures, "relay")) == (10, 0.5, 120)
-    measures = Measures(spread_s=1.0, period_s=20.0, duration_s={"direct": 2.0})
+    measures = RoundTimings(spread_s=1.0, period_s=20.0, duration_s={"direct": 2.0})
     assert grace_s(measures, first_s=120.0) == 2 + 3 + 5
     assert (hold_s(measures), broken_s(measures)) == (20.0, 2.0)
     assert timeout_s(measures, "direct", patience=2.0) == 2 * (5 + 8)
@@ -84,6 +92,6 @@ def test_patience_follows_what_was_measured() -> None:
 
 
 def test_a_long_wait_is_no_spread() -> None:
-    measures = Measures(spread_s=1.0, period_s=10.0)
+    measures = RoundTimings(spread_s=1.0, period_s=10.0)
     learn_spread(measures, 3600.0)
     assert measures.spread_s == mean(1.0, 20.0)

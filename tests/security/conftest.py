@@ -17,10 +17,10 @@ from atoll.hub.app import HubOptions
 from atoll.hub.db.stores import Stores
 from atoll.hub.security.connection_limits import Limits
 from atoll.hub.server import HubServer
-from atoll.net.endpoint import Way, parse_ticket
+from atoll.net.endpoint import HubEndpoint, parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.node.identity.identity import Identity
-from atoll.node.identity.join import enter
+from atoll.node.identity.join import enter_cluster
 from atoll.wire.messages import NodeInfo
 from tests.patience import PATIENCE_S
 
@@ -69,12 +69,12 @@ def stores_of(hub: HubServer) -> Stores:
 
 def operator(hub: HubServer) -> HubClient:
     """Return a client with the operator's token."""
-    return HubClient(hub.url, hub.operator_token, way=Way(ca=hub.ca))
+    return HubClient(hub.url, hub.operator_token, way=HubEndpoint(ca=hub.ca))
 
 
 def joined(hub: HubServer, home: Path, *, name: str = "box") -> Identity:
     """Make this process a node of the hub."""
-    return enter(parse_ticket(hub.ticket), home=home, name=name, info=INFO)
+    return enter_cluster(parse_ticket(hub.ticket), home=home, name=name, info=INFO)
 
 
 def login(hub: HubServer, role: str, *, name: str = "anna") -> str:

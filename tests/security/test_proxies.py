@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.hub.http.forwarded import MAX_HOPS, Proxies
+from atoll.hub.http.forwarded import MAX_HOPS, TrustedProxies
 from atoll.hub.security.tickets import ticket_text
 from atoll.hub.server import HubServer
-from atoll.net.endpoint import Way, parse_ticket
+from atoll.net.endpoint import HubEndpoint, parse_ticket
 from atoll.net.http.client import HubClient
 from tests.security.conftest import INFO, operator, serving, web
 
 
-def seen(proxies: Proxies, client: str, *lines: str, proto: str = "") -> tuple[str, str]:
+def seen(proxies: TrustedProxies, client: str, *lines: str, proto: str = "") -> tuple[str, str]:
     """Return address and scheme that the hub sees."""
     headers = [(b"x-forwarded-for", line.encode()) for line in lines]
     if proto:
@@ -26,19 +26,19 @@ def seen(proxies: Proxies, client: str, *lines: str, proto: str = "") -> tuple[s
 
 
 def test_nobody_is_believed_who_was_not_named() -> None:
-    assert seen(Proxies(), "127.0.0.1", "1.2.3.4", proto="https") == ("127.0.0.1", "http")
-    named = Proxies(["10.0.0.0/8"])
+    assert seen(TrustedProxies(), "127.0.0.1", "1.2.3.4", proto="https") == ("127.0.0.1", "http")
+    named = TrustedProxies(["10.0.0.0/8"])
     assert seen(named, "192.168.0.1", "1.2.3.4", proto="https") == ("192.168.0.1", "http")
 
 
 def test_a_named_proxy_tells_address_and_scheme() -> None:
-    named = Proxies(["127.0.0.1", "10.0.0.0/8"])
+    named = TrustedProxies(["127.0.0.1", "10.0.0.0/8"])
     assert seen(named, "127.0.0.1", "1.2.3.4", proto="https") == ("1.2.3.4", "https")
     assert seen(named, "::ffff:127.0.0.1", "1.2.3.4") == ("1.2.3.4", "http")
 
 
 def test_what_the_client_wrote_itself_does_not_count() -> None:
-    named = Proxies(["10.0.0.0/8"])
+    named = TrustedProxies(["10.0.0.0/8"])
     assert seen(named, "10.0.0.1", "6.6.6.6, 1.2.3.4, 10.0.0.2")[0] == "1.2.3.4"
     assert seen(named, "10.0.0.1", "6.6.6.6", "1.2.3.4")[0] == "1.2.3.4"
     assert seen(named, "10.0.0.1", "6.6.6.6, nonsense, 10.0.0.2")[0] == "10.0.0.2"
@@ -48,7 +48,7 @@ def test_what_the_client_wrote_itself_does_not_count() -> None:
 
 def test_a_wrong_address_of_a_proxy_is_told() -> None:
     with pytest.raises(ConfigError, match="not the address of a proxy"):
-        Proxies(["nginx"])
+        TrustedProxies(["nginx"])
 
 
 def test_wrong_secrets_behind_a_proxy_count_for_their_own_address(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_behind_a_proxy_a_token_alone_opens_a_node(tmp_path: Path) -> None:
 def node_gets(hub: HubServer) -> str:
     with operator(hub) as client:
         token = client.join(parse_ticket(hub.ticket).secret, name="box", info=INFO).token
-    with HubClient(hub.url, token, way=Way(ca=hub.ca)) as node:
+    with HubClient(hub.url, token, way=HubEndpoint(ca=hub.ca)) as node:
         return str(node.hub()["role"])
 
 

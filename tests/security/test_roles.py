@@ -61,7 +61,8 @@ TABLE = {
     "GET /api/jobs/{job}/files/{path:path}": "operator viewer job",
     # A node may bring back artifacts of members that were placed on it, and nothing else.
     "PUT /api/jobs/{job}/files/{path:path}": "operator job",
-    # For the launches of one member and its hands alone: see tests/hub/scheduler/test_rendezvous.py.
+    # For the launches of one member and its hands alone: see
+    # tests/hub/scheduler/test_rendezvous.py.
     "GET /api/jobs/{job}/gates/{member}": "",
     "PUT /api/jobs/{job}/gates/{member}": "",
     "GET /api/blobs/{sha256}": "operator node job other",

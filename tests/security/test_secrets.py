@@ -24,7 +24,7 @@ from atoll.hub.storage.backup import take
 from atoll.hub.storage.restore import restore
 from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
-from atoll.node.identity.join import known
+from atoll.node.identity.join import known_hub
 from atoll.wire.messages import Drain, Failure
 from tests.hub.peer import Peer
 from tests.patience import PATIENCE_S
@@ -104,7 +104,7 @@ def test_backup_keeps_keys_for_the_owner_alone_and_nodes_know_the_hub_again(
     hub.__exit__(None, None, None)
     with serving(again, tls="on", port=hub.port) as second:
         assert parse_ticket(second.ticket) == ticket
-        assert known(ticket, home=tmp_path / "home") == me
+        assert known_hub(ticket, home=tmp_path / "home") == me
         with HubClient(me.hub, me.token, way=me.way) as client:
             assert client.hub()["role"] == "node"
 

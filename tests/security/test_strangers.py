@@ -23,7 +23,7 @@ from atoll.hub.http.middleware import MAX_OPEN_BODY_BYTES
 from atoll.hub.security.auth import Identity
 from atoll.hub.security.connection_limits import (
     DEFAULT_LIMITS,
-    Gate,
+    ConnectionLimiter,
     Limits,
     RateLimit,
     is_loopback,
@@ -55,7 +55,7 @@ BUSY_S = PROMPT_S
 HEAD = b"POST /api/login HTTP/1.1\r\nHost: hub\r\n"
 
 
-def gate_of(hub: HubServer) -> Gate:
+def gate_of(hub: HubServer) -> ConnectionLimiter:
     assert hub.hub is not None
     return hub.hub.gate
 
@@ -241,7 +241,7 @@ def test_who_has_shown_a_token_is_no_stranger(plain: HubServer) -> None:
 
 
 def test_bounds_of_the_gate() -> None:
-    gate = Gate(Limits(strangers=3, strangers_per_address=2, exempt_loopback=False))
+    gate = ConnectionLimiter(Limits(strangers=3, strangers_per_address=2, exempt_loopback=False))
     dropped: list[str] = []
     first = gate.enter("1.1.1.1", lambda: dropped.append("first"))
     assert first is not None

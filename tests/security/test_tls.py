@@ -21,7 +21,7 @@ from atoll.errors import AtollError, AuthError, ConfigError, HubUnreachable, Rev
 from atoll.hub.security.certificates import NODE_DAYS, Authority, own_names
 from atoll.hub.security.tls import choose
 from atoll.hub.server import HubServer
-from atoll.net.endpoint import Ticket, Way, parse_ticket
+from atoll.net.endpoint import HubEndpoint, Ticket, parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.net.link import Link
 from atoll.net.sync_link import open_link
@@ -62,7 +62,7 @@ def test_hub_on_every_address_speaks_tls_only_and_its_ticket_says_how_to_know_it
         assert told.json()["error"]["what"] == "this hub speaks TLS"
         short = Ticket("127.0.0.1", hub.port, ticket.secret)
         with pytest.raises(ConfigError, match=r"speaks TLS.*a whole ticket"):
-            join.enter(short, home=tmp_path / "short", name="box", info=INFO)
+            join.enter_cluster(short, home=tmp_path / "short", name="box", info=INFO)
         with operator(hub) as client:
             assert client.jobs() == []
         me = joined(hub, tmp_path / "home")
@@ -106,7 +106,7 @@ def test_another_hub_than_the_tickets_is_refused_before_a_secret_is_sent(
     told = parse_ticket(secure.ticket)
     wrong = Ticket(told.host, told.port, told.secret, mark="0" * 40)
     with pytest.raises(AuthError, match="not the hub of this ticket"):
-        join.enter(wrong, home=tmp_path, name="box", info=INFO)
+        join.enter_cluster(wrong, home=tmp_path, name="box", info=INFO)
     with operator(secure) as client:
         assert "box" not in [row for ticket in client.tickets() for row in ticket["used_by"]]
     assert not list(tmp_path.rglob("*.pem"))
@@ -115,7 +115,7 @@ def test_another_hub_than_the_tickets_is_refused_before_a_secret_is_sent(
 def test_what_another_authority_signed_is_not_spoken_to(secure: HubServer, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other", clock=VirtualClock())
     with (
-        HubClient(secure.url, secure.operator_token, way=Way(ca=str(other.ca))) as client,
+        HubClient(secure.url, secure.operator_token, way=HubEndpoint(ca=str(other.ca))) as client,
         pytest.raises(HubUnreachable, match=r"(?i)certificate"),
     ):
         client.jobs()
@@ -130,9 +130,10 @@ def test_certificate_of_a_node_cannot_stand_in_for_the_hub(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         code = (
-            "import sys\nfrom atoll.net.http.client import HubClient\nfrom atoll.net.endpoint import Way\n"
+            "import sys\nfrom atoll.net.http.client import HubClient\n"
+            "from atoll.net.endpoint import HubEndpoint\n"
             "from atoll.errors import HubUnreachable\n"
-            "try:\n    HubClient(sys.argv[1], 'token', way=Way(ca=sys.argv[2])).jobs()\n"
+            "try:\n    HubClient(sys.argv[1], 'token', way=HubEndpoint(ca=sys.argv[2])).jobs()\n"
             "except HubUnreachable as error:\n    print(error)\n"
         )
         command = [sys.executable, "-c", code, f"https://127.0.0.1:{port}", me.ca]
@@ -164,7 +165,7 @@ def test_token_of_a_node_opens_nothing_without_its_certificate(
 ) -> None:
     me = joined(secure, tmp_path / "a", name="first")
     other = joined(secure, tmp_path / "b", name="second")
-    for way in (Way(ca=me.ca), other.way):
+    for way in (HubEndpoint(ca=me.ca), other.way):
         with (
             HubClient(me.hub, me.token, way=way) as client,
             pytest.raises(AuthError, match="its own certificate"),
@@ -175,7 +176,7 @@ def test_token_of_a_node_opens_nothing_without_its_certificate(
     asyncio.run(say_hello(me, me.way))
 
 
-async def say_hello(me: Identity, way: Way) -> None:
+async def say_hello(me: Identity, way: HubEndpoint) -> None:
     """Open a node's session, look into its queue, and close it."""
     link: Link = await open_link(
         me.hub, session=me.node, token=me.token, way=way, info=INFO, timeout_s=PATIENCE_S
@@ -216,7 +217,7 @@ def test_workers_need_no_certificate(secure: HubServer) -> None:
         job = client.submit("[job]\nname = 'toy'\nnodes = 1\n")
     assert secure.hub is not None
     token = secure.call(stores_of(secure).auth.issue_job_token(job))
-    with HubClient(secure.url, token, way=Way(ca=secure.ca)) as worker:
+    with HubClient(secure.url, token, way=HubEndpoint(ca=secure.ca)) as worker:
         assert worker.job(job)["job"] == job
 
 
@@ -265,7 +266,7 @@ def test_node_asks_for_a_new_certificate_when_a_third_of_its_life_is_left(
 def test_renewal_needs_the_certificate_that_ends(secure: HubServer, tmp_path: Path) -> None:
     me = joined(secure, tmp_path, name="careless")
     request = tls_identity.signing_request(Path(me.key))
-    with HubClient(me.hub, me.token, way=Way(ca=me.ca)) as client, pytest.raises(AuthError):
+    with HubClient(me.hub, me.token, way=HubEndpoint(ca=me.ca)) as client, pytest.raises(AuthError):
         client.renew(request)
 
 
@@ -274,11 +275,11 @@ def test_identity_counts_no_more_when_the_authority_or_the_certificate_is_anothe
 ) -> None:
     me = joined(secure, tmp_path, name="known")
     ticket = parse_ticket(secure.ticket)
-    assert join.known(ticket, home=tmp_path) == me
+    assert join.known_hub(ticket, home=tmp_path) == me
     other = Ticket(ticket.host, ticket.port, ticket.secret, mark="1" * 40)
-    assert join.known(other, home=tmp_path) is None
+    assert join.known_hub(other, home=tmp_path) is None
     monkeypatch.setattr(tls_identity, "life_left", lambda _: (0.0, 0.0))
-    assert join.known(ticket, home=tmp_path) is None
+    assert join.known_hub(ticket, home=tmp_path) is None
 
 
 # --------------------------------------------------------------------- the authority itself

@@ -12,7 +12,7 @@ from atoll.codec.wrappers.auto import auto_inside
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.ids import session_id
-from atoll.net.endpoint import PLAIN, Way
+from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.sync_link import SyncLink, connect
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.every_step import EveryStep
@@ -128,7 +128,7 @@ class SlowWorld(HubWorld):
     """Members that may send 8 Mbit/s."""
 
     def connect(self, member: str) -> SyncLink:
-        way = Way(upload_bps=8e6) if member != "reducer" else PLAIN
+        way = HubEndpoint(upload_bps=8e6) if member != "reducer" else PLAIN
         link = connect(
             self.hub.url, session=session_id(self.job, member), token=self.tokens[member], way=way
         )

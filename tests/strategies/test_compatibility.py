@@ -16,7 +16,7 @@ from atoll.strategies.codec_support import GATHERING, PAIRED, SERVED, TASTES
 from atoll.strategies.compatibility import check, is_grid, named
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.registry import OUTERS, PRESETS, Resolved, build_outer, resolve
-from atoll.strategies.traffic_table import weigh
+from atoll.strategies.traffic_table import measure_traffic
 
 
 def refusal(
@@ -124,7 +124,7 @@ def test_a_codec_is_refused_exactly_where_the_method_itself_would_refuse_it(oute
     for example in [*examples, *(wrapper.example for wrapper in WRAPPERS.values())]:
         resolved = Resolved(inner="local", outer=outer, codec=example, options={})
         try:
-            weigh(resolved, elements=500, peers=4, steps=4)
+            measure_traffic(resolved, elements=500, peers=4, steps=4)
         except ConfigError:
             assert "cannot use this codec" in refusal(outer, example).what, example
         else:
@@ -138,7 +138,7 @@ def test_the_codec_that_is_offered_instead_works(outer: str) -> None:
     offered = str(refusal(outer, unfit).remedy).split("'")[1]
     resolved = Resolved(inner="local", outer=outer, codec=offered, options={})
     check(resolved, nodes=4)
-    weigh(resolved, elements=500, peers=4, steps=4)
+    measure_traffic(resolved, elements=500, peers=4, steps=4)
 
 
 @pytest.mark.parametrize("name", ["nesterov", "momentum"])
@@ -179,10 +179,10 @@ def test_gradients_of_an_island_are_not_combined_with_those_of_others(inner: str
     for outer in OUTERS:
         resolved = Resolved(inner=inner, outer=outer, codec="fp32", options={"push_sum": True})
         if outer not in using:
-            compatibility.gradients_stay_in_an_island(_plan(resolved))
+            compatibility.check_island_gradients(_plan(resolved))
             continue
         with pytest.raises(ConfigError, match="stay inside") as caught:
-            compatibility.gradients_stay_in_an_island(_plan(resolved))
+            compatibility.check_island_gradients(_plan(resolved))
         assert 'outer = "average"' in str(caught.value.remedy)
     pushed = resolve(StrategyTable(inner=inner, outer="server", options={"optimizer": "adamw"}))
     with pytest.raises(ConfigError, match="stay inside") as caught:

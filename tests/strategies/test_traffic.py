@@ -6,13 +6,13 @@ import pytest
 
 from atoll.codec import make_codec
 from atoll.strategies.base import Traffic
-from atoll.strategies.traffic import gathered, swapped, times, total, volume
+from atoll.strategies.traffic import all_to_all_volume, allgather_volume, times, total, volume
 
 
 def test_swap_goes_up_once_over_the_relay_and_to_everybody_directly() -> None:
-    found = swapped([(100, 3), (10, 1)], [70, 30])
+    found = all_to_all_volume([(100, 3), (10, 1)], [70, 30])
     assert found == Traffic(1, 110, 100, 310, 100)
-    assert swapped([], []) == Traffic(1, 0, 0, 0, 0)
+    assert all_to_all_volume([], []) == Traffic(1, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("peers", [2, 3, 8])
@@ -20,13 +20,13 @@ def test_packets_without_a_mean_come_down_from_every_other_member(peers: int) ->
     codec = make_codec("feedback(topk:0.01|int8)")
     nbytes = codec.nbytes(10_000)
     expected = Traffic(1, nbytes, nbytes * (peers - 1), nbytes * (peers - 1), nbytes * (peers - 1))
-    assert volume(codec, 10_000, peers) == gathered(codec, 10_000, peers) == expected
+    assert volume(codec, 10_000, peers) == allgather_volume(codec, 10_000, peers) == expected
 
 
 @pytest.mark.parametrize("spec", ["fp32", "int8", "topk:0.1", "randomk:0.1|int4"])
 def test_one_member_alone_sends_nothing(spec: str) -> None:
     assert volume(make_codec(spec), 10_000, 1) == Traffic(1, 0, 0, 0, 0)
-    assert gathered(make_codec(spec), 10_000, 1) == Traffic(1, 0, 0, 0, 0)
+    assert allgather_volume(make_codec(spec), 10_000, 1) == Traffic(1, 0, 0, 0, 0)
 
 
 def test_random_positions_have_a_mean_unless_a_choice_follows() -> None:

@@ -14,7 +14,7 @@ from atoll.errors import ConfigError, DataError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.run import Run, join
-from atoll.train.results.result import told_error
+from atoll.train.results.result import as_atoll_error
 from tests.contracts.strategy_suite import (
     BATCH,
     adamw,
@@ -203,7 +203,7 @@ def test_what_a_script_raised_is_told_with_member_and_traceback() -> None:
     try:
         raise KeyError("colour")
     except KeyError as error:
-        told = told_error(error, member="w2")
+        told = as_atoll_error(error, member="w2")
     assert "KeyError" in str(told)
     assert "member w2" in str(told)
     assert "test_run.py" in str(told)

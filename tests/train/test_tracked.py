@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from atoll.clock import VirtualClock
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.train.results import script_meter
 from atoll.train.results.metrics import Recorder
@@ -35,7 +35,7 @@ def test_points_of_a_tracked_model_carry_its_steps_and_what_was_logged(
     told: list[Point | Event], tmp_path: Path
 ) -> None:
     clock = VirtualClock()
-    run = Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=7, clock=clock)
+    run = Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7, clock=clock)
     with run:
         run.track(nn.Linear(2, 1))
         run.tell("episode", "here it is")
@@ -61,7 +61,7 @@ def test_points_of_a_tracked_model_carry_its_steps_and_what_was_logged(
 
 
 def test_a_model_without_parameters_can_be_tracked(tmp_path: Path) -> None:
-    with Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+    with Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
         run.track(nn.ModuleDict())
         run.stepped()
         assert run.step == 1

@@ -19,7 +19,7 @@ from atoll.config import JobSpec, read_spec
 from atoll.errors import LossNotFinite, OutOfMemory, StorageFull
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.ids import slot_of
 from atoll.train.batches import MemberStream
 from atoll.train.out_of_memory import memory_errors
@@ -182,14 +182,14 @@ def test_alone_needs_no_hub_and_a_stop_keeps_what_was_trained(corpus: str, tmp_p
     store = DirectoryStore(tmp_path, job="j")
     asked = iter([False] * 7 + [True])
     cut = train_job(
-        spec, group=Alone(), directory=tmp_path, store=store, should_stop=lambda: next(asked)
+        spec, group=SingleGroup(), directory=tmp_path, store=store, should_stop=lambda: next(asked)
     )
     assert (cut["stopped"], cut["steps"]) == (True, 7)
     rest = train_job(
-        spec, group=Alone(committed_round=store.latest()), directory=tmp_path, store=store,
+        spec, group=SingleGroup(committed_round=store.latest()), directory=tmp_path, store=store,
         resume_round=store.latest(),
     )  # fmt: skip
-    whole = train_job(spec, group=Alone(), directory=tmp_path / "whole")
+    whole = train_job(spec, group=SingleGroup(), directory=tmp_path / "whole")
     assert rest["digest"] == whole["digest"]
 
 
@@ -239,7 +239,7 @@ def test_points_tell_parameters_progress_and_evaluation_shares(corpus: str, tmp_
 def test_a_loss_that_is_not_finite_names_member_and_step(corpus: str, tmp_path: Path) -> None:
     spec = make_spec(corpus, job={"nodes": 1}, train={"lr": 1e30, "clip": 0.0, "warmup": 0})
     with pytest.raises(LossNotFinite, match=r"member w0, step \d+") as caught:
-        train_job(spec, group=Alone(), directory=tmp_path)
+        train_job(spec, group=SingleGroup(), directory=tmp_path)
     assert "update was refused" in str(caught.value)
 
 
@@ -250,7 +250,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(corpus: str, tmp_path: Pat
 
     events: list[Event] = []
     result = train_job(
-        make_spec(corpus, job={"nodes": 1}), group=Alone(), directory=tmp_path,
+        make_spec(corpus, job={"nodes": 1}), group=SingleGroup(), directory=tmp_path,
         store=FullStore(tmp_path), announce=events.append,
     )  # fmt: skip
     assert result["steps"] == 12
@@ -258,7 +258,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(corpus: str, tmp_path: Pat
 
 
 def test_the_trained_model_can_be_loaded_and_writes(corpus: str, tmp_path: Path) -> None:
-    train_job(make_spec(corpus, job={"nodes": 1}), group=Alone(), directory=tmp_path)
+    train_job(make_spec(corpus, job={"nodes": 1}), group=SingleGroup(), directory=tmp_path)
     model, tokenizer = load_model(tmp_path / "model.safetensors")
     once = write_text(model, tokenizer, "def ", tokens=20, seed=3)
     assert once.startswith("def ")

@@ -22,17 +22,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.checkpoint.background.messages import FolderTarget, HubTarget, Order, Region, Setup
+from atoll.checkpoint.background.messages import (
+    FolderTarget,
+    HubTarget,
+    Region,
+    WriteOrder,
+    WriterSetup,
+)
 from atoll.checkpoint.background.supervisor import Supervisor
 from atoll.checkpoint.background.writer_process import COMMAND
-from atoll.checkpoint.format.disk_image import Scratch
-from atoll.checkpoint.format.memory_image import Image, image_nbytes
+from atoll.checkpoint.format.disk_image import DiskImage
+from atoll.checkpoint.format.memory_image import MemoryImage, image_nbytes
 from atoll.checkpoint.format.part import SHARED, Part
 from atoll.checkpoint.stores.files import Moment, unobserved
 from atoll.checkpoint.stores.shared_memory import PAGE_BYTES, SharedMemory, remove_leftovers
 from atoll.checkpoint.stores.store import stamped, versions
 from atoll.errors import CheckpointError, StorageFull
-from atoll.task import Far
+from atoll.task import RemoteState
 from atoll.wire.messages import CheckpointPart, Event
 
 logger = logging.getLogger(__name__)
@@ -91,13 +97,13 @@ class BackgroundSaver:
         scratch = scratch.resolve()
         remove_leftovers(scratch)
         self._memories = [SharedMemory(scratch=scratch) for _ in range(IMAGES)]
-        self._files = [Scratch(scratch) for _ in range(IMAGES)]
+        self._files = [DiskImage(scratch) for _ in range(IMAGES)]
         self._moment = moment
         self._versions = versions()
         self._last: tuple[str, Saved] | None = None
         self._growing = threading.Lock()
         self._supervisor = Supervisor(
-            Setup(target),
+            WriterSetup(target),
             inherited=[m.inherited for m in self._memories if m.inherited >= 0],
             publish=publish,
             on_event=on_event,
@@ -149,7 +155,7 @@ class BackgroundSaver:
         except (StorageFull, OSError, MemoryError) as error:
             return self._skip(round_, member, f"there is no room for its image: {error}")
         self._moment("image made")
-        order = Order(
+        order = WriteOrder(
             number=0,
             round=round_,
             step=step,
@@ -206,7 +212,9 @@ class BackgroundSaver:
 
     def _copy(self, parts: Sequence[Part], slot: int) -> list[Region]:
         """Copy parts into an image; return where they are."""
-        if any(isinstance(tensor, Far) for part in parts for tensor in part.tensors.values()):
+        if any(
+            isinstance(tensor, RemoteState) for part in parts for tensor in part.tensors.values()
+        ):
             return self._files[slot].write(parts)
         memory = self._memories[slot]
         sizes = [image_nbytes(part) for part in parts]
@@ -215,7 +223,7 @@ class BackgroundSaver:
             place = memory.place
             for part, size, offset in zip(parts, sizes, offsets, strict=True):
                 with view[offset : offset + size] as target:
-                    Image(part, buffer=target).release()
+                    MemoryImage(part, buffer=target).release()
         return [
             Region(part.name, size, offset, place.descriptor, place.path)
             for part, size, offset in zip(parts, sizes, offsets, strict=True)

@@ -31,7 +31,7 @@ class Reporter:
             os._exit(0)
 
 
-def settle_down() -> tuple[BinaryIO, BinaryIO]:
+def lower_priority() -> tuple[BinaryIO, BinaryIO]:
     """Take low priority, stay deaf to signals for groups, die with the parent; return the pipes.
 
     What libraries print goes to stderr from here on: stdout carries reports only.

@@ -42,7 +42,7 @@ class HubTarget(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """How long a hub that does not answer is tried again."""
 
 
-class Setup(msgspec.Struct, frozen=True, tag=True):
+class WriterSetup(msgspec.Struct, frozen=True, tag=True):
     """First line: where checkpoints go. Tokens travel here, not on a command line."""
 
     target: FolderTarget | HubTarget
@@ -59,7 +59,7 @@ class Region(msgspec.Struct, frozen=True):
     path: str
 
 
-class Order(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class WriteOrder(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Write this checkpoint. A newer order ends the wait of an older one for a dead hub."""
 
     number: int
@@ -121,18 +121,20 @@ class CopyFailed(msgspec.Struct, frozen=True, tag=True):
     pause_s: float
 
 
-class Idle(msgspec.Struct, frozen=True, tag=True):
+class WriterIdle(msgspec.Struct, frozen=True, tag=True):
     """No copy is waiting."""
 
 
-Command = Setup | Order
-Report = Ready | Delivered | Written | Failed | Copied | CopyFailed | Idle
+Command = WriterSetup | WriteOrder
+Report = Ready | Delivered | Written | Failed | Copied | CopyFailed | WriterIdle
 
 _encoder = msgspec.json.Encoder()
-_commands: msgspec.json.Decoder[Setup | Order] = msgspec.json.Decoder(Setup | Order)
+_commands: msgspec.json.Decoder[WriterSetup | WriteOrder] = msgspec.json.Decoder(
+    WriterSetup | WriteOrder
+)
 _reports: msgspec.json.Decoder[
-    Ready | Delivered | Written | Failed | Copied | CopyFailed | Idle
-] = msgspec.json.Decoder(Ready | Delivered | Written | Failed | Copied | CopyFailed | Idle)
+    Ready | Delivered | Written | Failed | Copied | CopyFailed | WriterIdle
+] = msgspec.json.Decoder(Ready | Delivered | Written | Failed | Copied | CopyFailed | WriterIdle)
 
 
 def line(message: Command | Report) -> bytes:

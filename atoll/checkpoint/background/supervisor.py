@@ -19,10 +19,10 @@ from atoll.checkpoint.background.messages import (
     Failed,
     FolderTarget,
     HubTarget,
-    Idle,
-    Order,
     Report,
-    Setup,
+    WriteOrder,
+    WriterIdle,
+    WriterSetup,
     Written,
 )
 from atoll.checkpoint.background.writer_process import WriterProcess
@@ -55,7 +55,7 @@ Publish = Callable[[CheckpointPart], bool]
 class _Task:
     """An order that is not finished."""
 
-    order: Order
+    order: WriteOrder
     slot: int
     resent: bool = False
     """The hub did not find what was delivered, so it is delivered again."""
@@ -69,7 +69,7 @@ class Supervisor:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: WriterSetup,
         *,
         inherited: Sequence[int],
         publish: Publish | None,
@@ -81,7 +81,7 @@ class Supervisor:
         self._setup, self._inherited, self._command = setup, list(inherited), command
         self._publish, self._on_event, self._moment = publish, on_event, moment
         self._numbers = itertools.count(1)
-        self._news: queue.Queue[tuple[int, Order | Report | None]] = queue.Queue()
+        self._news: queue.Queue[tuple[int, WriteOrder | Report | None]] = queue.Queue()
         self._changed = threading.Condition()
         self._tasks: dict[int, _Task] = {}
         self._copying = isinstance(setup.target, FolderTarget) and bool(setup.target.to)
@@ -120,7 +120,7 @@ class Supervisor:
                 self._changed.wait(left_s)
         return None
 
-    def take(self, order: Order, *, slot: int) -> None:
+    def take(self, order: WriteOrder, *, slot: int) -> None:
         """Have an image written, which stays as it is until then; the order gets a number."""
         with self._changed:
             order = msgspec.structs.replace(order, number=next(self._numbers))
@@ -171,7 +171,7 @@ class Supervisor:
             self._start()
             while not self._closing.is_set():
                 life, news = self._news.get()
-                if isinstance(news, Order):
+                if isinstance(news, WriteOrder):
                     self._send(news)
                 elif life == self._life and not self._closing.is_set():
                     self._hear(news)
@@ -197,7 +197,7 @@ class Supervisor:
             self._writer = None
             self._news.put((life, None))
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: WriteOrder) -> None:
         if self._writer is not None and order.number in self._tasks:
             self._writer.send(order)
             self._moment("order sent")
@@ -228,7 +228,7 @@ class Supervisor:
         elif isinstance(report, Failed):
             error = from_dict(report.error)
             self._finish(report.number, error=None if report.superseded else error)
-        elif isinstance(report, Idle):
+        elif isinstance(report, WriterIdle):
             with self._changed:
                 self._copying = False
                 self._changed.notify_all()

@@ -1,4 +1,6 @@
-"""`python -m atoll.checkpoint.background.writer`: the process that writes the checkpoints of one trainer.
+"""The process that writes the checkpoints of one trainer.
+
+Started as `python -m atoll.checkpoint.background.writer`.
 
 It imports no torch, runs at low priority and ends with its trainer: when the pipe from it closes,
 and on Linux also by the kernel's hand. Signals that ask a whole process group to leave are not for
@@ -18,16 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from atoll.checkpoint.background.child import Reporter, settle_down
+from atoll.checkpoint.background.child import Reporter, lower_priority
 from atoll.checkpoint.background.messages import (
     Delivered,
     Failed,
     FolderTarget,
     HubTarget,
-    Order,
     Ready,
     Region,
-    Setup,
+    WriteOrder,
+    WriterSetup,
     Written,
     read_command,
 )
@@ -56,8 +58,8 @@ class Writer:
 
     def __init__(
         self,
-        setup: Setup,
-        orders: queue.Queue[Order],
+        setup: WriterSetup,
+        orders: queue.Queue[WriteOrder],
         *,
         reporter: Reporter,
         moment: Moment = unobserved,
@@ -69,10 +71,10 @@ class Writer:
         self._give_up_at = 0.0
         self._copier: Copier | None = None
         if isinstance(self._target, FolderTarget) and self._target.to:
-            from atoll.checkpoint.stores.copies import Copier, Copies
+            from atoll.checkpoint.stores.copies import CheckpointCopies, Copier
 
             target = self._target
-            copies = Copies(Path(target.folder), target.to, job=target.job, moment=moment)
+            copies = CheckpointCopies(Path(target.folder), target.to, job=target.job, moment=moment)
             self._copier = Copier(copies, report=reporter)
 
     def serve(self) -> None:
@@ -82,7 +84,7 @@ class Writer:
         while True:
             self.carry_out(self._orders.get())
 
-    def carry_out(self, order: Order) -> None:
+    def carry_out(self, order: WriteOrder) -> None:
         """Write one checkpoint and report how it went."""
         began = time.monotonic()
         try:
@@ -111,7 +113,7 @@ class Writer:
             if published and self._copier is not None:
                 self._copier.wake()
 
-    def _write(self, target: FolderTarget, order: Order, views: dict[str, memoryview]) -> bool:
+    def _write(self, target: FolderTarget, order: WriteOrder, views: dict[str, memoryview]) -> bool:
         folder = Folder(
             Path(target.folder),
             job=target.job,
@@ -124,17 +126,17 @@ class Writer:
             order.round, files, stamp=order.stamp, step=order.step, members=order.members
         )
 
-    def _upload(self, target: HubTarget, order: Order, views: dict[str, memoryview]) -> bool:
+    def _upload(self, target: HubTarget, order: WriteOrder, views: dict[str, memoryview]) -> bool:
         """Send the parts; whether the checkpoint is complete, the hub tells to the trainer."""
         # HTTP takes as long to load as all the rest.
         from atoll.checkpoint.stores.upload import Upload
-        from atoll.net.endpoint import Way
+        from atoll.net.endpoint import HubEndpoint
 
         self._give_up_at = time.monotonic() + target.retry_s
         upload = Upload(
             target.url,
             token=target.token,
-            way=Way(
+            way=HubEndpoint(
                 ca=target.ca, proxy=target.proxy, upload_bps=target.upload_bps, pace=target.pace
             ),
             job=target.job,
@@ -170,14 +172,14 @@ def run(commands: BinaryIO, reports: BinaryIO, *, moment: Moment = unobserved) -
     """Read the setup, then carry out orders until the commands end, which ends the process."""
     reporter = Reporter(reports)
     setup = read_command(commands.readline())
-    if not isinstance(setup, Setup):
+    if not isinstance(setup, WriterSetup):
         raise CheckpointError("the writer of checkpoints got no setup")
-    orders: queue.Queue[Order] = queue.Queue()
+    orders: queue.Queue[WriteOrder] = queue.Queue()
 
     def listen() -> None:
         for data in commands:
             command = read_command(data)
-            if isinstance(command, Order):
+            if isinstance(command, WriteOrder):
                 orders.put(command)
         os._exit(0)  # the trainer is gone or wants no more: nobody waits for what is under way
 
@@ -214,4 +216,4 @@ def _mapped(regions: list[Region]) -> Iterator[dict[str, memoryview]]:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
-    run(*settle_down())
+    run(*lower_priority())

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from atoll.checkpoint.background.messages import Command, Report, Setup, line, read_report
+from atoll.checkpoint.background.messages import Command, Report, WriterSetup, line, read_report
 from atoll.errors import WireError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class WriterProcess:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: WriterSetup,
         *,
         inherited: Sequence[int],
         on_report: Callable[[Report], None],

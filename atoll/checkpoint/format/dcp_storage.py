@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from atoll.checkpoint.format.layout import Place, read_layout
+from atoll.checkpoint.format.layout import TensorSpan, read_layout
 from atoll.checkpoint.format.part import part_blocks
 from atoll.checkpoint.stores.files import Written, write_file
 from atoll.errors import CheckpointCorrupt, CheckpointError
@@ -169,8 +169,8 @@ class Pieces:
 
 
 def _places(
-    places: Iterable[Place], metadata: Mapping[str, str], file: str
-) -> Iterator[tuple[Place, tuple[tuple[int, ...], tuple[int, ...]]]]:
+    places: Iterable[TensorSpan], metadata: Mapping[str, str], file: str
+) -> Iterator[tuple[TensorSpan, tuple[tuple[int, ...], tuple[int, ...]]]]:
     """Yield each piece's place with its offsets and its tensor's size, all numbers checked."""
     try:
         told = json.loads(metadata[PIECES])
@@ -184,7 +184,7 @@ def _places(
         raise _odd(file, "", str(error)) from error
 
 
-def _tensor(pages: mmap.mmap, place: Place) -> Tensor:
+def _tensor(pages: mmap.mmap, place: TensorSpan) -> Tensor:
     count = (place.end - place.start) // place.dtype.itemsize
     if not count:
         return torch.empty(place.shape, dtype=place.dtype)

@@ -18,7 +18,7 @@ from atoll.checkpoint.stores.files import storage_errors
 from atoll.checkpoint.stores.shared_memory import PAGE_BYTES, PREFIX
 
 
-class Scratch:
+class DiskImage:
     """A file that is reused; one thread at a time.
 
     Args:

@@ -48,7 +48,7 @@ _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSpan:
     """One tensor in a file."""
 
     name: str
@@ -66,7 +66,7 @@ class Layout:
 
     head: bytes
     """Length and header."""
-    places: tuple[Place, ...]
+    places: tuple[TensorSpan, ...]
     nbytes: int
     """Of the whole file."""
     metadata: Mapping[str, str]
@@ -103,7 +103,7 @@ def lay_out(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Layout:
     encoded += b" " * (-len(encoded) % ALIGNMENT)
     head = _LENGTH.pack(len(encoded)) + encoded
     places = tuple(
-        Place(name, tensor.dtype, tuple(tensor.shape), len(head) + start, len(head) + end)
+        TensorSpan(name, tensor.dtype, tuple(tensor.shape), len(head) + start, len(head) + end)
         for (name, tensor), (start, end) in zip(ordered, spans, strict=True)
     )
     return Layout(head, places, len(head) + offset, dict(metadata))
@@ -154,7 +154,7 @@ def _read(view: memoryview) -> Layout:
     return Layout(head, tuple(places), view.nbytes, metadata)
 
 
-def _place(name: str, entry: Any, base: int) -> Place:
+def _place(name: str, entry: Any, base: int) -> TensorSpan:
     """Return where the header says that a tensor lies; its numbers agree with each other."""
     dtype, shape, (start, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     numbers = (*shape, start, end)
@@ -162,4 +162,4 @@ def _place(name: str, entry: Any, base: int) -> Place:
         raise ValueError(f"the numbers of tensor {name!r} are not sizes")
     if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize != end - start:
         raise ValueError(f"tensor {name!r} has {end - start} bytes for shape {shape[:8]}")
-    return Place(name, dtype, tuple(shape), base + start, base + end)
+    return TensorSpan(name, dtype, tuple(shape), base + start, base + end)

@@ -13,13 +13,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from atoll.checkpoint.format.layout import Place, lay_out, read_layout
+from atoll.checkpoint.format.layout import TensorSpan, lay_out, read_layout
 from atoll.checkpoint.format.part import Part
 from atoll.checkpoint.stores.files import Buffer
 from atoll.errors import CheckpointError
 
 
-class Image:
+class MemoryImage:
     """The bytes of one part's safetensors file; equal parts give equal bytes."""
 
     def __init__(self, part: Part, *, buffer: Buffer | mmap | None = None) -> None:
@@ -118,7 +118,7 @@ def part_of(buffer: Buffer | mmap, name: str) -> Part:
     return Part(name, tensors, layout.metadata)
 
 
-def _tensor(view: memoryview, place: Place) -> Tensor:
+def _tensor(view: memoryview, place: TensorSpan) -> Tensor:
     """Return a tensor that is a piece of a buffer."""
     if place.start == place.end:  # torch refuses to begin behind the last byte
         return torch.empty(place.shape, dtype=place.dtype)

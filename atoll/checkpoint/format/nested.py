@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import CheckpointCorrupt, CheckpointError
-from atoll.task import Far
+from atoll.task import RemoteState
 
 TREE = "tree"
 """Key in a part's metadata: the JSON of its state."""
@@ -33,7 +33,7 @@ def flatten(state: Any, *, prefix: str) -> tuple[dict[str, Any], str]:
     """Return the tensors in `state`, named below `prefix`, and the rest as JSON.
 
     Tensors that share all their memory are stored once. Nothing is copied, and what is
-    :class:`Far` stays where it is.
+    :class:`RemoteState` stays where it is.
 
     Raises:
         CheckpointError: something in it cannot be saved; its place is named.
@@ -61,7 +61,7 @@ class _Flattener:
     """Walks a state once and remembers which tensors it has seen."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor | Far] = {}
+        self.tensors: dict[str, Tensor | RemoteState] = {}
         self._names: dict[tuple[object, ...], str] = {}
 
     def visit(self, value: Any, path: str) -> Any:
@@ -76,7 +76,7 @@ class _Flattener:
             return value if math.isfinite(value) else {_KIND: "float", "value": repr(value)}
         if isinstance(value, Tensor):
             return {_KIND: "tensor", "name": self._add(value.detach(), path)}
-        if isinstance(value, Far):
+        if isinstance(value, RemoteState):
             return {_KIND: "tensor", "name": self._named(value, path)}
         if isinstance(value, np.ndarray):
             return {_KIND: "array", "name": self._add(torch.tensor(value), path)}
@@ -111,7 +111,7 @@ class _Flattener:
             self._names[same] = self._named(tensor, path)
         return self._names[same]
 
-    def _named(self, tensor: Tensor | Far, path: str) -> str:
+    def _named(self, tensor: Tensor | RemoteState, path: str) -> str:
         """Keep a tensor under a name of its own, and return that."""
         name = path
         while name in self.tensors:  # keys 1 and "1" beside each other

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from atoll.checkpoint.format.layout import lay_out
 from atoll.checkpoint.stores.files import Buffer
 from atoll.errors import CheckpointCorrupt
-from atoll.task import Far
+from atoll.task import RemoteState
 from atoll.wire.manifest import SHARED_PART, member_part
 
 __all__ = ["SHARED", "STATE", "Part", "member_part", "part_blocks", "read_part"]
@@ -36,7 +36,7 @@ class Part:
     name: str
     """File name, `shared.safetensors` or `w3.safetensors`."""
     tensors: Mapping[str, Any]
-    """Those that are :class:`Far` come one by one when their bytes are written."""
+    """Those that are :class:`RemoteState` come one by one when their bytes are written."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -50,7 +50,7 @@ def part_blocks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
     yield layout.head
     for place in layout.places:
         tensor = tensors[place.name]
-        if isinstance(tensor, Far):
+        if isinstance(tensor, RemoteState):
             tensor = tensor.fetch()
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -14,7 +14,7 @@ CODEC_STATE = "own.codec."
 """Start of the keys under which an outer strategy keeps the state of its codec."""
 
 
-class TakesState(Protocol):
+class StatefulOuter(Protocol):
     """What an outer strategy is here."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -22,7 +22,7 @@ class TakesState(Protocol):
         ...
 
 
-def adopt(outer: TakesState, restored: Restored, *, strategy: str) -> str:
+def adopt(outer: StatefulOuter, restored: Restored, *, strategy: str) -> str:
     """Load the outer state of a checkpoint if it is of this strategy, otherwise leave it out.
 
     Left out, the strategy starts as it was set up: from the restored model, which is the same on

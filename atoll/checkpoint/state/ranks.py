@@ -16,7 +16,7 @@ T = TypeVar("T")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class Ranks:
+class RankGroup:
     """The processes of a group; a failure on one is raised on all."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -39,7 +39,7 @@ class Ranks:
         except AtollError as raised:
             error = raised.to_dict()
         except OSError as raised:
-            error = told(raised, Path(str(raised.filename or ""))).to_dict()
+            error = broadcast_text(raised, Path(str(raised.filename or ""))).to_dict()
         found: list[Any] = [(value, error)]
         if self.many:
             found = [None] * self.count
@@ -60,7 +60,7 @@ class Ranks:
         return self.share(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
-def told(error: OSError, place: Path) -> AtollError:
+def broadcast_text(error: OSError, place: Path) -> AtollError:
     """Return what a failure of the file system means."""
     if error.errno in _FULL:
         return StorageFull(

@@ -13,7 +13,7 @@ SHOWN = 3
 """Names that a message lists of each kind."""
 
 
-def refuse_another_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) -> None:
+def check_same_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a checkpoint of another model."""
     held = {name: cut.size for name, cut in pieces.cuts.items() if name.startswith(MODEL_PREFIX)}
     plain = len(MODEL_PREFIX)
@@ -40,7 +40,7 @@ def refuse_another_model(pieces: Pieces, wanted: Mapping[str, tuple[int, ...]]) 
         )  # fmt: skip
 
 
-def refuse_another_optimizer(pieces: Pieces, trained: Trained) -> None:
+def check_same_optimizer(pieces: Pieces, trained: Trained) -> None:
     """Refuse the state of another optimizer."""
     saved = {texts[KIND] for texts in pieces.texts if KIND in texts}
     own = type(trained.optimizer).__name__

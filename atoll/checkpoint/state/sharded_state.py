@@ -29,7 +29,7 @@ WRAPPINGS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrap
 """What wrappers put into names."""
 
 
-class Spread(Protocol):
+class ShardedState(Protocol):
     """A rank's part of a model; what inner strategies make of one fits."""
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -42,7 +42,7 @@ class Spread(Protocol):
 
 
 @runtime_checkable
-class WithRest(Protocol):
+class WithUntrainedState(Protocol):
     """Such a part that knows what is not trained, too."""
 
     def rest(self) -> Mapping[str, Tensor]:
@@ -55,7 +55,7 @@ class Trained:
 
     def __init__(
         self,
-        model: nn.Module | Spread,
+        model: nn.Module | ShardedState,
         optimizer: Optimizer | None,
         *,
         steps_on: Mapping[str, Tensor] | None = None,
@@ -78,7 +78,7 @@ class Trained:
         else:
             self.parameters = dict(model.parameters())
             self.buffers = dict(model.buffers())
-            if isinstance(model, WithRest):
+            if isinstance(model, WithUntrainedState):
                 self.buffers |= model.rest()
         self._known = dict(steps_on) if steps_on is not None else dict(self.parameters)
         self._names = {id(tensor): name for name, tensor in self._known.items()}

@@ -25,8 +25,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from atoll.checkpoint.background.child import Reporter, settle_down
-from atoll.checkpoint.background.messages import Copied, CopyFailed, Idle, Report
+from atoll.checkpoint.background.child import Reporter, lower_priority
+from atoll.checkpoint.background.messages import Copied, CopyFailed, Report, WriterIdle
 from atoll.checkpoint.stores.files import Moment, unobserved, write_file
 from atoll.checkpoint.stores.folder import Folder
 from atoll.checkpoint.stores.remote import Remote
@@ -61,7 +61,7 @@ class Journal(msgspec.Struct):
     rounds: dict[int, Entry] = {}
 
 
-class Copies:
+class CheckpointCopies:
     """Copies one job's checkpoints to one place.
 
     Args:
@@ -173,7 +173,7 @@ class Copies:
 class Copier:
     """A thread that copies whatever is pending, again and again until it succeeds."""
 
-    def __init__(self, copies: Copies, *, report: Callable[[Report], None]) -> None:
+    def __init__(self, copies: CheckpointCopies, *, report: Callable[[Report], None]) -> None:
         """Start the thread; it waits for `wake`."""
         self._copies, self._report = copies, report
         self._waking = threading.Event()
@@ -189,10 +189,10 @@ class Copier:
             self._waking.clear()
             copy_all(self._copies, report=self._report)
             if not self._waking.is_set():
-                self._report(Idle())
+                self._report(WriterIdle())
 
 
-def copy_all(copies: Copies, *, report: Callable[[Report], None]) -> None:
+def copy_all(copies: CheckpointCopies, *, report: Callable[[Report], None]) -> None:
     """Copy everything that is pending; try again without end what does not succeed."""
     pauses = backoff(first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
     while waiting := copies.pending():
@@ -225,12 +225,12 @@ def run(commands: BinaryIO, reports: BinaryIO) -> None:
         os._exit(1)  # whoever started this is gone
 
     threading.Thread(target=listen, name="commands", daemon=True).start()
-    copies = Copies(Path(task["folder"]), task["url"], job=task["job"])
+    copies = CheckpointCopies(Path(task["folder"]), task["url"], job=task["job"])
     copy_all(copies, report=report)
-    report(Idle())
+    report(WriterIdle())
 
 
 if __name__ == "__main__":
     # The task comes by stdin and not on the command line, which everybody on the machine can read.
-    run(*settle_down())
+    run(*lower_priority())
     os._exit(0)  # threads of a driver may not hold up the end

@@ -18,7 +18,7 @@ from atoll.checkpoint.stores.files import write_file
 from atoll.checkpoint.stores.folder import check_part, missing, open_manifest
 from atoll.checkpoint.stores.store import stamped
 from atoll.errors import CheckpointMissing, HubUnreachable
-from atoll.net.endpoint import PLAIN, Way
+from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.net.retry import backoff
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, checkpoint_folder
@@ -55,7 +55,7 @@ class HubStore:
 
     @classmethod
     def reading(
-        cls, url: str, token: str, job: str, *, way: Way = PLAIN, scratch: Path
+        cls, url: str, token: str, job: str, *, way: HubEndpoint = PLAIN, scratch: Path
     ) -> HubStore:
         """Return a store that is only read: parts go to the hub by another way."""
 

@@ -39,7 +39,7 @@ _POPULATE = 23
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SharedRegion:
     """How another process finds the memory: by an inherited descriptor, or by a path."""
 
     descriptor: int
@@ -68,9 +68,9 @@ class SharedMemory:
         return self._anonymous
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SharedRegion:
         """Where the bytes are now."""
-        return Place(-1, self._path) if self._path else Place(self._anonymous, "")
+        return SharedRegion(-1, self._path) if self._path else SharedRegion(self._anonymous, "")
 
     def view(self, nbytes: int) -> memoryview:
         """Return so many writable bytes; what was in them is undefined.

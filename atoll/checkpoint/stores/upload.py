@@ -10,9 +10,9 @@ import httpx
 
 from atoll.checkpoint.stores.files import BLOCK_BYTES, Moment, Written, unobserved
 from atoll.errors import CheckpointError, CheckpointMissing, HubUnreachable
-from atoll.net.endpoint import PLAIN, Way
+from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import SLOW_ANSWER_S
-from atoll.net.http.http import Rest
+from atoll.net.http.http import HttpSession
 from atoll.net.retry import backoff
 from atoll.wire.manifest import MANIFEST_NAME, checkpoint_folder
 
@@ -36,11 +36,11 @@ class Upload:
         *,
         token: str,
         job: str,
-        way: Way = PLAIN,
+        way: HubEndpoint = PLAIN,
         pause: Callable[[float], None],
         moment: Moment = unobserved,
     ) -> None:
-        self._rest = Rest(url, token, way=way, timeout_s=TIMEOUT_S)
+        self._rest = HttpSession(url, token, way=way, timeout_s=TIMEOUT_S)
         self._job = job
         self._pause = pause
         self._moment = moment

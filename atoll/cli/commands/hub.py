@@ -80,12 +80,12 @@ def hub(
     from atoll.cli import hub_access
     from atoll.cli.views import screen
     from atoll.hub.app import HubOptions
-    from atoll.hub.jobs.retention import Keeping
-    from atoll.hub.options import tune
+    from atoll.hub.jobs.retention import RetentionRules
+    from atoll.hub.options import apply_tuning
     from atoll.hub.server import HubServer, run
-    from atoll.node.identity.identity import write_private
+    from atoll.node.identity.identity import write_secret
 
-    tune()
+    apply_tuning()
     console = screen.output()
     server = HubServer(
         HubOptions(
@@ -100,7 +100,7 @@ def hub(
             queue=queue,
             tls=tls,
             trust_proxy=tuple(trust_proxy or ()),
-            keeping=Keeping(ended=_days(keep_ended), resumable=_days(keep_resumable)),
+            keeping=RetentionRules(ended=_days(keep_ended), resumable=_days(keep_resumable)),
             hooks=hooks.resolve() if hooks else None,
             otlp=otlp,
             restore_from=backup.resolve() if backup else None,
@@ -114,7 +114,7 @@ def hub(
             hub_access.KnownHub(server.url, server.operator_token, operator=True, ca=server.ca)
         )
         if ticket_file is not None:
-            write_private(ticket_file, server.ticket + "\n")
+            write_secret(ticket_file, server.ticket + "\n")
         console.print("[bold green]the hub is ready[/]")
         if server.is_exposed:
             console.print(

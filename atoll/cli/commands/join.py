@@ -16,7 +16,7 @@ from rich.status import Status as Spinner
 
 from atoll.cli.views import screen
 from atoll.node.agent.options import Status
-from atoll.node.availability.policy import Policy, in_words
+from atoll.node.availability.policy import OwnerPolicy, describe_policy
 
 _POLICY = "What the cluster may have of this machine (also in node.toml)"
 
@@ -135,7 +135,7 @@ def join(
     from atoll.net.proxies import check_proxy
     from atoll.node.agent.options import NodeOptions
     from atoll.node.agent.serve import run_node
-    from atoll.node.availability.preemption import Notices, check_url
+    from atoll.node.availability.preemption import PreemptionNotices, check_url
 
     console = screen.output()
     place = read_ticket(ticket) or choose_hub(console)
@@ -162,7 +162,7 @@ def join(
         home=(home or config.home()).resolve(),
         name=name,
         slots=slots,
-        notices=Notices(preempt_file, check_url(preempt_url)),
+        notices=PreemptionNotices(preempt_file, check_url(preempt_url)),
         policy=policy,
         policy_options={key: value for key, value in chosen.items() if value not in (None, [])},
         proxy=check_proxy(via_proxy),
@@ -177,11 +177,11 @@ def join(
 class NodeLine:
     """Shows what the agent does; without a terminal, a line whenever that changes."""
 
-    def __init__(self, console: Console, *, hub: str, policy: Policy | None = None) -> None:
+    def __init__(self, console: Console, *, hub: str, policy: OwnerPolicy | None = None) -> None:
         """`hub` is the URL that is being joined; `policy` what its owner gives it."""
         self._console = console
         self._policy: tuple[str, ...] = ()
-        self._first = tuple(in_words(policy or Policy()))
+        self._first = tuple(describe_policy(policy or OwnerPolicy()))
         self._hub = hub
         self._spinner: Spinner | None = None
         self._said = ""

@@ -23,18 +23,18 @@ def policy(
 
     from atoll import config
     from atoll.cli.views import screen
-    from atoll.node.availability.policy import FILE, PolicyFile, in_words
+    from atoll.node.availability.policy import FILE, OwnerPolicyFile, describe_policy
     from atoll.node.availability.rule import decide
-    from atoll.node.availability.sensors import Senses
+    from atoll.node.availability.sensors import Sensors
 
     path = file or (home or config.home()) / FILE
-    found = PolicyFile(path, needed=file is not None).read()
+    found = OwnerPolicyFile(path, needed=file is not None).read()
     console = screen.output()
     where = screen.shown(path) if path.exists() else f"no {screen.shown(path)}: nothing is limited"
     console.print(f"policy    {escape(where)}", soft_wrap=True)
-    for line in in_words(found) or ["all of this machine, all kinds of job, at any time"]:
+    for line in describe_policy(found) or ["all of this machine, all kinds of job, at any time"]:
         console.print(f"          {escape(line)}", soft_wrap=True)
-    reading = Senses().read_all()
+    reading = Sensors().read_all()
     for line in _known(reading):
         console.print(f"machine   {escape(line)}", soft_wrap=True)
     pause = decide(found, reading, datetime.datetime.now())

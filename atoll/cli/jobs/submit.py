@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.cli.jobs.jobfile import PACKED, Submission
 from atoll.errors import PlanError
-from atoll.hub.scheduler.resources import Place, misfit, want_of
+from atoll.hub.scheduler.resources import Capacity, mismatch, request_of
 from atoll.ids import safe_name
 from atoll.net.http.client import HubClient
 from atoll.wire.messages import NodeInfo
@@ -62,7 +62,7 @@ def one_per_node(
     copies, skipped = [], []
     for submission in submissions:
         for view in nodes:
-            why = misfit(want_of(submission.spec), _place(view))
+            why = mismatch(request_of(submission.spec), _place(view))
             if why:
                 skipped.append(f"{submission.spec.job.name}: {why}")
             else:
@@ -77,8 +77,8 @@ def one_per_node(
     return copies, skipped
 
 
-def _place(view: dict[str, Any]) -> Place:
-    return Place(
+def _place(view: dict[str, Any]) -> Capacity:
+    return Capacity(
         node=str(view["node"]),
         info=msgspec.convert(view["info"], NodeInfo),
         connected=view["state"] == "online",

@@ -127,9 +127,9 @@ class RandomK(Selecting):
         parts = []
         if full:
             starts = np.arange(full)[:, None] * WIDTH
-            parts.append((starts + chosen_of(WIDTH, self._per_block, round_)).reshape(-1))
+            parts.append((starts + chosen_positions(WIDTH, self._per_block, round_)).reshape(-1))
         if rest:
-            parts.append(full * WIDTH + chosen_of(rest, self._of(rest), round_))
+            parts.append(full * WIDTH + chosen_positions(rest, self._of(rest), round_))
         return np.concatenate(parts)
 
 
@@ -137,7 +137,7 @@ def _round_of(data: Bytes) -> int:
     return int(np.frombuffer(data[:_HEAD_BYTES].tobytes(), dtype="<i8")[0])
 
 
-def chosen_of(width: int, count: int, round_: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def chosen_positions(width: int, count: int, round_: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return `count` of `width` positions, ascending: each at least once per `width/count` rounds.
 
     Args:

@@ -15,14 +15,14 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from atoll.group.collectives.bounded_process_group import Wires
-from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_places
+from atoll.group.collectives.bounded_process_group import BoundedProcessGroup
+from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_positions
 
 SEGMENT = 65_536
 """Elements that go through a tree at once, one behind the other."""
 
 
-def ring(wires: Wires, vector: Tensor) -> None:
+def ring(wires: BoundedProcessGroup, vector: Tensor) -> None:
     """Add chunks round a ring, then hand the sums round: 2 (n - 1) / n S sent by each.
 
     Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
@@ -33,7 +33,7 @@ def ring(wires: Wires, vector: Tensor) -> None:
     _all_gather(wires, everybody, chunks)
 
 
-def hierarchical(wires: Wires, vector: Tensor) -> None:
+def hierarchical(wires: BoundedProcessGroup, vector: Tensor) -> None:
     """Add inside groups of neighbours, then between the groups, then hand round inside.
 
     With m groups of g members each sends 2 (m - 1) / m S / g to other groups and
@@ -53,7 +53,9 @@ def hierarchical(wires: Wires, vector: Tensor) -> None:
     _all_gather(wires, inside, chunks)
 
 
-def _reduce_scatter(wires: Wires, members: Sequence[int], chunks: Sequence[Tensor]) -> None:
+def _reduce_scatter(
+    wires: BoundedProcessGroup, members: Sequence[int], chunks: Sequence[Tensor]
+) -> None:
     """Add chunks round a ring of members; the one behind the own number is whole afterwards."""
     n, here = len(members), members.index(wires.rank)
     right, left = members[(here + 1) % n], members[(here - 1) % n]
@@ -65,7 +67,9 @@ def _reduce_scatter(wires: Wires, members: Sequence[int], chunks: Sequence[Tenso
         get.add_(part)
 
 
-def _all_gather(wires: Wires, members: Sequence[int], chunks: Sequence[Tensor]) -> None:
+def _all_gather(
+    wires: BoundedProcessGroup, members: Sequence[int], chunks: Sequence[Tensor]
+) -> None:
     """Hand whole chunks round a ring, each member beginning with the one behind its number."""
     n, here = len(members), members.index(wires.rank)
     right, left = members[(here + 1) % n], members[(here - 1) % n]
@@ -74,7 +78,7 @@ def _all_gather(wires: Wires, members: Sequence[int], chunks: Sequence[Tensor]) 
         wires.end(wires.send(give, right), wires.receive(get, left))
 
 
-def butterfly(wires: Wires, vector: Tensor) -> None:
+def butterfly(wires: BoundedProcessGroup, vector: Tensor) -> None:
     """Halve what is added with a partner at half the distance each time, then double it again.
 
     Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
@@ -106,12 +110,12 @@ def butterfly(wires: Wires, vector: Tensor) -> None:
         wires.end(wires.send(vector, rank + active))
 
 
-def tree(wires: Wires, vector: Tensor) -> None:
+def tree(wires: BoundedProcessGroup, vector: Tensor) -> None:
     """Add up a binary tree and hand the sum down it, a segment behind the other.
 
-    Two trees carry half of the vector each; see :func:`tree_places`.
+    Two trees carry half of the vector each; see :func:`tree_positions`.
     """
-    places = tree_places(wires.rank, len(wires.members))
+    places = tree_positions(wires.rank, len(wires.members))
     parts = [torch.split(half, SEGMENT) for half in torch.split(vector, partition(len(vector), 2))]
     # Both trees segment by segment: whoever waits, waits for a segment that comes earlier.
     jobs = [
@@ -138,7 +142,7 @@ def tree(wires: Wires, vector: Tensor) -> None:
     wires.end(*under_way)
 
 
-SUMS: Mapping[str, Callable[[Wires, Tensor], None]] = MappingProxyType(
+SUMS: Mapping[str, Callable[[BoundedProcessGroup, Tensor], None]] = MappingProxyType(
     {"ring": ring, "butterfly": butterfly, "tree": tree, "hierarchical": hierarchical}
 )
 """Name of a collective -> how it adds."""

@@ -27,7 +27,7 @@ class Exchanged:
 
 
 @dataclass(slots=True)
-class Moved:
+class TransferCounters:
     """Bytes that went from member to member."""
 
     sent: int = 0
@@ -35,14 +35,14 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
+class BoundedProcessGroup:
     """A process group and this attempt's bounds."""
 
     group: Any
     members: tuple[str, ...]
     rank: int
     deadline: float
-    moved: Moved = field(default_factory=Moved)
+    moved: TransferCounters = field(default_factory=TransferCounters)
     """What :meth:`send` and :meth:`receive` moved."""
 
     def run(self, start: Callable[[], Any]) -> None:

@@ -23,13 +23,13 @@ from torch import Tensor
 from atoll.codec.base import Codec, Packet
 from atoll.errors import GroupError, PeerRefused
 from atoll.group.collectives.adding import SUMS
+from atoll.group.collectives.bounded_process_group import BoundedProcessGroup as BoundedProcessGroup
 from atoll.group.collectives.bounded_process_group import Exchanged as Exchanged
-from atoll.group.collectives.bounded_process_group import Moved
-from atoll.group.collectives.bounded_process_group import Wires as Wires
+from atoll.group.collectives.bounded_process_group import TransferCounters
 from atoll.group.collectives.star import star
 from atoll.group.collectives.topology import partition
 from atoll.group.policy import GroupPolicy
-from atoll.reducer.block_view import Cuttable
+from atoll.reducer.block_view import Sliceable
 from atoll.reducer.combine import combine
 from atoll.reducer.mean import Share, is_finite, is_weight, result_digest
 from atoll.wire.frames import Buffer
@@ -44,7 +44,7 @@ ALIGNMENT = 1024
 
 
 def weighted_mean(
-    wires: Wires,
+    wires: BoundedProcessGroup,
     vector: Tensor,
     *,
     codec: Codec,
@@ -81,7 +81,7 @@ def weighted_mean(
     return _all_to_all(wires, vector, share, codec=codec, usable=usable, key=key)
 
 
-def hand_out(wires: Wires, data: Buffer | None, *, nbytes: int) -> memoryview:
+def scatter_chunks(wires: BoundedProcessGroup, data: Buffer | None, *, nbytes: int) -> memoryview:
     """Return the bytes of the first member, on every member.
 
     Args:
@@ -139,7 +139,7 @@ def _split(weights: list[float], members: Sequence[str]) -> tuple[tuple[str, ...
     return contributors, math.fsum(weight for weight in weights if not math.isnan(weight))
 
 
-def _nothing(size: int, contributors: tuple[str, ...], moved: Moved) -> Exchanged:
+def _nothing(size: int, contributors: tuple[str, ...], moved: TransferCounters) -> Exchanged:
     return Exchanged(torch.zeros(size), contributors, 0.0, "", moved.sent, moved.received)
 
 
@@ -152,7 +152,7 @@ def _refused(contributors: Sequence[str]) -> PeerRefused:
 
 
 def _all_reduce(
-    wires: Wires, vector: Tensor, *, weight: float, usable: bool, policy: GroupPolicy
+    wires: BoundedProcessGroup, vector: Tensor, *, weight: float, usable: bool, policy: GroupPolicy
 ) -> Exchanged:
     """One fp32 all-reduce; each member's weight and usability travel in elements of their own.
 
@@ -180,20 +180,22 @@ def _all_reduce(
     return Exchanged(mean, contributors, total, digest, moved.sent, moved.received)
 
 
-def _summed(wires: Wires, wire: Tensor, collective: str) -> Moved:
+def _summed(wires: BoundedProcessGroup, wire: Tensor, collective: str) -> TransferCounters:
     """Replace a vector by the sum over all members; return what that moved."""
     if collective != "auto":
-        before = Moved(wires.moved.sent, wires.moved.received)
+        before = TransferCounters(wires.moved.sent, wires.moved.received)
         SUMS[collective](wires, wire)
-        return Moved(wires.moved.sent - before.sent, wires.moved.received - before.received)
+        return TransferCounters(
+            wires.moved.sent - before.sent, wires.moved.received - before.received
+        )
     wires.run(lambda: wires.group.allreduce([wire]))
     n = len(wires.members)
     moved = round(2 * (n - 1) / n * wire.numel() * wire.element_size())
-    return Moved(moved, moved)
+    return TransferCounters(moved, moved)
 
 
 def _all_to_all(
-    wires: Wires, vector: Tensor, own: Share, *, codec: Codec, usable: bool, key: str
+    wires: BoundedProcessGroup, vector: Tensor, own: Share, *, codec: Codec, usable: bool, key: str
 ) -> Exchanged:
     """Encoded chunks to their owners, combined there, encoded results to all.
 
@@ -207,7 +209,7 @@ def _all_to_all(
     shares, moved_out, moved_in = _scatter(wires, packets, head)
     contributors, total = _split([share.weight for share in shares], wires.members)
     if not total > 0:
-        return _nothing(vector.numel(), contributors, Moved(moved_out, moved_in))
+        return _nothing(vector.numel(), contributors, TransferCounters(moved_out, moved_in))
     usable_shares = [
         replace(share, policy=own.policy) for share in shares if not math.isnan(share.weight)
     ]
@@ -235,7 +237,7 @@ def _chunks(vector: Tensor, sizes: Sequence[int], *, codec: Codec, key: str) -> 
     base = codec.base
     if base is not codec:
         whole = codec.encode(vector, key=key)
-        if isinstance(base, Cuttable) and all(size % base.grain == 0 for size in sizes[:-1]):
+        if isinstance(base, Sliceable) and all(size % base.grain == 0 for size in sizes[:-1]):
             stops = accumulate(sizes)
             return [
                 base.cut(whole, stop - size, stop) if size else base.encode(vector[:0], key=key)
@@ -246,7 +248,9 @@ def _chunks(vector: Tensor, sizes: Sequence[int], *, codec: Codec, key: str) -> 
     return [base.encode(part.contiguous(), key=key) for part in torch.split(vector, list(sizes))]
 
 
-def _scatter(wires: Wires, packets: list[Packet], head: bytes) -> tuple[list[Share], int, int]:
+def _scatter(
+    wires: BoundedProcessGroup, packets: list[Packet], head: bytes
+) -> tuple[list[Share], int, int]:
     """Send every member its chunk; return all members' versions of the own chunk, in order."""
     rank, members = wires.rank, wires.members
     messages = [b"".join((head, p.data)) if i != rank else b"" for i, p in enumerate(packets)]
@@ -267,7 +271,7 @@ def _scatter(wires: Wires, packets: list[Packet], head: bytes) -> tuple[list[Sha
     return shares, sum(sent_sizes), sum(received_sizes)
 
 
-def _gather(wires: Wires, packet: Packet, sizes: list[int]) -> list[memoryview]:
+def _gather(wires: BoundedProcessGroup, packet: Packet, sizes: list[int]) -> list[memoryview]:
     """Return every member's encoded mean, in order; they travel padded to one length."""
     longest = max(sizes)
     if longest == 0:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from atoll.errors import unknown
-from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_places
+from atoll.group.collectives.topology import folded, group_size, halves, partition, tree_positions
 from atoll.group.policy import COLLECTIVES
 
 WIDTH = 4
@@ -89,7 +89,7 @@ def _ring(here: int, chunks: Sequence[int]) -> tuple[int, int]:
 
 def _tree(rank: int, members: int, elements: int) -> tuple[int, int]:
     moved = 0
-    for place, half in zip(tree_places(rank, members), partition(elements, 2), strict=True):
+    for place, half in zip(tree_positions(rank, members), partition(elements, 2), strict=True):
         moved += half * ((place.parent >= 0) + len(place.children))
     return WIDTH * moved, WIDTH * moved
 

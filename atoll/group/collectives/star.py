@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import AtollError, PeerRefused
-from atoll.group.collectives.bounded_process_group import Exchanged, Wires
+from atoll.group.collectives.bounded_process_group import BoundedProcessGroup, Exchanged
 from atoll.reducer.combine import combine
 from atoll.reducer.mean import Mean, Share, is_finite, is_weight, result_digest
 
@@ -27,7 +27,7 @@ _WEIGHT = struct.Struct("!d")
 has those of all."""
 
 
-def star(wires: Wires, own: Share, *, codec: Codec, usable: bool) -> Exchanged:
+def star(wires: BoundedProcessGroup, own: Share, *, codec: Codec, usable: bool) -> Exchanged:
     """Return what all members' values come to.
 
     Args:
@@ -58,7 +58,7 @@ def star(wires: Wires, own: Share, *, codec: Codec, usable: bool) -> Exchanged:
     return _opened(wires.members, weights, packet, codec, sent, received)
 
 
-def _collected(wires: Wires, own: Share) -> list[Share]:
+def _collected(wires: BoundedProcessGroup, own: Share) -> list[Share]:
     """Return everybody's contribution, in member order."""
     size = _WEIGHT.size + len(own.packet.data)
     incoming = torch.empty(len(wires.members) - 1, size, dtype=torch.uint8)

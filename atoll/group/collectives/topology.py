@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePosition:
     """One member's place in a tree; members are numbered from 0."""
 
     parent: int
@@ -17,7 +17,7 @@ class Place:
     children: tuple[int, ...]
 
 
-def tree_places(rank: int, members: int) -> tuple[Place, Place]:
+def tree_positions(rank: int, members: int) -> tuple[TreePosition, TreePosition]:
     """Return a member's places in two binary trees, each of which carries half of a vector.
 
     Whoever has children in one tree is a leaf in the other, so that nobody sends a vector more than
@@ -34,7 +34,7 @@ def tree_places(rank: int, members: int) -> tuple[Place, Place]:
     else:  # the other way round
         moved = _place(members - 1 - rank, members)
         back = [_mirrored(other, members) for other in (moved.parent, *moved.children)]
-    return _place(rank, members), Place(back[0], tuple(back[1:]))
+    return _place(rank, members), TreePosition(back[0], tuple(back[1:]))
 
 
 def _turned(rank: int, by: int, members: int) -> int:
@@ -45,7 +45,7 @@ def _mirrored(rank: int, members: int) -> int:
     return -1 if rank < 0 else members - 1 - rank
 
 
-def _place(rank: int, members: int) -> Place:
+def _place(rank: int, members: int) -> TreePosition:
     """Return a place in the tree in which odd numbers are leaves and 0 is the root.
 
     The lowest set bit of a number says how high it stands: its parent has the next higher one.
@@ -66,7 +66,7 @@ def _place(rank: int, members: int) -> Place:
         below >>= 1
     if below:
         children.append(rank + below)
-    return Place(parent, tuple(children))
+    return TreePosition(parent, tuple(children))
 
 
 def group_size(members: int) -> int:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError
-from atoll.reducer.all_to_all import Dealt, Gift
-from atoll.reducer.combine import Memory, combine
-from atoll.reducer.mean import Mean, Share, odd_ones
-from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
+from atoll.reducer.all_to_all import DealtBundle, Outgoing
+from atoll.reducer.combine import NormHistory, combine
+from atoll.reducer.mean import Mean, Share, minority
+from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Join:
     lease: Lease | None
     at: float
     """Monotonic time."""
-    account: Account | None = None
+    account: MemberStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Exchange:
     """One reduce or one swap of an attempt: what came in, and what came of it."""
 
     shares: dict[str, Share] = field(default_factory=dict)
-    gifts: dict[str, Gift] = field(default_factory=dict)
+    gifts: dict[str, Outgoing] = field(default_factory=dict)
     refused: dict[str, AtollError] = field(default_factory=dict)
     mean: Mean | None = None
-    dealt: Dealt | None = None
+    dealt: DealtBundle | None = None
     """All gifts, once the last one is in."""
     error: AtollError | None = None
 
@@ -58,7 +58,7 @@ class Exchange:
         """Whether there is a result."""
         return self.mean is not None or self.dealt is not None or self.error is not None
 
-    def compute(self, order: list[str], *, round_: int, memory: Memory) -> None:
+    def compute(self, order: list[str], *, round_: int, memory: NormHistory) -> None:
         """Combine, or hand out, what is there.
 
         Args:
@@ -67,10 +67,10 @@ class Exchange:
             memory: What this table remembers of earlier rounds.
         """
         if self.gifts:
-            self.dealt = Dealt.of([self.gifts[name] for name in order if name in self.gifts])
+            self.dealt = DealtBundle.of([self.gifts[name] for name in order if name in self.gifts])
             return
         shares = [self.shares[name] for name in order if name in self.shares]
-        self.refused = odd_ones(shares)
+        self.refused = minority(shares)
         shares = [share for share in shares if share.member not in self.refused]
         try:
             self.mean = combine(
@@ -102,11 +102,11 @@ class Attempt:
         return {m: join.lease for m, join in self.joins.items() if join.lease is not None}
 
     @property
-    def accounts(self) -> dict[str, Account]:
+    def accounts(self) -> dict[str, MemberStats]:
         """What they told of their periods, for people."""
         return {m: join.account for m, join in self.joins.items() if join.account is not None}
 
-    def compute_if_complete(self, memory: Memory) -> None:
+    def compute_if_complete(self, memory: NormHistory) -> None:
         """End every exchange for which no member is missing of those that are waited for."""
         members = self.plan.members
         for exchange in self.exchanges.values():
@@ -125,7 +125,7 @@ def why_aborted(votes: Mapping[str, Vote]) -> str:
     return "; ".join(against)
 
 
-class Leases:
+class MemoryLeases:
     """The slots of one group and where each stands."""
 
     def __init__(self, num_slots: int) -> None:

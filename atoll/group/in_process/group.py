@@ -11,16 +11,25 @@ from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, GroupLeft, LeftBehind
-from atoll.group.base import Decidable, Parcel, Reduced, Resting, Swapped, Work, flatten, unflatten
+from atoll.group.base import (
+    AllToAllResult,
+    Decidable,
+    PeerMessage,
+    Reduced,
+    Resting,
+    Work,
+    flatten,
+    unflatten,
+)
 from atoll.group.in_process.attempt import Attempt, Vote
-from atoll.group.in_process.servers import Asked
+from atoll.group.in_process.servers import ServerRequest
 from atoll.group.in_process.table import MemoryTable
 from atoll.group.policy import GroupPolicy
-from atoll.group.routes.all_to_all import swapped
-from atoll.group.routes.allgather_mean import Gathering
-from atoll.reducer.all_to_all import Delivered, Gift
+from atoll.group.routes.all_to_all import as_all_to_all_result
+from atoll.group.routes.allgather_mean import AllgatherMean
+from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.reducer.mean import Share, result_digest
-from atoll.wire.messages import Account, Lease, Registered, RoundPlan, Sources, Verdict
+from atoll.wire.messages import Lease, MemberStats, Registered, RoundPlan, Sources, Verdict
 from atoll.wire.parameter_server_messages import Ask
 
 FINISH_SHARE = 0.6
@@ -87,7 +96,7 @@ class MemoryGroup:
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         """Wait for all living members; see :meth:`Group.join`."""
@@ -119,7 +128,7 @@ class MemoryGroup:
         codec.begin(attempt.plan.round)
         if codec.gathers:
             plan = attempt.plan
-            by = Gathering(self.me, codec, self.policy.spec(key), plan.round, shapes)
+            by = AllgatherMean(self.me, codec, self.policy.spec(key), plan.round, shapes)
             given = by.parcels(flatten(xs), key=key, members=plan.members)
             return Work.start(
                 lambda: by.reduced(self._swapped(attempt, number, given, weight)),
@@ -155,7 +164,7 @@ class MemoryGroup:
             digest=result_digest(mean.packet.data, mean.contributors),
         )  # fmt: skip
 
-    def swap(self, parcels: Sequence[Parcel], *, weight: float = 1.0) -> Work[Swapped]:
+    def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
         """Begin to give packets to members; see :meth:`Group.swap`."""
         attempt, number = self._begin()
         given = list(parcels)
@@ -164,15 +173,17 @@ class MemoryGroup:
         )
 
     def _swapped(
-        self, attempt: Attempt, number: int, parcels: Sequence[Parcel], weight: float
-    ) -> Swapped:
-        gift = Gift.of(self.me, parcels, weight=weight, members=attempt.plan.members)
+        self, attempt: Attempt, number: int, parcels: Sequence[PeerMessage], weight: float
+    ) -> AllToAllResult:
+        gift = Outgoing.of(self.me, parcels, weight=weight, members=attempt.plan.members)
         dealt = self._table.give(attempt, number, gift)
-        found = Delivered(dealt.packets_for(self.me), dealt.weights, dealt.digest)
+        found = DeliveredMessage(dealt.packets_for(self.me), dealt.weights, dealt.digest)
         received = sum(len(p.data) for packets in found.packets.values() for p in packets)
         self.sent_bytes += gift.nbytes
         self.received_bytes += received
-        return swapped(parcels, found, me=self.me, sent_bytes=gift.nbytes, received_bytes=received)
+        return as_all_to_all_result(
+            parcels, found, me=self.me, sent_bytes=gift.nbytes, received_bytes=received
+        )
 
     def commit(
         self,
@@ -208,10 +219,12 @@ class MemoryGroup:
             self.committed_round = verdict.round + 1
         return verdict
 
-    def ask_server(self, ask: Ask, packet: Packet | None = None, *, server: int = 0) -> Work[Asked]:
+    def ask_server(
+        self, ask: Ask, packet: Packet | None = None, *, server: int = 0
+    ) -> Work[ServerRequest]:
         """Ask a parameter server; see :meth:`Group.ask_server`."""
 
-        def asked() -> Asked:
+        def asked() -> ServerRequest:
             found = self._table.servers.ask(self.me, server, ask, packet)
             self.sent_bytes += found.sent_bytes
             self.received_bytes += found.received_bytes

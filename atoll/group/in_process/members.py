@@ -9,9 +9,9 @@ from typing import Literal
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, GroupLeft, PeerLost
-from atoll.group.in_process.attempt import Attempt, Join, Leases
+from atoll.group.in_process.attempt import Attempt, Join, MemoryLeases
 from atoll.group.in_process.servers import MemoryServers
-from atoll.reducer.combine import Memory
+from atoll.reducer.combine import NormHistory
 from atoll.wire.messages import Registered, Source, Sources
 
 Standing = Literal["live", "recovering", "gone"]
@@ -49,8 +49,8 @@ class MemoryRoster(ABC):
         self._joins: dict[str, Join] = {}
         self._refused: dict[str, AtollError] = {}
         self._attempts: dict[int, Attempt] = {}
-        self._leases = Leases(len(self._order))
-        self._memory = Memory()
+        self._leases = MemoryLeases(len(self._order))
+        self._memory = NormHistory()
         """What policies remember from round to round."""
         self._unwell: set[str] = set()
         """Who voted against the last attempt of this round."""

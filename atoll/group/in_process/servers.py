@@ -23,7 +23,7 @@ from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Load, Push
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServerRequest:
     """What a parameter server answered."""
 
     answer: Answer
@@ -39,13 +39,13 @@ class LocalServers:
         """Start without any."""
         self._servers: dict[int, ParameterServer] = {}
 
-    def ask(self, member: str, number: int, ask: Ask, packet: Packet | None) -> Asked:
+    def ask(self, member: str, number: int, ask: Ask, packet: Packet | None) -> ServerRequest:
         """Return a server's answer."""
         server = self._servers.setdefault(number, ParameterServer())
         answers = server.handle(member, ask, packet)
         for name, answer, reply in answers:
             if name == member:
-                return Asked(answer, reply)
+                return ServerRequest(answer, reply)
         raise DeadlineExceeded("a parameter server holds back its only member", given=str(ask))
 
 
@@ -95,7 +95,7 @@ class MemoryServers:
         self._is_awaited, self._timeout_s = is_awaited, timeout_s
         self._served: dict[int, _Server] = {}
 
-    def ask(self, member: str, number: int, ask: Ask, packet: Packet | None) -> Asked:
+    def ask(self, member: str, number: int, ask: Ask, packet: Packet | None) -> ServerRequest:
         """Return a server's answer; waits for members that could push before, by virtual time."""
         with self._changed:
             served = self._served.setdefault(number, _Server())
@@ -113,7 +113,7 @@ class MemoryServers:
             served.pending.pop(member, None)
             if member in served.answers:
                 answer, reply = served.answers.pop(member)
-                return Asked(answer, reply, *_weights(packet, reply))
+                return ServerRequest(answer, reply, *_weights(packet, reply))
             if member in self._ended:
                 raise self._ended[member]
             raise DeadlineExceeded(

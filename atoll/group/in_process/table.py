@@ -12,9 +12,9 @@ from collections import Counter
 from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, LeftBehind
 from atoll.group.in_process.attempt import Attempt, Exchange, Join, Vote, why_aborted
 from atoll.group.in_process.members import MemoryRoster
-from atoll.reducer.all_to_all import Dealt, Gift
+from atoll.reducer.all_to_all import DealtBundle, Outgoing
 from atoll.reducer.mean import Mean, Share
-from atoll.wire.messages import Account, Lease, RoundPlan, Verdict
+from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
 
 
 class MemoryTable(MemoryRoster):
@@ -37,7 +37,7 @@ class MemoryTable(MemoryRoster):
         base: str,
         timeout_s: float | None,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
     ) -> Attempt:
         """Return the attempt that a member is in; without a time-out while the group is paused."""
         with self._changed:
@@ -159,7 +159,7 @@ class MemoryTable(MemoryRoster):
             raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
         return exchange.mean
 
-    def give(self, attempt: Attempt, number: int, gift: Gift) -> Dealt:
+    def give(self, attempt: Attempt, number: int, gift: Outgoing) -> DealtBundle:
         """Hand in parcels and return everybody's when all that are left are in."""
         exchange = self._enter_exchange(attempt, number, gift.member, gift)
         if exchange.dealt is None:
@@ -167,7 +167,7 @@ class MemoryTable(MemoryRoster):
         return exchange.dealt
 
     def _enter_exchange(
-        self, attempt: Attempt, number: int, member: str, item: Share | Gift
+        self, attempt: Attempt, number: int, member: str, item: Share | Outgoing
     ) -> Exchange:
         """Hand something in and wait until the exchange is over."""
         with self._changed:

@@ -9,10 +9,16 @@ import torch
 
 from atoll.codec.base import Packet
 from atoll.errors import PeerRefused, WireError
-from atoll.group.base import Parcel, Swapped
-from atoll.group.collectives.collectives import Wires, bytes_of
+from atoll.group.base import AllToAllResult, PeerMessage
+from atoll.group.collectives.collectives import BoundedProcessGroup, bytes_of
 from atoll.group.routes.relay import MAX_PARCELS_BYTES, RelayedMean
-from atoll.reducer.all_to_all import Delivered, Gift, opened_for_me, opened_handout, swap_digest
+from atoll.reducer.all_to_all import (
+    DeliveredMessage,
+    Outgoing,
+    all_to_all_digest,
+    open_bundle,
+    open_own,
+)
 from atoll.reducer.mean import is_weight
 from atoll.wire.chunks import PARCELS
 
@@ -20,14 +26,14 @@ _FACTS = struct.Struct("!d16s")
 """What all tell all in front of a swap, before the sizes: weight and digest."""
 
 
-def swapped(
-    parcels: Sequence[Parcel],
-    delivered: Delivered,
+def as_all_to_all_result(
+    parcels: Sequence[PeerMessage],
+    delivered: DeliveredMessage,
     *,
     me: str,
     sent_bytes: int,
     received_bytes: int,
-) -> Swapped:
+) -> AllToAllResult:
     """Return what a member has after a swap: what came, and what it gave to itself.
 
     Args:
@@ -42,27 +48,29 @@ def swapped(
     if own and me in delivered.weights:
         packets[me] = own
     ordered = {member: packets[member] for member in delivered.weights if member in packets}
-    return Swapped(ordered, delivered.weights, sent_bytes, received_bytes, delivered.digest)
+    return AllToAllResult(ordered, delivered.weights, sent_bytes, received_bytes, delivered.digest)
 
 
-def upload_of(gift: Gift) -> Packet:
+def upload_of(gift: Outgoing) -> Packet:
     """Return what goes to the reducer: everything that a member gives, as one packet."""
     return Packet(gift.packed(), PARCELS, ())
 
 
-def delivered_by_relay(answer: RelayedMean, *, me: str, members: Sequence[str]) -> Delivered:
+def all_to_all_relay(answer: RelayedMean, *, me: str, members: Sequence[str]) -> DeliveredMessage:
     """Return what came back from the reducer.
 
     Raises:
         PeerRefused: it is malformed, or does not fit the plan.
     """
     try:
-        return opened_handout(answer.packet.data, me=me, members=members)
+        return open_bundle(answer.packet.data, me=me, members=members)
     except WireError as error:
         raise PeerRefused("the result of a swap is not usable", given=str(error)) from error
 
 
-def swap_among(wires: Wires, gift: Gift) -> tuple[Delivered, int, int]:
+def all_to_all_direct(
+    wires: BoundedProcessGroup, gift: Outgoing
+) -> tuple[DeliveredMessage, int, int]:
     """Swap on a process group; return what came, and the bytes sent and received.
 
     First all tell all how much they have for each, with weight and digest; then the parcels travel
@@ -95,20 +103,20 @@ def swap_among(wires: Wires, gift: Gift) -> tuple[Delivered, int, int]:
     packets: dict[str, list[Packet]] = {}
     for member, part in zip(members, torch.split(incoming, sizes), strict=True):
         try:
-            found = opened_for_me(member, bytes_of(part))
+            found = open_own(member, bytes_of(part))
         except WireError as error:
             raise PeerRefused("parcels are not usable", given=str(error)) from error
         if found:
             packets[member] = found
     weights = {member: told[index][0] for index, member in enumerate(members)}
-    digest = swap_digest({member: told[index][1] for index, member in enumerate(members)})
+    digest = all_to_all_digest({member: told[index][1] for index, member in enumerate(members)})
     head_bytes = (n - 1) * (_FACTS.size + 8 * n)
     sent = sum(len(data) for data in outgoing) + head_bytes
-    return Delivered(packets, weights, digest), sent, sum(sizes) + head_bytes
+    return DeliveredMessage(packets, weights, digest), sent, sum(sizes) + head_bytes
 
 
 def _tell_all(
-    wires: Wires, gift: Gift, sizes: Sequence[int]
+    wires: BoundedProcessGroup, gift: Outgoing, sizes: Sequence[int]
 ) -> list[tuple[float, bytes, list[int]]]:
     """Return weight, digest and sizes of all members, in order.
 

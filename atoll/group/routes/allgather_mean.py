@@ -15,15 +15,15 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import PeerRefused
-from atoll.group.base import Parcel, Reduced, Swapped, unflatten
+from atoll.group.base import AllToAllResult, PeerMessage, Reduced, unflatten
 from atoll.reducer.combine import averaged
-from atoll.reducer.mean import Share, odd_ones, result_digest
+from atoll.reducer.mean import Share, minority, result_digest
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class AllgatherMean:
     """One reduce that is done by gathering."""
 
     me: str
@@ -34,11 +34,11 @@ class Gathering:
     like: Sequence[Tensor]
     """In whose shapes the mean is wanted."""
 
-    def parcels(self, vector: Tensor, *, key: str, members: Sequence[str]) -> list[Parcel]:
+    def parcels(self, vector: Tensor, *, key: str, members: Sequence[str]) -> list[PeerMessage]:
         """Return what this member gives: its values, encoded, for everybody."""
-        return [Parcel(tuple(members), self.codec.encode(vector, key=key))]
+        return [PeerMessage(tuple(members), self.codec.encode(vector, key=key))]
 
-    def reduced(self, got: Swapped) -> Reduced:
+    def reduced(self, got: AllToAllResult) -> Reduced:
         """Return the mean over what everybody gave.
 
         Raises:
@@ -49,7 +49,7 @@ class Gathering:
             Share(member, _only(member, got.packets.get(member, ())), weight, policy=self.policy)
             for member, weight in got.weights.items()
         ]
-        odd = odd_ones(shares)
+        odd = minority(shares)
         if self.me in odd:
             raise odd[self.me]
         mean = averaged(

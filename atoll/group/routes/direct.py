@@ -19,11 +19,17 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.base import Codec
 from atoll.errors import DeadlineExceeded, GroupError, PeerLost
-from atoll.group.collectives.collectives import PLAIN, Exchanged, Wires, check_weight, weighted_mean
+from atoll.group.collectives.collectives import (
+    PLAIN,
+    BoundedProcessGroup,
+    Exchanged,
+    check_weight,
+    weighted_mean,
+)
 from atoll.group.policy import GroupPolicy
-from atoll.group.routes.all_to_all import swap_among
-from atoll.group.routes.rendezvous_store import Board, BoardStore
-from atoll.reducer.all_to_all import Delivered, Gift
+from atoll.group.routes.all_to_all import all_to_all_direct
+from atoll.group.routes.rendezvous_store import RendezvousBoard, RendezvousStore
+from atoll.reducer.all_to_all import DeliveredMessage, Outgoing
 from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
@@ -40,7 +46,7 @@ CONNECT_FLOOR_S, CONNECT_FACTOR = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class DirectGroup:
     """Who meets where, until when."""
 
     epoch: int
@@ -50,7 +56,7 @@ class Meeting:
     deadline: float
 
     @classmethod
-    def of(cls, plan: RoundPlan) -> Meeting:
+    def of(cls, plan: RoundPlan) -> DirectGroup:
         """Return the meeting of a plan's members on the direct route; its time runs from now."""
         deadline = RealClock().monotonic() + plan.timeout_s
         return cls(plan.epoch, tuple(plan.members), plan.store, deadline)
@@ -68,7 +74,7 @@ class DirectRoute:
             me: Own member id.
         """
         self._address, self._job, self._me = address, job, me
-        self._board = Board(address)
+        self._board = RendezvousBoard(address)
         self.dial = self._board.dial
         self.connect_s: float | None = None
         """How long it took to connect the last process group; None: there was none."""
@@ -76,7 +82,7 @@ class DirectRoute:
         self._serial = 0
         self._key: tuple[str, tuple[str, ...]] | None = None
         self._group: Any | None = None
-        self._store: BoardStore | None = None
+        self._store: RendezvousStore | None = None
 
     def begin(self) -> int:
         """Return the number of a new meeting; whatever was under way before is given up.
@@ -124,7 +130,7 @@ class DirectRoute:
             GroupError: nothing was left to average.
         """
         out = self.meet(
-            Meeting.of(plan),
+            DirectGroup.of(plan),
             lambda wires: weighted_mean(
                 wires, vector, codec=codec, weight=weight, key=key, policy=policy
             ),
@@ -134,8 +140,8 @@ class DirectRoute:
         return check_weight(out, plan.members)
 
     def swap(
-        self, plan: RoundPlan, gift: Gift, *, serial: int, anew: bool = True
-    ) -> tuple[Delivered, int, int]:
+        self, plan: RoundPlan, gift: Outgoing, *, serial: int, anew: bool = True
+    ) -> tuple[DeliveredMessage, int, int]:
         """Return what the members of the plan have for this one, and bytes sent and received.
 
         Args:
@@ -150,11 +156,19 @@ class DirectRoute:
             PeerRefused: what somebody sent is of no use.
         """
         return self.meet(
-            Meeting.of(plan), lambda wires: swap_among(wires, gift), serial=serial, anew=anew
+            DirectGroup.of(plan),
+            lambda wires: all_to_all_direct(wires, gift),
+            serial=serial,
+            anew=anew,
         )
 
     def meet(
-        self, meeting: Meeting, work: Callable[[Wires], T], *, serial: int, anew: bool = True
+        self,
+        meeting: DirectGroup,
+        work: Callable[[BoundedProcessGroup], T],
+        *,
+        serial: int,
+        anew: bool = True,
     ) -> T:
         """Return what `work` gives on a process group of the meeting's members.
 
@@ -178,7 +192,7 @@ class DirectRoute:
         try:
             group = self._connect(meeting, serial)
             rank = meeting.members.index(self._me)
-            return work(Wires(group, meeting.members, rank, meeting.deadline))
+            return work(BoundedProcessGroup(group, meeting.members, rank, meeting.deadline))
         except GroupError:
             self._forget(serial)  # lets the others fail at once instead of waiting for this member
             raise
@@ -192,7 +206,7 @@ class DirectRoute:
             log.info("the last round's connections are gone (%s); connecting anew", error)
         return self.meet(meeting, work, serial=serial)
 
-    def _connect(self, meeting: Meeting, serial: int) -> Any:
+    def _connect(self, meeting: DirectGroup, serial: int) -> Any:
         """Return the process group of the meeting's members; the last one if they are the same."""
         with self._lock:
             self._check(serial)
@@ -211,12 +225,12 @@ class DirectRoute:
             return FIRST_CONNECT_S
         return max(CONNECT_FLOOR_S, CONNECT_FACTOR * self.connect_s)
 
-    def _new_group(self, meeting: Meeting, serial: int) -> Any:
+    def _new_group(self, meeting: DirectGroup, serial: int) -> Any:
         """Connect to all members of the meeting."""
         began = RealClock().monotonic()
         deadline = min(meeting.deadline, began + self._connect_timeout_s())
         names = f"{self._job}/{meeting.epoch}/{','.join(meeting.members)}"
-        store = BoardStore(meeting.board, names, deadline=deadline)
+        store = RendezvousStore(meeting.board, names, deadline=deadline)
         try:
             with self._lock:
                 self._check(serial)
@@ -256,7 +270,7 @@ class DirectRoute:
         self._board.close()
 
 
-def _key_of(meeting: Meeting) -> tuple[str, tuple[str, ...]]:
+def _key_of(meeting: DirectGroup) -> tuple[str, tuple[str, ...]]:
     """Return what makes two meetings share a process group."""
     return meeting.board, meeting.members
 

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from atoll.clock import RealClock
 from atoll.errors import AtollError, PeerLost
-from atoll.group.base import Reduced, Swapped, Work
+from atoll.group.base import AllToAllResult, Reduced, Work
 from atoll.group.routes.routes import Routes
 from atoll.wire.messages import RoundPlan
 
 EXTRA_S = 5.0
 """How much longer than the plan's time an exchange is waited for: its own error says more."""
 
-T = TypeVar("T", Reduced, Swapped)
+T = TypeVar("T", Reduced, AllToAllResult)
 
 
-class Turn(NamedTuple):
+class QueuedExchange(NamedTuple):
     """Which exchange it is."""
 
     serial: int
@@ -38,7 +38,7 @@ class _Exchange:
     """Members without whom it cannot end."""
 
 
-class Turns:
+class ExchangeQueue:
     """See the module's docstring. Begun from one thread; :meth:`fail` may come from any."""
 
     def __init__(
@@ -76,7 +76,9 @@ class Turns:
         with self._lock:
             self._exchanges = []
 
-    def begin(self, plan: RoundPlan, exchange: Callable[[Turn], T], *, swaps: bool) -> Work[T]:
+    def begin(
+        self, plan: RoundPlan, exchange: Callable[[QueuedExchange], T], *, swaps: bool
+    ) -> Work[T]:
         """Begin one exchange on a thread; it waits for the one before it.
 
         Args:
@@ -91,7 +93,7 @@ class Turns:
         now = RealClock().monotonic()
         since = now if before is None or before.work.done() else before.deadline
         deadline = since + plan.timeout_s + EXTRA_S
-        turn, ended = Turn(self._serial, len(self._exchanges)), threading.Event()
+        turn, ended = QueuedExchange(self._serial, len(self._exchanges)), threading.Event()
         needs = tuple(self._routes.needed(plan, swaps=swaps))
         work: Work[T] = Work(deadline=deadline)
         with self._lock:

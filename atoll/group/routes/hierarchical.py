@@ -24,8 +24,13 @@ from torch import Tensor
 from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError, GroupError, PeerLost, PeerRefused, WireError, from_dict
-from atoll.group.collectives.collectives import Exchanged, Wires, hand_out, weighted_mean
-from atoll.group.routes.direct import DirectRoute, Meeting
+from atoll.group.collectives.collectives import (
+    BoundedProcessGroup,
+    Exchanged,
+    scatter_chunks,
+    weighted_mean,
+)
+from atoll.group.routes.direct import DirectGroup, DirectRoute
 from atoll.group.routes.relay import RelayedMean, check_result
 from atoll.reducer.mean import is_finite, result_digest
 from atoll.wire.chunks import MAX_HEAD_BYTES
@@ -40,7 +45,7 @@ Upstairs = Callable[[Packet, float, Sequence[str]], RelayedMean]
 """Sends a packet with its weight and contributors to the reducer and returns the mean."""
 
 
-class Handed(msgspec.Struct, frozen=True, array_like=True):
+class SiteResult(msgspec.Struct, frozen=True, array_like=True):
     """What a delegate tells its site in front of the result."""
 
     contributors: list[str] = []
@@ -50,7 +55,7 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
     """Why there is no result."""
 
 
-_heads = msgspec.msgpack.Decoder(Handed)
+_heads = msgspec.msgpack.Decoder(SiteResult)
 
 
 def site_of(plan: RoundPlan, member: str) -> tuple[tuple[str, ...], str]:
@@ -65,7 +70,7 @@ def site_of(plan: RoundPlan, member: str) -> tuple[tuple[str, ...], str]:
     raise WireError("a hierarchical plan has no site for this member", given=member)
 
 
-def meet_by_sites(
+def reduce_by_sites(
     plan: RoundPlan,
     vector: Tensor,
     *,
@@ -102,7 +107,7 @@ def meet_by_sites(
         return decoded(mean, len(vector), sent=mean.sent_bytes, received=mean.received_bytes)
     if direct is None:
         raise GroupError("this member cannot be dialled", given="a site of several members")
-    meeting = replace(Meeting.of(plan), members=site, board=board)
+    meeting = replace(DirectGroup.of(plan), members=site, board=board)
     inside = direct.meet(
         meeting,
         lambda wires: weighted_mean(wires, vector, codec=codec, weight=weight, key=key),
@@ -149,7 +154,7 @@ def decoded(mean: RelayedMean, elements: int, *, sent: int, received: int) -> Ex
 
 
 def _hand_down(
-    wires: Wires, answer: RelayedMean | AtollError | None, *, elements: int, most: int
+    wires: BoundedProcessGroup, answer: RelayedMean | AtollError | None, *, elements: int, most: int
 ) -> RelayedMean:
     """Return the delegate's answer on every member of its site; `answer` is None on the others.
 
@@ -162,20 +167,20 @@ def _hand_down(
     head: bytes = b""
     data: Buffer = b""
     if isinstance(answer, AtollError):
-        head = msgspec.msgpack.encode(Handed(error=answer.to_dict()))
+        head = msgspec.msgpack.encode(SiteResult(error=answer.to_dict()))
     elif answer is not None:
         data = answer.packet.data
         head = msgspec.msgpack.encode(
-            Handed(list(answer.contributors), answer.weight, answer.packet.codec)
+            SiteResult(list(answer.contributors), answer.weight, answer.packet.codec)
         )
     lengths = _LENGTHS.pack(len(head), len(data)) if answer is not None else None
-    head_bytes, data_bytes = _LENGTHS.unpack(hand_out(wires, lengths, nbytes=_LENGTHS.size))
+    head_bytes, data_bytes = _LENGTHS.unpack(scatter_chunks(wires, lengths, nbytes=_LENGTHS.size))
     if not (0 <= head_bytes <= MAX_HEAD_BYTES and 0 <= data_bytes <= most):
         raise PeerRefused(
             "the delegate of this site hands down what is no result",
             given=f"{data_bytes} bytes", expected=f"at most {most} bytes",
         )  # fmt: skip
-    both = hand_out(
+    both = scatter_chunks(
         wires, b"".join((head, data)) if answer is not None else None,
         nbytes=head_bytes + data_bytes,
     )  # fmt: skip

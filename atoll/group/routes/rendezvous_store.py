@@ -48,9 +48,9 @@ def own_address(url: str) -> str:
         family, kind, protocol, _, target = socket.getaddrinfo(
             parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
+        with socket.socket(family, kind, protocol) as probe_peers:
+            probe_peers.connect(target)
+            return str(probe_peers.getsockname()[0])
     except OSError as error:
         raise HubUnreachable("there is no route to the hub", given=f"{url} ({error})") from error
 
@@ -81,7 +81,9 @@ def answers(dial: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         return False
 
 
-def probe(dials: Mapping[str, Sequence[str]], *, timeout_s: float = PROBE_TIMEOUT_S) -> list[str]:
+def probe_peers(
+    dials: Mapping[str, Sequence[str]], *, timeout_s: float = PROBE_TIMEOUT_S
+) -> list[str]:
     """Return the members of whose addresses at least one answers, asking all at once.
 
     Args:
@@ -109,7 +111,7 @@ IDLE_S = 30.0
 _LENGTH = struct.Struct("!I")
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
     """What a member wants of a board."""
 
     key: str
@@ -118,18 +120,18 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     wait_s: float = 0.0
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class StoreAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What the board says."""
 
     value: bytes | None
     """What is there; None: nothing came in time."""
 
 
-_asks = msgspec.msgpack.Decoder(Ask)
-_answers = msgspec.msgpack.Decoder(Answer)
+_asks = msgspec.msgpack.Decoder(StoreRequest)
+_answers = msgspec.msgpack.Decoder(StoreAnswer)
 
 
-def _send(line: socket.socket, body: Ask | Answer) -> None:
+def _send(line: socket.socket, body: StoreRequest | StoreAnswer) -> None:
     encoded = msgspec.msgpack.encode(body)
     line.sendall(_LENGTH.pack(len(encoded)) + encoded)
 
@@ -159,7 +161,7 @@ def _exactly(line: socket.socket, nbytes: int) -> bytes:
     return bytes(data)
 
 
-class Board:
+class RendezvousBoard:
     """Keeps notes and hands them out, on threads of its own."""
 
     def __init__(self, address: str) -> None:
@@ -200,11 +202,11 @@ class Board:
                 line.settimeout(IDLE_S)
                 while True:
                     ask = _asks.decode(_receive(line))
-                    _send(line, Answer(self._put_or_wait(ask)))
+                    _send(line, StoreAnswer(self._put_or_wait(ask)))
         finally:
             self._readers.release()
 
-    def _put_or_wait(self, ask: Ask) -> bytes | None:
+    def _put_or_wait(self, ask: StoreRequest) -> bytes | None:
         with self._changed:
             if ask.value is not None:
                 self._notes[ask.key] = ask.value[:MAX_NOTE_BYTES]
@@ -218,7 +220,7 @@ class Board:
             return self._notes.get(ask.key)
 
 
-class BoardStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
+class RendezvousStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
     """One member's connection to a board, as Gloo wants to see it."""
 
     def __init__(self, dial: str, prefix: str, *, deadline: float) -> None:
@@ -276,7 +278,7 @@ class BoardStore(torch.distributed.Store):  # type: ignore[name-defined,misc]
             )
         try:
             self._line.settimeout(left_s + 0.1)
-            _send(self._line, Ask(f"{self._prefix}/{key}", value, left_s))
+            _send(self._line, StoreRequest(f"{self._prefix}/{key}", value, left_s))
             return _answers.decode(_receive(self._line)).value
         except TimeoutError as error:
             raise DeadlineExceeded("the first member's board takes too long") from error

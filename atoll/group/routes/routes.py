@@ -11,20 +11,20 @@ from torch import Tensor
 from atoll.clock import RealClock
 from atoll.codec.base import Codec, Packet
 from atoll.errors import GroupError, WireError
-from atoll.group.base import Parcel, Swapped
+from atoll.group.base import AllToAllResult, PeerMessage
 from atoll.group.collectives.collectives import Exchanged
 from atoll.group.policy import GroupPolicy
-from atoll.group.routes.all_to_all import delivered_by_relay, swapped, upload_of
+from atoll.group.routes.all_to_all import all_to_all_relay, as_all_to_all_result, upload_of
 from atoll.group.routes.direct import DirectRoute
-from atoll.group.routes.hierarchical import decoded, meet_by_sites, site_of
+from atoll.group.routes.hierarchical import decoded, reduce_by_sites, site_of
 from atoll.group.routes.relay import REDUCER, RelayedMean, RelayExchange
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.all_to_all import Gift
+from atoll.reducer.all_to_all import Outgoing
 from atoll.wire.messages import RoundPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class ReduceRequest:
     """What one reduce has to do."""
 
     plan: RoundPlan
@@ -42,11 +42,11 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True)
-class SwapErrand:
+class AllToAllRequest:
     """What one swap has to do."""
 
     plan: RoundPlan
-    parcels: Sequence[Parcel]
+    parcels: Sequence[PeerMessage]
     weight: float
     serial: int
     """What :meth:`Routes.begin` returned for its plan."""
@@ -89,7 +89,7 @@ class Routes:
         """Return the number of a new meeting; one that is still under way is given up."""
         return self._direct.begin() if self._direct is not None else 0
 
-    def exchange(self, errand: Errand) -> Exchanged:
+    def exchange(self, errand: ReduceRequest) -> Exchanged:
         """Return the mean over the plan's members; blocks until it is there.
 
         Raises:
@@ -109,7 +109,7 @@ class Routes:
             "unknown route", given=route, expected="alone, direct, relay or hierarchical"
         )
 
-    def _by_dialling(self, errand: Errand) -> Exchanged:
+    def _by_dialling(self, errand: ReduceRequest) -> Exchanged:
         if self._direct is None:
             raise _not_dialled()
         return self._direct.exchange(
@@ -117,7 +117,7 @@ class Routes:
             weight=errand.weight, key=errand.key, policy=errand.policy, anew=errand.phase == 0,
         )  # fmt: skip
 
-    def _by_relay(self, errand: Errand) -> Exchanged:
+    def _by_relay(self, errand: ReduceRequest) -> Exchanged:
         plan, packet = errand.plan, errand.codec.encode(errand.vector, key=errand.key)
         mean = self._upstairs(
             plan, errand.phase, errand.policy.spec(errand.key), packet, errand.weight, ()
@@ -125,8 +125,8 @@ class Routes:
         elements = len(errand.vector)
         return decoded(mean, elements, sent=mean.sent_bytes, received=mean.received_bytes)
 
-    def _by_sites(self, errand: Errand) -> Exchanged:
-        return meet_by_sites(
+    def _by_sites(self, errand: ReduceRequest) -> Exchanged:
+        return reduce_by_sites(
             errand.plan, errand.vector, me=self._me, direct=self._direct,
             serial=errand.serial,
             upstairs=partial(
@@ -135,7 +135,7 @@ class Routes:
             codec=errand.codec, weight=errand.weight, key=errand.key,
         )  # fmt: skip
 
-    def swap(self, errand: SwapErrand) -> Swapped:
+    def swap(self, errand: AllToAllRequest) -> AllToAllResult:
         """Return what the plan's members have for this one; blocks until it is there.
 
         On the hierarchical route everybody goes through the reducer: what two members have for each
@@ -148,7 +148,7 @@ class Routes:
             PeerRefused: what came is of no use.
         """
         plan, me = errand.plan, self._me
-        gift = Gift.of(me, errand.parcels, weight=errand.weight, members=plan.members)
+        gift = Outgoing.of(me, errand.parcels, weight=errand.weight, members=plan.members)
         if plan.route == "direct":
             if self._direct is None:
                 raise _not_dialled()
@@ -157,9 +157,11 @@ class Routes:
             )
         else:
             answer = self._upstairs(plan, errand.phase, "", upload_of(gift), errand.weight, ())
-            found = delivered_by_relay(answer, me=me, members=plan.members)
+            found = all_to_all_relay(answer, me=me, members=plan.members)
             sent, received = answer.sent_bytes, answer.received_bytes
-        return swapped(errand.parcels, found, me=me, sent_bytes=sent, received_bytes=received)
+        return as_all_to_all_result(
+            errand.parcels, found, me=me, sent_bytes=sent, received_bytes=received
+        )
 
     def _upstairs(
         self,

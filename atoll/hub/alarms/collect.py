@@ -22,15 +22,15 @@ from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import LIVE_STATES, Job
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.store import Node
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.rounds.timeline import passed
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.rounds.timeline import catch_up
 from atoll.hub.sessions.session import Session, Sessions
 
 WINDOW_S = 600.0
 _KEPT = 32
 
 
-class Links:
+class LinkHistory:
     """Counts the returns of processes to the hub by machine."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class _NodeMemory:
         self.ran = 0
 
 
-class Gatherer:
+class FactCollector:
     """Reads what is new since the last look."""
 
     def __init__(
-        self, *, stores: Stores, sessions: Sessions, membership: Membership, rounds: Rounds,
+        self, *, stores: Stores, sessions: Sessions, membership: Membership, rounds: RoundService,
         clock: Clock, version: str, data: Path,
     ) -> None:  # fmt: skip
         """Look at these parts of a hub whose database lies at `data`."""
@@ -97,7 +97,7 @@ class Gatherer:
         self._alone: dict[str, bool] = {}
         self._nodes: dict[str, _NodeMemory] = {}
         self._disk = Trend()
-        self.links = Links()
+        self.links = LinkHistory()
 
     async def jobs(self) -> list[JobFacts]:
         """Return the facts of jobs that run or ended lately."""
@@ -120,7 +120,7 @@ class Gatherer:
         memory = self._jobs.get(job)
         if memory is None:
             memory = self._jobs[job] = JobMemory(job)
-        memory.take_rounds(await passed(self._stores.database, job, after=memory.after))
+        memory.take_rounds(await catch_up(self._stores.database, job, after=memory.after))
         while True:
             events = await self._stores.events.read(
                 job, after=memory.last_event, limit=_EVENTS_AT_ONCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.hub.rounds.timeline import Passed, Row
+from atoll.hub.rounds.timeline import CatchUp, Row
 
 Curve = Sequence[tuple[float, float]]
 """(seconds since 1970, loss), oldest first, evenly spaced in rounds; an early part is coarser."""
@@ -50,7 +50,7 @@ class JobFacts:
     alone: bool = False
     """Every member trains its own model."""
     members: Mapping[str, MemberFacts] = field(default_factory=dict)
-    rounds: Sequence[Passed] = ()
+    rounds: Sequence[CatchUp] = ()
     """The newest committed rounds, oldest first."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """The loss of the whole run, by member; under "" the mean of all."""

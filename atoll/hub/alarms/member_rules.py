@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from atoll.hub.alarms.engine import Finding
 from atoll.hub.alarms.facts import Facts, JobFacts
-from atoll.hub.alarms.statistics import outlying
-from atoll.hub.rounds.timeline import Passed, Row
+from atoll.hub.alarms.statistics import outliers
+from atoll.hub.rounds.timeline import CatchUp, Row
 
 ZERO_ROUNDS = 3
 """Rounds in a row in which a member gives nothing."""
@@ -111,7 +111,7 @@ def _outlier_ratio(job: JobFacts, member: str) -> float | None:
             against = past
         else:
             return None
-        sigma, ratio = outlying(own, against, floor=OUTLIER_FLOOR)
+        sigma, ratio = outliers(own, against, floor=OUTLIER_FLOOR)
         far = ratio > OUTLIER_RATIO or ratio < 1 / OUTLIER_RATIO
         # Below the median there is less room for deviations than above it.
         enough = OUTLIER_SIGMA if ratio > 1 else OUTLIER_SIGMA / 2
@@ -162,7 +162,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def slowest(rounds: Sequence[Passed]) -> tuple[str, float, float, float] | None:
+def slowest(rounds: Sequence[CatchUp]) -> tuple[str, float, float, float] | None:
     """Return who comes last nearly always, and what that costs; None: nobody does.
 
     Returns:

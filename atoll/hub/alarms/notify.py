@@ -15,8 +15,8 @@ from typing import Any
 from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.hub.alarms.engine import Alarm
-from atoll.hub.alarms.notify_config import SEVERITIES, Hook
-from atoll.hub.alarms.notify_senders import Hopeless, send
+from atoll.hub.alarms.notify_config import SEVERITIES, NotifyTarget
+from atoll.hub.alarms.notify_senders import PermanentFailure, send
 from atoll.hub.observability.events import Events
 
 log = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ GATHER_S = 1.0
 MOST_WAITING = 1_000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
-Send = Callable[[Hook, Mapping[str, Any]], Awaitable[None]]
+Send = Callable[[NotifyTarget, Mapping[str, Any]], Awaitable[None]]
 
 
-def wanted(hook: Hook, alarm: Alarm) -> bool:
+def wanted(hook: NotifyTarget, alarm: Alarm) -> bool:
     """Return whether a hook is told of an alarm."""
     found = alarm.finding
     if alarm.silenced or (alarm.ended is not None and not hook.ends):
@@ -50,7 +50,7 @@ def _fits(pattern: str, job: str) -> bool:
 class _Line:
     """One hook with what waits for it."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: NotifyTarget) -> None:
         self.hook = hook
         self.waiting: deque[Alarm] = deque()
         self.left_out = 0
@@ -72,13 +72,20 @@ class _Line:
         return list(newest.values()), left_out
 
 
-class Hooks:
+class Notifier:
     """All hooks of a hub."""
 
     def __init__(
-        self, hooks: Sequence[Hook], *, events: Events, clock: Clock, hub: str, send: Send = send,
-        gather_s: float = GATHER_S, first_pause_s: float = FIRST_PAUSE_S,
-    ) -> None:  # fmt: skip
+        self,
+        hooks: Sequence[NotifyTarget],
+        *,
+        events: Events,
+        clock: Clock,
+        hub: str,
+        send: Send = send,
+        gather_s: float = GATHER_S,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
         """Tell these hooks once :meth:`run` was started; `hub` is what messages call the hub."""
         self._lines = [_Line(hook) for hook in hooks]
         self._events, self._clock, self._hub, self._send = events, clock, hub, send
@@ -116,7 +123,7 @@ class Hooks:
             "left_out": left_out,
         }
 
-    async def _deliver(self, hook: Hook, message: Mapping[str, Any]) -> None:
+    async def _deliver(self, hook: NotifyTarget, message: Mapping[str, Any]) -> None:
         """Try until it has arrived or there is no hope; that becomes an event."""
         pause_s = self._first_pause_s
         for attempt in range(1, hook.attempts + 1):
@@ -124,7 +131,7 @@ class Hooks:
                 await self._send(hook, message)
             except AtollError as error:
                 log.info("%s, attempt %d: %s", hook.name, attempt, error)
-                if attempt < hook.attempts and not isinstance(error, Hopeless):
+                if attempt < hook.attempts and not isinstance(error, PermanentFailure):
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
                     continue

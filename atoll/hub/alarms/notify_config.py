@@ -21,7 +21,7 @@ SEVERITIES = ("warning", "critical")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hook:
+class NotifyTarget:
     """What every hook has: which alarms it is told of, and how often."""
 
     table: ClassVar[str] = ""
@@ -59,7 +59,7 @@ class Hook:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Webhook(Hook):
+class Webhook(NotifyTarget):
     """POSTs JSON to an address."""
 
     table: ClassVar[str] = "webhook"
@@ -84,7 +84,7 @@ class Webhook(Hook):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Command(Hook):
+class Command(NotifyTarget):
     """Starts a program with the alarms as JSON on its standard input."""
 
     table: ClassVar[str] = "command"
@@ -105,7 +105,7 @@ class Command(Hook):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Email(Hook):
+class Email(NotifyTarget):
     """Sends a message through an SMTP server."""
 
     table: ClassVar[str] = "email"
@@ -142,10 +142,10 @@ class Email(Hook):
             )  # fmt: skip
 
 
-TABLES: dict[str, type[Hook]] = {kind.table: kind for kind in (Webhook, Command, Email)}
+TABLES: dict[str, type[NotifyTarget]] = {kind.table: kind for kind in (Webhook, Command, Email)}
 
 
-def load_hooks(path: Path) -> list[Hook]:
+def load_targets(path: Path) -> list[NotifyTarget]:
     """Return the hooks of a file.
 
     Raises:
@@ -158,7 +158,7 @@ def load_hooks(path: Path) -> list[Hook]:
         raise ConfigError("the file of hooks cannot be read", given=f"{path}: {error}") from error
     if path.stat().st_mode & 0o077:
         log.warning("%s may hold secrets and is readable by others: chmod 600 %s", path, path)
-    hooks: list[Hook] = []
+    hooks: list[NotifyTarget] = []
     for name, entries in tables.items():
         if name not in TABLES:
             raise unknown("table of hooks", name, list(TABLES))
@@ -169,7 +169,7 @@ def load_hooks(path: Path) -> list[Hook]:
     return hooks
 
 
-def _made(kind: type[Hook], entry: Mapping[str, Any]) -> Hook:
+def _made(kind: type[NotifyTarget], entry: Mapping[str, Any]) -> NotifyTarget:
     """Return a hook from its table."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}

@@ -18,17 +18,17 @@ from email.message import EmailMessage
 from typing import Any
 
 from atoll.errors import HubError
-from atoll.hub.alarms.notify_config import Command, Email, Hook, Webhook
+from atoll.hub.alarms.notify_config import Command, Email, NotifyTarget, Webhook
 
 SIGNATURE = "X-Atoll-Signature"
 _LINES_IN_MAIL = 200
 
 
-class Hopeless(HubError):
+class PermanentFailure(HubError):
     """Another attempt would end the same way."""
 
 
-async def send(hook: Hook, message: Mapping[str, Any]) -> None:
+async def send(hook: NotifyTarget, message: Mapping[str, Any]) -> None:
     """Deliver a message once.
 
     Raises:
@@ -64,7 +64,9 @@ async def _post(hook: Webhook, message: Mapping[str, Any]) -> None:
             "it could not be reached", given=f"{type(error).__name__}: {error}"
         ) from None
     if answer.status_code >= 300:
-        kind = Hopeless if answer.status_code < 500 and answer.status_code != 429 else HubError
+        kind = (
+            PermanentFailure if answer.status_code < 500 and answer.status_code != 429 else HubError
+        )
         raise kind("it did not take the message", given=f"status {answer.status_code}")
 
 
@@ -76,7 +78,7 @@ def _run(hook: Command, message: Mapping[str, Any]) -> None:
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise Hopeless("the program cannot be started", given=str(error)) from error
+        raise PermanentFailure("the program cannot be started", given=str(error)) from error
     try:
         _, said = process.communicate(json.dumps(message).encode(), timeout=hook.timeout_s)
     except subprocess.TimeoutExpired:
@@ -101,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _mail(hook: Email, message: Mapping[str, Any]) -> None:
-    mail = letter(hook, message)
+    mail = format_message(hook, message)
     try:
         with smtplib.SMTP(hook.host, hook.port, timeout=hook.timeout_s) as server:
             if hook.starttls:
@@ -110,14 +112,14 @@ def _mail(hook: Email, message: Mapping[str, Any]) -> None:
                 server.login(hook.user, hook.password)
             server.send_message(mail)
     except smtplib.SMTPAuthenticationError as error:
-        raise Hopeless("user or password is wrong", given=str(error.smtp_code)) from error
+        raise PermanentFailure("user or password is wrong", given=str(error.smtp_code)) from error
     except (OSError, smtplib.SMTPException) as error:
         raise HubError(
             "the mail was not taken", given=f"{type(error).__name__}: {error}"
         ) from error
 
 
-def letter(hook: Email, message: Mapping[str, Any]) -> EmailMessage:
+def format_message(hook: Email, message: Mapping[str, Any]) -> EmailMessage:
     """Return the mail of a message."""
     alarms: Sequence[Mapping[str, Any]] = message["alarms"]
     mail = EmailMessage()

@@ -8,14 +8,14 @@ from starlette.responses import Response
 
 from atoll.errors import HubError
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Json, Refused, body_as, number
+from atoll.hub.http.endpoint import HttpRefused, Json, body_as, number
 from atoll.hub.http.jobs import job_of
-from atoll.hub.observability.node_value import worth_of
+from atoll.hub.observability.node_value import node_value
 
 
-async def show_worth(request: Request, context: Context) -> Response:
+async def show_node_value(request: Request, context: Context) -> Response:
     """GET /api/jobs/J/worth: what each machine brings, and what one more would."""
-    return Json(await worth_of(context, job_of(request, context)))
+    return Json(await node_value(context, job_of(request, context)))
 
 
 class SilenceAsked(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ async def silence(request: Request, context: Context) -> Response:
     try:
         alarm = await context.stores.alarms.silence(int(number_), silenced=body.silenced)
     except (HubError, ValueError):
-        raise Refused(
+        raise HttpRefused(
             404,
             HubError(
                 "no such alarm is open", given=str(number_)[:20],

@@ -19,7 +19,7 @@ from typing import Any
 
 from atoll.hub.alarms.facts import JobFacts, Mark, MemberFacts
 from atoll.hub.jobs.jobs import Job
-from atoll.hub.rounds.timeline import Passed
+from atoll.hub.rounds.timeline import CatchUp
 
 MAX_POINTS = 240
 
@@ -65,7 +65,7 @@ class JobMemory:
         """Know nothing of it."""
         self.job = job
         self.last_event = 0
-        self._rounds: deque[Passed] = deque(maxlen=ROUNDS_KEPT)
+        self._rounds: deque[CatchUp] = deque(maxlen=ROUNDS_KEPT)
         self._curves: dict[str, LossCurve] = {}
         self._counted = 0
         self._bad: list[Mark] = []
@@ -77,7 +77,7 @@ class JobMemory:
         """Epoch after which rounds are read: the last one is read again, it may be known better."""
         return self._rounds[-1].epoch - 1 if self._rounds else 0
 
-    def take_rounds(self, rounds: Iterable[Passed]) -> None:
+    def take_rounds(self, rounds: Iterable[CatchUp]) -> None:
         """Take rounds in, oldest first."""
         for one in rounds:
             if self._rounds and self._rounds[-1].epoch == one.epoch:
@@ -88,7 +88,7 @@ class JobMemory:
                 self._counted = one.epoch
                 self._count(one)
 
-    def _count(self, one: Passed) -> None:
+    def _count(self, one: CatchUp) -> None:
         """Add a round's losses to the curves, and note figures that are none."""
         losses = {row.member: row.loss for row in one.rows if row.loss is not None}
         for member, loss in losses.items():

@@ -26,7 +26,7 @@ def noise(values: Sequence[float]) -> float:
     return spread(steps) / math.sqrt(2) if steps else 0.0
 
 
-def outlying(value: float, others: Sequence[float], *, floor: float) -> tuple[float, float]:
+def outliers(value: float, others: Sequence[float], *, floor: float) -> tuple[float, float]:
     """Return how far a value lies from others: in robust deviations, and as a ratio of medians.
 
     Args:

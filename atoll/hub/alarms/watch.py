@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from atoll.clock import Clock
 from atoll.hub.alarms import job_rules, loss_rules, machine_rules, member_rules
-from atoll.hub.alarms.collect import Gatherer
+from atoll.hub.alarms.collect import FactCollector
 from atoll.hub.alarms.engine import Alarm, Changes, Engine, Finding, Rule
 from atoll.hub.alarms.machine_rules import duration
 from atoll.hub.alarms.store import Alarms
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
+class AlarmSources:
     """How often is looked, and how patiently."""
 
     every_s: float = 2.0
@@ -68,7 +68,7 @@ class Looking:
     """Factor on the times for which conditions must hold and be gone; tests have less."""
 
 
-DEFAULT_LOOKING = Looking()
+DEFAULT_LOOKING = AlarmSources()
 
 
 Told = Callable[[Alarm], Awaitable[None]]
@@ -78,8 +78,8 @@ class AlarmWatch:
     """The one task that looks, decides and tells."""
 
     def __init__(
-        self, *, gatherer: Gatherer, alarms: Alarms, events: Events, clock: Clock,
-        rules: Sequence[Rule] = RULES, looking: Looking = DEFAULT_LOOKING,
+        self, *, gatherer: FactCollector, alarms: Alarms, events: Events, clock: Clock,
+        rules: Sequence[Rule] = RULES, looking: AlarmSources = DEFAULT_LOOKING,
     ) -> None:  # fmt: skip
         """Look with these rules, again and again once :meth:`run` was started."""
         self._gatherer, self._alarms, self._events = gatherer, alarms, events

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 
 from atoll.errors import AuthError, HubError
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Refused, audit_as
+from atoll.hub.http.endpoint import HttpRefused, audit_as
 from atoll.hub.http.middleware import cookie_name, source_of, token_of
 from atoll.hub.security.auth import PEOPLE
 
@@ -110,7 +110,7 @@ async def static(request: Request, _context: Context) -> Response:
         headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
         media_type = _TYPES[Path(name).suffix]
         return FileResponse(FOLDER / name, media_type=media_type, headers=headers)
-    raise Refused(404, HubError("there is no such file", given=repr(name[:100])))
+    raise HttpRefused(404, HubError("there is no such file", given=repr(name[:100])))
 
 
 def plotly_script() -> Path | None:

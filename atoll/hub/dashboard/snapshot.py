@@ -19,7 +19,7 @@ from atoll.hub.http.context import Context
 from atoll.hub.http.jobs import view_of
 from atoll.hub.jobs.views import job_row
 from atoll.hub.observability.events import EVERYWHERE
-from atoll.hub.observability.node_value import worth_of
+from atoll.hub.observability.node_value import node_value
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class Picture:
+class Snapshot:
     """The hub at one moment. `delta` leads here from picture `number - 1`."""
 
     number: int
@@ -72,13 +72,13 @@ class Picture:
         return await asyncio.shield(found)
 
 
-class Snapshots:
+class SnapshotSource:
     """Makes pictures when somebody looks, at most one every `INTERVAL_S`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._lock = asyncio.Lock()
-        self._picture: Picture | None = None
+        self._picture: Snapshot | None = None
         self._nodes: dict[str, Row] = {}
         self._jobs: dict[str, Row] = {}
         self._over: dict[str, tuple[float, Row]] = {}
@@ -90,7 +90,7 @@ class Snapshots:
         """Return the time until the next picture is due."""
         return INTERVAL_S - asyncio.get_running_loop().time() % INTERVAL_S + _LATE_S
 
-    async def current(self) -> Picture:
+    async def current(self) -> Snapshot:
         """Return the picture of this tick."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
@@ -106,11 +106,11 @@ class Snapshots:
         if now >= until:
             if len(self._worths) > JOBS_LISTED:
                 self._worths.clear()
-            worth = await worth_of(self._context, job)
+            worth = await node_value(self._context, job)
             self._worths[job] = (now + WORTH_EVERY_S, worth)
         return worth
 
-    async def _make(self, now: float) -> Picture:
+    async def _make(self, now: float) -> Snapshot:
         stores = self._context.stores
         nodes = {row["node"]: _node_row(row) for row in self._context.live.nodes()}
         jobs = {row["job"]: row for row in self._job_rows(now)}
@@ -143,7 +143,7 @@ class Snapshots:
             delta["hub_events"] = [e for e in events if not last or e["id"] > last[0]["id"]]
         self._nodes, self._jobs = nodes, jobs
         number = before.number + 1 if before is not None else 1
-        return Picture(number, now, content, _encode(delta))
+        return Snapshot(number, now, content, _encode(delta))
 
     def _job_rows(self, now: float) -> Iterable[Row]:
         """Yield the newest jobs; rows of ended ones are made again only now and then."""

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from atoll.errors import HubError
-from atoll.hub.dashboard.snapshot import Picture, Snapshots, coarse_members
+from atoll.hub.dashboard.snapshot import Snapshot, SnapshotSource, coarse_members
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Refused, identity_of
+from atoll.hub.http.endpoint import HttpRefused, identity_of
 from atoll.hub.http.hub import rss_bytes
 from atoll.hub.http.jobs import view_of
 from atoll.hub.observability.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
@@ -49,12 +49,12 @@ _SHOWN = (
 _encode = msgspec.json.Encoder().encode
 
 
-class Streams:
+class EventStreams:
     """All open streams of one hub; makes the handler of `/api/stream`."""
 
     def __init__(self) -> None:
         self.open = 0
-        self._snapshots: Snapshots | None = None
+        self._snapshots: SnapshotSource | None = None
 
     async def answer(self, request: Request, context: Context) -> Response:
         """GET /api/stream?job=J&points=ID: ticks until the client goes.
@@ -62,7 +62,7 @@ class Streams:
         `points` is the id of the last point that the client has already.
         """
         if self.open >= MAX_STREAMS:
-            raise Refused(
+            raise HttpRefused(
                 503,
                 HubError(
                     "too many dashboards are open",
@@ -71,7 +71,7 @@ class Streams:
                     remedy="close some",
                 ),
             )
-        self._snapshots = self._snapshots or Snapshots(context)
+        self._snapshots = self._snapshots or SnapshotSource(context)
         job = request.query_params.get("job", "")
         if not context.stores.jobs.knows(job):
             job = ""
@@ -115,7 +115,7 @@ class Feed:
     """Makes the ticks of one client."""
 
     def __init__(
-        self, context: Context, snapshots: Snapshots, cursors: Cursors, *, role: str
+        self, context: Context, snapshots: SnapshotSource, cursors: Cursors, *, role: str
     ) -> None:
         self.cursors = cursors
         self.snapshots = snapshots
@@ -155,7 +155,7 @@ class Feed:
             hub["ticket"] = context.ticket
         return hub
 
-    async def _add_job(self, tick: dict[str, Any], picture: Picture) -> bool:
+    async def _add_job(self, tick: dict[str, Any], picture: Snapshot) -> bool:
         """Add what is new of the shown job; return whether more is there already."""
         stores, cursors, job = self._context.stores, self.cursors, self.cursors.job
 
@@ -197,7 +197,7 @@ class Feed:
 
     async def _read(
         self,
-        picture: Picture,
+        picture: Snapshot,
         name: str,
         read: Callable[[int], Awaitable[list[dict[str, Any]]]],
     ) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ class Feed:
             setattr(self.cursors, name, rows[-1]["id"])
         return rows
 
-    async def _rounds(self, picture: Picture) -> list[dict[str, Any]]:
+    async def _rounds(self, picture: Snapshot) -> list[dict[str, Any]]:
         """Return decided attempts that are new; the disk is asked only around verdicts."""
         cursors, live, now = self.cursors, self._context.live, picture.made
         record = self._context.stores.jobs.get(cursors.job)
@@ -240,7 +240,7 @@ class _Stream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Streams, feed: Feed) -> None:
+    def __init__(self, streams: EventStreams, feed: Feed) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._streams = streams

@@ -308,7 +308,7 @@ def _explain(error: sqlite3.Error, path: Path) -> AtollError:
     return HubError("the hub's database failed", given=f"{path} ({text})")
 
 
-class Newest:
+class LastIdCache:
     """Ids that only grow, by job. One that is not known stands for "look"."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from atoll.hub.observability.events import Events
 from atoll.hub.observability.logs import Logs
 from atoll.hub.observability.metrics import Metrics
 from atoll.hub.queues import sqlite
-from atoll.hub.queues.backend import Holds
+from atoll.hub.queues.backend import HeldBlobs
 from atoll.hub.queues.queues import Queues
 from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.hub.security import auth
@@ -34,7 +34,7 @@ from atoll.hub.storage.files import Files
 
 
 def open_queues(
-    database: Database, *, clock: Clock, blobs: Holds | None = None, server: str = ""
+    database: Database, *, clock: Clock, blobs: HeldBlobs | None = None, server: str = ""
 ) -> Queues:
     """Return the queues of a hub; commands to machines (`node/...`) never leave its database.
 

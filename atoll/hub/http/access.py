@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from atoll.errors import ConfigError, HubError
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Json, Refused, audit_as, body_as, identity_of, number
+from atoll.hub.http.endpoint import HttpRefused, Json, audit_as, body_as, identity_of, number
 from atoll.hub.http.middleware import source_of
 from atoll.hub.security.access import Access
 from atoll.wire.messages import NodeInfo
@@ -19,7 +19,7 @@ MAX_NOTE = 100
 MAX_VALID_S = 366 * 86_400.0
 
 
-class Joining(msgspec.Struct, frozen=True):
+class JoinRequest(msgspec.Struct, frozen=True):
     """Body of a join."""
 
     secret: str
@@ -33,7 +33,7 @@ class Joining(msgspec.Struct, frozen=True):
 
 async def join(request: Request, context: Context) -> Response:
     """POST /api/join: turn a ticket into a node's token and certificate."""
-    body = await body_as(request, Joining)
+    body = await body_as(request, JoinRequest)
     source = source_of(request.scope)
     admitted = await access_of(context).join(
         body.secret, name=body.name, request=body.request, source=source, scope=request.scope
@@ -45,7 +45,7 @@ async def join(request: Request, context: Context) -> Response:
     return Json(answer, status_code=201)
 
 
-class LoggingIn(msgspec.Struct, frozen=True):
+class LoginRequest(msgspec.Struct, frozen=True):
     """Body of a login with a ticket."""
 
     secret: str
@@ -55,7 +55,7 @@ class LoggingIn(msgspec.Struct, frozen=True):
 
 async def log_in(request: Request, context: Context) -> Response:
     """POST /api/login: turn a ticket into the token of an operator or a viewer."""
-    body = await body_as(request, LoggingIn)
+    body = await body_as(request, LoginRequest)
     source = source_of(request.scope)
     admitted = await access_of(context).log_in(body.secret, name=body.name, source=source)
     audit_as(request, admitted.role, admitted.name)
@@ -69,7 +69,7 @@ async def log_out(request: Request, context: Context) -> Response:
     return Json({"ended": ended})
 
 
-class Renewing(msgspec.Struct, frozen=True):
+class RenewRequest(msgspec.Struct, frozen=True):
     """Body of a renewal."""
 
     request: str
@@ -77,11 +77,13 @@ class Renewing(msgspec.Struct, frozen=True):
 
 async def renew(request: Request, context: Context) -> Response:
     """POST /api/renew: a new certificate for a node, before the one that it shows ends."""
-    body = await body_as(request, Renewing)
+    body = await body_as(request, RenewRequest)
     node = identity_of(request).name
     certificates = access_of(context).certificates
     if not certificates.needed:
-        raise Refused(409, HubError("this hub signs no certificates: it does not speak TLS itself"))
+        raise HttpRefused(
+            409, HubError("this hub signs no certificates: it does not speak TLS itself")
+        )
     if not body.request:
         raise ConfigError("a signing request is missing", given="an empty text")
     return Json({"certificate": await certificates.issue(body.request, node=node)})
@@ -91,11 +93,11 @@ async def show_ca(_request: Request, context: Context) -> Response:
     """GET /ca.pem: the certificate of the hub's authority, to compare with a fingerprint."""
     ca = access_of(context).ca
     if ca is None:
-        raise Refused(404, HubError("this hub has no certificate authority of its own"))
+        raise HttpRefused(404, HubError("this hub has no certificate authority of its own"))
     return PlainTextResponse(ca.read_text(), media_type="application/x-pem-file")
 
 
-class TicketAsked(msgspec.Struct, frozen=True):
+class TicketRequest(msgspec.Struct, frozen=True):
     """Body of a wish for a ticket."""
 
     role: Literal["node", "viewer", "operator"] = "node"
@@ -109,7 +111,7 @@ class TicketAsked(msgspec.Struct, frozen=True):
 
 async def make_ticket(request: Request, context: Context) -> Response:
     """POST /api/tickets: a ticket for some machines or people, or for some time."""
-    body = await body_as(request, TicketAsked)
+    body = await body_as(request, TicketRequest)
     if body.uses is not None and not 0 < body.uses <= 1_000_000:
         raise ConfigError("a ticket needs uses", given=body.uses, expected="1 to 1,000,000")
     if body.valid_s is not None and not 0 < body.valid_s <= MAX_VALID_S:
@@ -141,7 +143,7 @@ async def revoke_node(request: Request, context: Context) -> Response:
     try:
         tickets = await access_of(context).shut_out(node)
     except ConfigError as error:
-        raise Refused(404, error) from error
+        raise HttpRefused(404, error) from error
     by = identity_of(request).name
     await context.stores.events.add("", "node-revoked", f"{node} was shut out by {by}")
     return Json({"node": node, "open_tickets": tickets})

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from atoll.clock import Clock
 from atoll.hub.db.stores import Stores
-from atoll.hub.scheduler.rendezvous import Gates
+from atoll.hub.scheduler.rendezvous import RendezvousRegistry
 from atoll.hub.security.access import Access
 from atoll.hub.security.audit import Audit
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
 from atoll.wire.messages import Message
 
 
-class Live(Protocol):
+class LiveHub(Protocol):
     """Sessions, members and rounds, as the REST interface and the dashboard see them."""
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ class Live(Protocol):
         ...
 
 
-class Deletes(Protocol):
+class JobDeleter(Protocol):
     """The part of the hub that deletes jobs."""
 
     async def size(self, job: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Context:
     """Everything that request handlers share."""
 
     stores: Stores
-    live: Live
+    live: LiveHub
     clock: Clock
     version: str
     started: float
@@ -89,9 +89,9 @@ class Context:
     """Lets in and shuts out; None: nobody can come."""
     audit: Audit | None = None
     """Who did what."""
-    deletions: Deletes | None = None
+    deletions: JobDeleter | None = None
     """Deletes jobs; None: none can be deleted."""
     limits: Limits = DEFAULT_LIMITS
     """What strangers may take."""
-    gates: Gates = field(default_factory=Gates)
+    gates: RendezvousRegistry = field(default_factory=RendezvousRegistry)
     """Where islands await their further machines."""

@@ -57,7 +57,7 @@ class Json(Response):
         return msgspec.json.encode(content)
 
 
-class Refused(Exception):
+class HttpRefused(Exception):
     """A request ends here with this status and this error."""
 
     def __init__(self, status: int, error: AtollError) -> None:
@@ -143,7 +143,7 @@ class Endpoint:
         try:
             self._authorize(request)
             return await handler(request, self._context)
-        except Refused as refused:
+        except HttpRefused as refused:
             return error_response(refused.error, refused.status)
         except AtollError as error:
             return error_response(error)
@@ -190,9 +190,9 @@ def audit_as(request: Request, role: str, name: str) -> None:
     request.scope["state"]["entered"] = Identity(cast("Role", role), name)
 
 
-def forbidden(identity: Identity) -> Refused:
+def forbidden(identity: Identity) -> HttpRefused:
     """Return the refusal of a token that is right but not for this."""
-    return Refused(
+    return HttpRefused(
         403,
         AuthError(
             "this token is not for that",

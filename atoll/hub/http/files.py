@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from atoll.errors import AuthError, HubError
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Json, Refused, identity_of, number
+from atoll.hub.http.endpoint import HttpRefused, Json, identity_of, number
 from atoll.hub.http.jobs import job_of
 from atoll.hub.http.middleware import MAX_SPEED_BYTES
 from atoll.hub.storage.blobs import MAX_BLOB_BYTES
@@ -29,10 +29,10 @@ async def put_file(request: Request, context: Context) -> Response:
     job, name = job_of(request, context), str(request.path_params["path"])
     own = name == "job.toml" or name.endswith(".jsonl") or name.rpartition("/")[2] == MANIFEST_NAME
     if own and not name.startswith(ARTIFACTS):
-        raise Refused(403, AuthError("only the hub writes this file", given=name))
+        raise HttpRefused(403, AuthError("only the hub writes this file", given=name))
     identity = identity_of(request)
     if identity.role == "node" and not _left_by(identity.name, context, job, name):
-        raise Refused(
+        raise HttpRefused(
             403,
             AuthError(
                 "a node writes the artifacts of its own processes only",
@@ -58,7 +58,7 @@ async def get_file(request: Request, context: Context) -> Response:
     job, name = job_of(request, context), str(request.path_params["path"])
     info = await context.stores.files.stat(job, name)
     if info is None:
-        raise Refused(404, HubError("the job has no such file", given=f"{name!r} of {job}"))
+        raise HttpRefused(404, HubError("the job has no such file", given=f"{name!r} of {job}"))
     headers = {
         "last-modified": formatdate(info.modified, usegmt=True),
         "x-content-type-options": "nosniff",
@@ -111,7 +111,7 @@ async def get_blob(request: Request, context: Context) -> Response:
     """GET or HEAD /api/blobs/SHA256: stream a blob; ranges work."""
     sha256, blobs = str(request.path_params["sha256"]), context.stores.blobs
     if not await asyncio.to_thread(blobs.has, sha256):
-        raise Refused(404, HubError("the hub does not have this blob", given=sha256))
+        raise HttpRefused(404, HubError("the hub does not have this blob", given=sha256))
     headers = {"x-sha256": sha256, "x-content-type-options": "nosniff"}
     path = blobs.path(sha256)
     return FileResponse(path, headers=headers, media_type="application/octet-stream")

@@ -21,7 +21,7 @@ MAX_HOPS = 20
 """Addresses in `X-Forwarded-For` that are looked at, from its end."""
 
 
-class Proxies:
+class TrustedProxies:
     """The addresses from which `X-Forwarded-For` and `X-Forwarded-Proto` count."""
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
@@ -98,7 +98,7 @@ def check_prefix(text: str) -> str:
     return prefix
 
 
-def told_address(advertise: str, prefix: str) -> tuple[str, str]:
+def forwarded_address(advertise: str, prefix: str) -> tuple[str, str]:
     """Return what tickets say of a hub's address, and the prefix that its requests may have.
 
     Args:

@@ -16,11 +16,11 @@ from starlette.responses import Response
 
 from atoll.errors import ConfigError, HubError, unknown
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Json, Refused, body_as, forbidden, identity_of, number
+from atoll.hub.http.endpoint import HttpRefused, Json, body_as, forbidden, identity_of, number
 from atoll.hub.http.jobs import job_of
 from atoll.hub.nodes.history import HOUR_S
-from atoll.ids import is_hand, member_of_hand
-from atoll.wire.messages import Drain, Gate
+from atoll.ids import is_follower, member_of_follower
+from atoll.wire.messages import Drain, RendezvousAddress
 
 
 async def show_nodes(_request: Request, context: Context) -> Response:
@@ -28,7 +28,7 @@ async def show_nodes(_request: Request, context: Context) -> Response:
     return Json(context.live.nodes())
 
 
-class Draining(msgspec.Struct, frozen=True):
+class DrainRequest(msgspec.Struct, frozen=True):
     """Body of a wish about a node."""
 
     draining: bool = True
@@ -38,11 +38,11 @@ class Draining(msgspec.Struct, frozen=True):
 
 async def drain(request: Request, context: Context) -> Response:
     """POST /api/nodes/NODE/drain: have a machine give its work back and take none."""
-    body = await body_as(request, Draining)
+    body = await body_as(request, DrainRequest)
     node = request.path_params["node"]
     known = [view["node"] for view in context.live.nodes()]
     if node not in known:
-        raise Refused(404, unknown("node", node, known))
+        raise HttpRefused(404, unknown("node", node, known))
     connected = next(v for v in context.live.nodes() if v["node"] == node)["state"] != "lost"
     if not connected or not context.tell(node, Drain(body.draining, body.reason[:200])):
         raise HubError(
@@ -99,7 +99,7 @@ LONGEST = 255
 """Characters of an address, and of a secret."""
 
 
-async def open_gate(request: Request, context: Context) -> Response:
+async def publish_rendezvous(request: Request, context: Context) -> Response:
     """PUT /api/jobs/J/gates/M: the first machine of member M's island awaits its hands there."""
     job, member = job_of(request, context), _member_of(request)
     asking, record = identity_of(request), context.stores.jobs.get(job)
@@ -108,7 +108,7 @@ async def open_gate(request: Request, context: Context) -> Response:
         raise forbidden(asking)
     if record.state != "running":
         raise HubError("the job does not run", given=job, expected="a member of a running job")
-    gate = await body_as(request, Gate)
+    gate = await body_as(request, RendezvousAddress)
     if not 0 < len(gate.dial) <= LONGEST or not 0 < len(gate.secret) <= LONGEST:
         raise ConfigError(
             "this is no gate",
@@ -119,15 +119,15 @@ async def open_gate(request: Request, context: Context) -> Response:
     return Json({})
 
 
-async def show_gate(request: Request, context: Context) -> Response:
+async def find_rendezvous(request: Request, context: Context) -> Response:
     """GET /api/jobs/J/gates/M: where the hands of member M's island find its first machine."""
     job, member = job_of(request, context), _member_of(request)
     asking = identity_of(request).member
-    if member != (member_of_hand(asking)[0] if is_hand(asking) else asking):
+    if member != (member_of_follower(asking)[0] if is_follower(asking) else asking):
         raise forbidden(identity_of(request))
     gate = context.gates.get(job, member)
     if gate is None:
-        raise Refused(404, HubError("this island has opened no gate", given=f"{job}/{member}"))
+        raise HttpRefused(404, HubError("this island has opened no gate", given=f"{job}/{member}"))
     return Json(gate)
 
 
@@ -139,7 +139,7 @@ def _member_of(request: Request) -> str:
 MAX_POINTS = 2_000
 
 
-async def read(request: Request, context: Context) -> Response:
+async def show_history(request: Request, context: Context) -> Response:
     """GET /api/history: `owner=O&from=T&to=T&points=N` for buckets, or `job=J&points=N`.
 
     `owner` is `node/NAME` or `JOB/MEMBER`; times are seconds since 1970, by default the last hour.
@@ -162,6 +162,6 @@ async def read(request: Request, context: Context) -> Response:
 
 async def _curves(context: Context, job: str, points: int) -> Response:
     if not context.stores.jobs.knows(job):
-        raise Refused(404, HubError("there is no such job", given=repr(job[:100])))
+        raise HttpRefused(404, HubError("there is no such job", given=repr(job[:100])))
     found = await context.stores.metrics.curves(job, points=points)
     return Json({"last": found[-1]["id"] if found else 0, "points": found})

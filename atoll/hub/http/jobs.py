@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.errors import HubError
-from atoll.hub.http.context import Context, Deletes
-from atoll.hub.http.endpoint import Json, Refused, body_as, identity_of, number
+from atoll.hub.http.context import Context, JobDeleter
+from atoll.hub.http.endpoint import HttpRefused, Json, body_as, identity_of, number
 from atoll.hub.jobs.record import job_facts
 from atoll.hub.jobs.views import job_row, job_view
 
@@ -31,20 +31,20 @@ class Submission(msgspec.Struct, frozen=True):
     """What the submitter calls this submission: sent again it makes no second job."""
 
 
-class StopAsked(msgspec.Struct, frozen=True):
+class StopRequest(msgspec.Struct, frozen=True):
     """Body of a stop."""
 
     grace_s: float = 10.0
 
 
-class ResumeAsked(msgspec.Struct, frozen=True):
+class ResumeRequest(msgspec.Struct, frozen=True):
     """Body of a resume."""
 
     spec: str = ""
     """The job file from now on; empty: the same."""
 
 
-class BoundsAsked(msgspec.Struct, frozen=True):
+class BoundsRequest(msgspec.Struct, frozen=True):
     """Body of other bounds for the members of a job."""
 
     max: int
@@ -69,7 +69,7 @@ def job_of(request: Request, context: Context) -> str:
     """
     job: str = request.path_params["job"]
     if not context.stores.jobs.knows(job):
-        raise Refused(
+        raise HttpRefused(
             404,
             HubError(
                 "there is no such job", given=repr(job), remedy="`atoll status` lists all jobs"
@@ -103,7 +103,7 @@ async def show_job(request: Request, context: Context) -> Response:
 async def stop(request: Request, context: Context) -> Response:
     """POST /api/jobs/J/stop: end it after its round."""
     job = job_of(request, context)
-    body = await body_as(request, StopAsked)
+    body = await body_as(request, StopRequest)
     await context.live.stop(job, grace_s=min(max(body.grace_s, 0.0), 86_400.0))
     return Json({"job": job})
 
@@ -111,7 +111,7 @@ async def stop(request: Request, context: Context) -> Response:
 async def scale(request: Request, context: Context) -> Response:
     """POST /api/jobs/J/nodes: other bounds for its members, while it waits or runs."""
     job = job_of(request, context)
-    body = await body_as(request, BoundsAsked)
+    body = await body_as(request, BoundsRequest)
     await context.live.scale(job, least=body.min, most=body.max)
     return Json({"job": job, "min": body.min, "max": body.max})
 
@@ -119,7 +119,7 @@ async def scale(request: Request, context: Context) -> Response:
 async def resume(request: Request, context: Context) -> Response:
     """POST /api/jobs/J/resume: start it again from its newest checkpoint."""
     job = job_of(request, context)
-    body = await body_as(request, ResumeAsked)
+    body = await body_as(request, ResumeRequest)
     return Json({"job": await context.live.resume(job, spec=body.spec)})
 
 
@@ -186,7 +186,7 @@ async def show_size(request: Request, context: Context) -> Response:
     return Json(await _deletions(context).size(job_of(request, context)))
 
 
-def _deletions(context: Context) -> Deletes:
+def _deletions(context: Context) -> JobDeleter:
     if context.deletions is None:
-        raise Refused(503, HubError("this hub is not up yet"))
+        raise HttpRefused(503, HubError("this hub is not up yet"))
     return context.deletions

@@ -9,8 +9,8 @@ from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.hub.jobs.views import describe_member, describe_node
 from atoll.hub.nodes.membership import Membership
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.scheduler.scheduler import Placement
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.scheduler.scheduler import Scheduler
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import session_id
 
@@ -23,8 +23,8 @@ class HubLive:
         stores: Stores,
         sessions: Sessions,
         membership: Membership,
-        placement: Placement,
-        rounds: Rounds,
+        placement: Scheduler,
+        rounds: RoundService,
         clock: Clock,
     ) -> None:
         self._stores = stores

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.errors import AtollError, AuthError, FrameTooLarge, HubError
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Refused, error_response
+from atoll.hub.http.endpoint import HttpRefused, error_response
 from atoll.hub.http.forwarded import source_of as source_of
 from atoll.hub.security.auth import Identity
 from atoll.hub.security.connection_limits import RateLimit, is_loopback
@@ -55,11 +55,11 @@ _HEADERS = {
 """On every answer that does not say otherwise itself."""
 
 
-class ForeignPage(AuthError):
+class CrossOrigin(AuthError):
     """A page of another site tried to act with the dashboard's login."""
 
 
-class _Guard:
+class _AuthMiddleware:
     """One application behind authentication and limits; only HTTP is touched."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
@@ -78,7 +78,7 @@ class _Guard:
         send = _with_headers(send)
         try:
             limit = self._check(scope, headers)
-        except Refused as refused:
+        except HttpRefused as refused:
             if refused.status != 413:
                 await self._note(scope, refused.status)
             await error_response(refused.error, refused.status)(scope, receive, send)
@@ -102,14 +102,14 @@ class _Guard:
             scope.setdefault("state", {})["identity"] = identity
             if identity is not None and self._context.access is not None:
                 self._context.access.admit(identity, scope)
-        except ForeignPage as error:
-            raise Refused(403, error) from error
+        except CrossOrigin as error:
+            raise HttpRefused(403, error) from error
         except AuthError as error:
-            raise Refused(429 if limited else 401, error) from error
+            raise HttpRefused(429 if limited else 401, error) from error
         limit = _body_limit(scope["path"])
         declared = headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit() or int(declared) > limit:
-            raise Refused(413, _too_large(declared, limit))
+            raise HttpRefused(413, _too_large(declared, limit))
         return limit
 
     def _check_rate(self, path: str, source: str) -> None:
@@ -123,7 +123,7 @@ class _Guard:
                 expected=f"at most {self._limits.joins_per_minute} a minute",
                 remedy="wait a minute",
             )
-            raise Refused(429, error)
+            raise HttpRefused(429, error)
         self._entering.note(source)
 
     async def _note(self, scope: Scope, status: int) -> None:
@@ -134,9 +134,9 @@ class _Guard:
             )  # fmt: skip
 
 
-def guard(app: ASGIApp, context: Context) -> ASGIApp:
+def add_authentication(app: ASGIApp, context: Context) -> ASGIApp:
     """Return `app` behind authentication and limits; only HTTP is touched."""
-    return _Guard(app, context)
+    return _AuthMiddleware(app, context)
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
@@ -190,7 +190,7 @@ def _check_page(scope: Scope, headers: Headers) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # A form of another site cannot send this type without asking first.
     if kind != "application/json" and headers.get("content-length", "0") != "0":
-        raise ForeignPage(
+        raise CrossOrigin(
             "a browser has to send JSON here", given=kind, expected="application/json"
         )
 
@@ -205,8 +205,8 @@ def _says_foreign(headers: Headers) -> bool:
     return headers.get("sec-fetch-site", unknown) not in ("same-origin", "none")
 
 
-def _foreign(headers: Headers) -> ForeignPage:
-    return ForeignPage(
+def _foreign(headers: Headers) -> CrossOrigin:
+    return CrossOrigin(
         "a page of another site tried to use this login",
         given=headers.get("origin") or headers.get("sec-fetch-site") or "no Origin header",
         expected="the dashboard of this hub",
@@ -236,7 +236,7 @@ def _bounded(receive: Receive, limit: int, *, deadline: float | None) -> Receive
             async with asyncio.timeout_at(None if complete else deadline):
                 message = await receive()
         except TimeoutError:
-            raise Refused(408, HubError("the request did not come in time")) from None
+            raise HttpRefused(408, HubError("the request did not come in time")) from None
         total += len(message.get("body", b""))
         complete = not message.get("more_body", False)
         if total > limit:

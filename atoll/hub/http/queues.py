@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from atoll.errors import AuthError
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Json, Refused, body_as, identity_of, number
-from atoll.hub.queues.handlers import Rights
+from atoll.hub.http.endpoint import HttpRefused, Json, body_as, identity_of, number
+from atoll.hub.queues.handlers import QueueAccess
 from atoll.wire.messages import (
     Done,
     QueueAck,
@@ -38,14 +38,14 @@ class DeadLetters(msgspec.Struct, frozen=True):
 
 
 def _check(request: Request, context: Context, queue: str, *, options: bool = False) -> None:
-    rights, identity = Rights(context.stores.jobs), identity_of(request)
+    rights, identity = QueueAccess(context.stores.jobs), identity_of(request)
     try:
         if options:
             rights.check_options(identity, queue)
         else:
             rights.check(identity, queue)
     except AuthError as error:
-        raise Refused(403, error) from error
+        raise HttpRefused(403, error) from error
 
 
 async def queue_rows(context: Context) -> list[dict[str, Any]]:

@@ -9,25 +9,27 @@ from starlette.routing import BaseRoute, Route
 from atoll.errors import HubError
 from atoll.hub.alarms import rest as rest_alarms
 from atoll.hub.dashboard import pages
-from atoll.hub.dashboard.sse import Streams
+from atoll.hub.dashboard.sse import EventStreams
 from atoll.hub.http import access, files, hub, jobs, prometheus, queues
-from atoll.hub.http.context import Context, Live
-from atoll.hub.http.endpoint import Endpoint, Handler, Refused
-from atoll.hub.http.middleware import guard
+from atoll.hub.http.context import Context, LiveHub
+from atoll.hub.http.endpoint import Endpoint, Handler, HttpRefused
+from atoll.hub.http.middleware import add_authentication
 from atoll.hub.security.auth import Role
 
 Roles = tuple[Role, ...]
 
-__all__ = ["Context", "Live", "guard", "routes"]
+__all__ = ["Context", "LiveHub", "add_authentication", "routes"]
 
 
 async def nothing_here(request: Request, _context: Context) -> Response:
     """Answer every other address."""
-    raise Refused(404, HubError("there is nothing at this address", given=request.url.path[:200]))
+    raise HttpRefused(
+        404, HubError("there is nothing at this address", given=request.url.path[:200])
+    )
 
 
 def routes(context: Context) -> list[BaseRoute]:
-    """Return the routes of everything but the WebSocket; put `guard` around the application."""
+    """Return every route but the WebSocket; `add_authentication` goes around the application."""
     anybody = Endpoint(context, {"get": nothing_here, "post": nothing_here}, roles=())
     operator: Roles = ("operator",)
     own_job: Roles = ("operator", "job")
@@ -81,15 +83,15 @@ def routes(context: Context) -> list[BaseRoute]:
         at("/api/nodes/{node}/revoke", operator, post=access.revoke_node),
         at("/api/speed", everyone, viewer, audited=False, get=files.send_bytes,
            post=files.take_bytes),
-        at("/api/stream", operator, viewer, get=Streams().answer),
-        at("/api/history", operator, viewer, get=hub.read),
+        at("/api/stream", operator, viewer, get=EventStreams().answer),
+        at("/api/history", operator, viewer, get=hub.show_history),
         at("/api/jobs", operator, viewer, get=jobs.list_jobs, post=jobs.submit),
         at(job, operator, "job", viewer, get=jobs.show_job, delete=jobs.delete_job),
         at(f"{job}/size", operator, viewer, get=jobs.show_size),
         at(f"{job}/metrics", own_job, viewer, get=jobs.read_metrics),
         at(f"{job}/events", own_job, viewer, get=jobs.read_events),
         at(f"{job}/rounds", own_job, viewer, get=jobs.read_rounds),
-        at(f"{job}/worth", own_job, viewer, get=rest_alarms.show_worth),
+        at(f"{job}/worth", own_job, viewer, get=rest_alarms.show_node_value),
         at(f"{job}/logs", own_job, viewer, get=jobs.read_logs),
         at(f"{job}/stop", operator, post=jobs.stop),
         at(f"{job}/resume", operator, post=jobs.resume),
@@ -98,8 +100,8 @@ def routes(context: Context) -> list[BaseRoute]:
         # A node brings back what a job left on it; the handler looks which files those may be.
         at(f"{job}/files/{{path:path}}", own_job, viewer, writes=("node",), audited=False,
            get=files.get_file, put=files.put_file),
-        at(f"{job}/gates/{{member}}", ("job",), audited=False, get=hub.show_gate,
-           put=hub.open_gate),
+        at(f"{job}/gates/{{member}}", ("job",), audited=False, get=hub.find_rendezvous,
+           put=hub.publish_rendezvous),
         at("/api/blobs/{sha256}", everyone, audited=False, get=files.get_blob,
            put=files.put_blob),
         at("/api/alarms", operator, viewer, get=rest_alarms.show),

@@ -59,7 +59,7 @@ def pause_s(failures: int) -> float:
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
 
 
-class Relaunches:
+class RestartPolicy:
     """Remembers when each missing member was first seen missing, and which were given up."""
 
     def __init__(self, *, clock: Clock) -> None:
@@ -170,18 +170,18 @@ def program_failed(member: Member, *, trainer: bool) -> bool:
     return member.exit_code != 0 and member.exit_code not in ENDED_BY_SIGNAL
 
 
-def spent(member: Member, job: Job) -> bool:
+def budget_exhausted(member: Member, job: Job) -> bool:
     """Return whether a program has failed more often than its job allows."""
     return program_failed(member, trainer=job.kind == "trainer") and member.retried >= job.retries
 
 
-def given_up(member: Member, job: Job) -> bool:
+def restarts_exhausted(member: Member, job: Job) -> bool:
     """Return whether a member that does not live is not launched again."""
     if member.state in LIVE_STATES:
         return False
     if job.of_policies and (member.error or {}).get("kind", "") in FATAL_KINDS:
         return True
-    return failures_after(member) >= MAX_FAILURES or spent(member, job)
+    return failures_after(member) >= MAX_FAILURES or budget_exhausted(member, job)
 
 
 def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
@@ -205,7 +205,7 @@ def outcome(job: Job, *, working: Collection[str] | None = None) -> End | None:
         return "stopped", "a stop was asked for", None
     if done:
         return "done", "", None
-    if not members or not all(given_up(member, job) for member in members.values()):
+    if not members or not all(restarts_exhausted(member, job) for member in members.values()):
         return None
     errors = [member.error for member in members.values() if member.error]
     return "failed", "every member was lost", errors[0] if errors else None
@@ -231,7 +231,7 @@ def _ends_the_job(member: Member, job: Job) -> bool:
     if kind in FATAL_KINDS:
         return True
     together = not job.separate and job.nodes_wanted > 1
-    return spent(member, job) and not (together and kind in OF_ITS_MACHINE)
+    return budget_exhausted(member, job) and not (together and kind in OF_ITS_MACHINE)
 
 
 def end_state(record: Member, exit_code: int | None, *, stopping: bool) -> str:
@@ -245,7 +245,7 @@ def end_state(record: Member, exit_code: int | None, *, stopping: bool) -> str:
     return "left" if exit_code == EXIT_LEFT or record.leaving else "failed"
 
 
-def hear_directly(job: Job) -> list[str]:
+def reports_directly(job: Job) -> list[str]:
     """Return the live members that meet in no rounds, and hear of a stop by a message of its own.
 
     The critic never meets the others; actors only do where policies agree.
@@ -257,7 +257,7 @@ def hear_directly(job: Job) -> list[str]:
     return sorted((m for m in live if alone or m in job.aside), key=slot_of)
 
 
-def left_behind(job: Job) -> bool:
+def without_end(job: Job) -> bool:
     """Return whether only the critic lives, and waits for actors that will never be done."""
     actors = [m for m in _members(job) if m.member not in job.aside]
     live = [m for m in job.members.values() if m.state in LIVE_STATES]
@@ -268,7 +268,7 @@ def left_behind(job: Job) -> bool:
     return over and any(m.state != "done" for m in actors)
 
 
-def outcome_of_policies(job: Job) -> End | None:
+def rl_outcome(job: Job) -> End | None:
     """Return how a job of policies has ended, or None while it goes on."""
     members = _members(job)
     if any(m.state in LIVE_STATES for m in members):
@@ -295,7 +295,7 @@ def outcome_of_policies(job: Job) -> End | None:
 
 def _is_over(member: Member, job: Job) -> bool:
     """Return whether a member will not work again."""
-    return member.state == "done" or given_up(member, job)
+    return member.state == "done" or restarts_exhausted(member, job)
 
 
 def _members(job: Job) -> list[Member]:

@@ -80,7 +80,7 @@ def _delete_some(connection: sqlite3.Connection, job: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class PendingDeletion:
     """What has to go after the record of a job."""
 
     keep_files: bool
@@ -89,7 +89,7 @@ class Rest:
     """How the names of its queues and topics begin."""
 
 
-def begin(connection: sqlite3.Connection, job: str, rest: Rest, *, now: float) -> None:
+def begin(connection: sqlite3.Connection, job: str, rest: PendingDeletion, *, now: float) -> None:
     """Write down that a job is being deleted, inside a write."""
     row = (job, int(rest.keep_files), now, json.dumps(rest.queues))
     connection.execute("INSERT INTO deletions VALUES (?, ?, ?, ?)", row)
@@ -100,11 +100,12 @@ def end(connection: sqlite3.Connection, job: str) -> None:
     connection.execute("DELETE FROM deletions WHERE job = ?", (job,))
 
 
-def begun(connection: sqlite3.Connection) -> dict[str, Rest]:
+def begun(connection: sqlite3.Connection) -> dict[str, PendingDeletion]:
     """Return the jobs whose deletion is not finished, the oldest first."""
     rows = connection.execute("SELECT job, keep_files, queues FROM deletions ORDER BY asked, job")
     return {
-        job: Rest(keep_files=bool(keep), queues=json.loads(queues)) for job, keep, queues in rows
+        job: PendingDeletion(keep_files=bool(keep), queues=json.loads(queues))
+        for job, keep, queues in rows
     }
 
 
@@ -145,7 +146,7 @@ class Deletions:
         self._settled = settled
         self._tasks = tasks
         self._clock = clock
-        self._unfinished: dict[str, Rest] = {}
+        self._unfinished: dict[str, PendingDeletion] = {}
         """Jobs whose rest is still there, and what it is."""
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._again_at = 0.0
@@ -230,7 +231,7 @@ class Deletions:
             fields={"job": job, "by": by, "bytes": str(nbytes), "kept": str(keep_files).lower()},
         )  # fmt: skip
         now = self._clock.wall()
-        rest = Rest(keep_files=keep_files, queues=_queues_of(stores.jobs.get(job)))
+        rest = PendingDeletion(keep_files=keep_files, queues=_queues_of(stores.jobs.get(job)))
 
         def also(connection: sqlite3.Connection) -> None:
             begin(connection, job, rest, now=now)
@@ -259,7 +260,7 @@ class Deletions:
         await self._stores.blobs.sweep()
         return True
 
-    async def _remove(self, job: str, rest: Rest) -> None:
+    async def _remove(self, job: str, rest: PendingDeletion) -> None:
         stores = self._stores
         stores.files.expect_none(job)
         for memory in (stores.events, stores.logs, stores.metrics):

@@ -26,14 +26,14 @@ from atoll.hub.jobs.record import LIVE_STATES as LIVE_STATES
 from atoll.hub.jobs.record import (
     SAID,
     change_fields,
-    check_change,
     check_files,
     check_labels,
+    check_spec_change,
     code_of,
-    inner_told,
-    island_told,
-    nodes_told,
-    seats_told,
+    describe_inner,
+    describe_island,
+    describe_nodes,
+    describe_roles,
     steps_of,
 )
 from atoll.hub.jobs.record import STATES as STATES
@@ -41,7 +41,7 @@ from atoll.hub.jobs.record import Job as Job
 from atoll.hub.jobs.record import Member as Member
 from atoll.hub.observability.events import Events
 from atoll.hub.storage.blobs import Blobs
-from atoll.ids import is_hand
+from atoll.ids import is_follower
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +143,9 @@ class Jobs:
             retries=spec.job.retries,
             nodes_wanted=spec.job.nodes,
             min_nodes=spec.job.min_nodes,
-            seats=seats_told(spec),
-            island=island_told(spec),
-            inner=inner_told(spec),
+            seats=describe_roles(spec),
+            island=describe_island(spec),
+            inner=describe_inner(spec),
             machines=spec.island.machines,
             steps=steps_of(spec),
             seed=spec.job.seed,
@@ -160,7 +160,7 @@ class Jobs:
             self._names.discard(job.job)
             raise
         self._jobs[job.job] = job
-        await self._events.add(job.job, "submitted", f"submitted for {nodes_told(job)}")
+        await self._events.add(job.job, "submitted", f"submitted for {describe_nodes(job)}")
         return job
 
     def _insert(
@@ -247,7 +247,7 @@ class Jobs:
         assigned = Member(member=member, slot=slot, node=node, attempt=attempt)
         if before is not None:
             assigned.failures, assigned.retried = before.failures, before.retried
-        (record.hands if is_hand(member) else record.members)[member] = assigned
+        (record.hands if is_follower(member) else record.members)[member] = assigned
         await self._save(record)
         again = "" if attempt == 1 else f", attempt {attempt}"
         await self._events.add(job, "assigned", f"{member} goes to {node}{again}", member=member)
@@ -286,7 +286,7 @@ class Jobs:
             ConfigError: the text is wrong, or changes what its state is made of.
         """
         record = self.get(job)
-        spec = check_change(parse_spec(record.spec), text)
+        spec = check_spec_change(parse_spec(record.spec), text)
         if spec.job.nodes != record.nodes_wanted:
             record.deal = 0  # the data is dealt anew
         record.steps = steps_of(spec)
@@ -305,8 +305,8 @@ class Jobs:
         job, record.spec = record.job, dump_spec(spec)
         record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
         record.priority, record.retries = spec.job.priority, spec.job.retries
-        record.seats, record.island = seats_told(spec), island_told(spec)
-        record.machines, record.inner = spec.island.machines, inner_told(spec)
+        record.seats, record.island = describe_roles(spec), describe_island(spec)
+        record.machines, record.inner = spec.island.machines, describe_inner(spec)
         encoded, written = _record(record), record.spec
 
         def write(connection: sqlite3.Connection) -> None:

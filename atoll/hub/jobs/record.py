@@ -20,8 +20,8 @@ import msgspec
 from atoll.config import JobSpec, parse_spec
 from atoll.config.rl_roles import ACTOR, seats
 from atoll.errors import ConfigError, unknown
-from atoll.ids import check_name, is_hand, member_id
-from atoll.rounds.timing import Measures
+from atoll.ids import check_name, is_follower, member_id
+from atoll.rounds.timing import RoundTimings
 
 STATES = ("waiting", "running", "done", "failed", "stopped")
 SAID = {state: {"running": "runs"}.get(state, state) for state in STATES}
@@ -113,7 +113,7 @@ class Job(msgspec.Struct, kw_only=True):
     """It stops only to go on with another deal of the data."""
     leases: dict[int, dict[str, int]] = {}
     """Where every slot of the data stands in the committed record."""
-    measures: Measures = msgspec.field(default_factory=Measures)
+    measures: RoundTimings = msgspec.field(default_factory=RoundTimings)
     outsiders: dict[str, int] = {}
     """Launches from before it was set back to a checkpoint; they have another history."""
     reducer_attempt: int = 0
@@ -133,7 +133,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     def process(self, name: str) -> Member | None:
         """Return the record of a member or a hand, if there is one."""
-        return (self.hands if is_hand(name) else self.members).get(name)
+        return (self.hands if is_follower(name) else self.members).get(name)
 
     @property
     def origin(self) -> str:
@@ -217,12 +217,12 @@ def steps_of(spec: JobSpec) -> int:
     return 0 if spec.job.command else spec.train.steps
 
 
-def seats_told(spec: JobSpec) -> list[dict[str, Any]]:
+def describe_roles(spec: JobSpec) -> list[dict[str, Any]]:
     """Return what each slot of a job does, where that is not the same."""
     return [dataclasses.asdict(seat) for seat in seats(spec.rl)] if spec.kind == "rl" else []
 
 
-def island_told(spec: JobSpec) -> str:
+def describe_island(spec: JobSpec) -> str:
     """Return how each member lies over its processes; empty where it is one process."""
     if spec.mesh.ranks == 1:
         return ""
@@ -230,7 +230,7 @@ def island_told(spec: JobSpec) -> str:
     return f"{spec.mesh} on {machines} machines" if machines > 1 else str(spec.mesh)
 
 
-def inner_told(spec: JobSpec) -> str:
+def describe_inner(spec: JobSpec) -> str:
     """Return how each member computes its steps; empty where one process does it plainly."""
     ranks, train = spec.mesh.ranks, spec.train
     words = [spec.strategy.inner or "local"] if not spec.job.script or spec.strategy.inner else []
@@ -243,7 +243,7 @@ def inner_told(spec: JobSpec) -> str:
     return "" if plain or spec.job.command or spec.kind == "rl" else ", ".join(words)
 
 
-def nodes_told(job: Job) -> str:
+def describe_nodes(job: Job) -> str:
     """Return how many places a job wants, for people."""
     if job.machines == 1:
         return f"{job.nodes_wanted} nodes"
@@ -360,7 +360,7 @@ def check_labels(*, batch: str, key: str) -> None:
             )
 
 
-def check_change(old: JobSpec, text: str) -> JobSpec:
+def check_spec_change(old: JobSpec, text: str) -> JobSpec:
     """Return the changed job, if it can go on where the old one stands.
 
     The number of nodes, the strategy, the steps and the checkpoints may change; what the state is

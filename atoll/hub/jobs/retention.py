@@ -24,7 +24,7 @@ BY = "the hub: it is older than it is to be kept"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class RetentionRules:
     """How long jobs stay after their end, in days; None: for ever."""
 
     ended: float | None = None
@@ -33,11 +33,11 @@ class Keeping:
     """Jobs that stopped or failed and have a complete checkpoint to go on from."""
 
 
-NOTHING_GOES = Keeping()
+NOTHING_GOES = RetentionRules()
 
 
-def overdue(
-    jobs: Iterable[Job], *, keeping: Keeping, now: float, resumable: Callable[[Job], bool]
+def expired_jobs(
+    jobs: Iterable[Job], *, keeping: RetentionRules, now: float, resumable: Callable[[Job], bool]
 ) -> list[Job]:
     """Return the jobs whose time is over.
 
@@ -65,7 +65,9 @@ def overdue(
 class Retention:
     """Called often; looks when its time has come."""
 
-    def __init__(self, *, keeping: Keeping, jobs: Jobs, deletions: Deletions, clock: Clock) -> None:
+    def __init__(
+        self, *, keeping: RetentionRules, jobs: Jobs, deletions: Deletions, clock: Clock
+    ) -> None:
         self._keeping = keeping
         self._jobs = jobs
         self._deletions = deletions
@@ -80,7 +82,7 @@ class Retention:
         self._look_at = now + LOOK_EVERY_S
         jobs, wall = self._jobs.list(), self._clock.wall()
         due = await asyncio.to_thread(
-            overdue, jobs, keeping=self._keeping, now=wall, resumable=self._may_go_on
+            expired_jobs, jobs, keeping=self._keeping, now=wall, resumable=self._may_go_on
         )
         for job in due:
             try:

@@ -15,7 +15,7 @@ from atoll.hub.observability.metrics import (
     Latest,
 )
 from atoll.hub.sessions.session import Session
-from atoll.ids import member_id, member_of_hand
+from atoll.ids import member_id, member_of_follower
 
 _SILENT: dict[str, Any] = {
     "last_seen_s": None, "sent_bytes": 0, "received_bytes": 0, "connected": False,
@@ -56,9 +56,10 @@ def job_view(
         "members": members,
         "machines": job.machines,
         "hands": [
-            hand_view(hand)
+            follower_view(hand)
             for hand in sorted(job.hands.values(), key=_in_order)
-            if member_of_hand(hand.member)[1] < job.machines  # others are of an earlier job file
+            if member_of_follower(hand.member)[1]
+            < job.machines  # others are of an earlier job file
         ],
         "committed_round": job.committed_round,
         "aborted_rounds": job.aborted_rounds,
@@ -118,14 +119,14 @@ def member_view(member: Member, latest: Latest, live: Mapping[str, Any]) -> dict
     }
 
 
-def hand_view(hand: Member) -> dict[str, Any]:
+def follower_view(hand: Member) -> dict[str, Any]:
     """Return a further machine of a member's island; what it does counts as the member's."""
     view = member_view(hand, Latest(), _SILENT)
     return view | {"hand_of": member_id(hand.slot), "step": None, "round": None}
 
 
 def _in_order(hand: Member) -> tuple[int, int]:
-    return hand.slot, member_of_hand(hand.member)[1]
+    return hand.slot, member_of_follower(hand.member)[1]
 
 
 def _mean(values: list[float | None]) -> float | None:

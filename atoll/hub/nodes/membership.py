@@ -14,11 +14,11 @@ from atoll.errors import AuthError, HubError
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.completion import MAX_FAILURES, end_state
 from atoll.hub.jobs.jobs import LIVE_STATES, Job, Member
-from atoll.hub.nodes.store import Node, NodeBook, Standing
-from atoll.hub.rounds.service import Rounds
+from atoll.hub.nodes.store import Node, NodeState, NodeStore
+from atoll.hub.rounds.service import RoundService
 from atoll.hub.sessions.session import Session, Sessions
 from atoll.hub.storage.checkpoints import Checkpoints
-from atoll.ids import is_hand, session_id, slot_of
+from atoll.ids import is_follower, session_id, slot_of
 from atoll.wire.messages import (
     Drain,
     Finished,
@@ -46,7 +46,7 @@ class Membership:
         *,
         stores: Stores,
         sessions: Sessions,
-        rounds: Rounds,
+        rounds: RoundService,
         checkpoints: Checkpoints,
         clock: Clock,
     ) -> None:
@@ -57,7 +57,7 @@ class Membership:
         self._rounds = rounds
         self._checkpoints = checkpoints
         self._clock = clock
-        self._book = NodeBook(stores.database)
+        self._book = NodeStore(stores.database)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.nodes: dict[str, Node] = {}
         self.changed: Callable[[str], Awaitable[None]] = _ignore
@@ -89,7 +89,7 @@ class Membership:
         await self.changed("")
 
     async def _remember(self, node: Node) -> None:
-        standing = Standing(node.incarnation, node.draining, node.drain_reason)
+        standing = NodeState(node.incarnation, node.draining, node.drain_reason)
         await self._book.put(node.node, standing)
 
     async def _silent_are_back(self, node: str) -> None:
@@ -97,7 +97,7 @@ class Membership:
         for job in self._jobs.list():
             for member in job.processes if job.state == "running" else []:
                 gone = member.state == "lost" and member.exit_code is None
-                silent = (job.silent and not member.incarnation) or is_hand(member.member)
+                silent = (job.silent and not member.incarnation) or is_follower(member.member)
                 if gone and silent and member.node == node:
                     await self._jobs.update_member(job.job, member.member, state="running")
                     text = f"{member.member} is back with {node}"
@@ -267,7 +267,7 @@ class Membership:
             await self._hear_last_words(body.job, body.member)
         async with self._locks[body.job]:
             record = self._process(body.job, body.member)
-            unheard = is_hand(body.member) or self._jobs.get(body.job).silent
+            unheard = is_follower(body.member) or self._jobs.get(body.job).silent
             if record is None or record.state not in LIVE_STATES | ({"lost"} if unheard else set()):
                 return
             state = end_state(record, body.exit_code, stopping=self._jobs.get(body.job).stopping)
@@ -347,7 +347,7 @@ class Membership:
 
     async def _gone(self, job: str, process: str, *, lost: bool) -> None:
         """Let rounds know that a member is gone; of hands they know nothing."""
-        if not is_hand(process):
+        if not is_follower(process):
             await self._rounds.gone(job, process, lost=lost)
 
     async def _after(self, job: str) -> None:

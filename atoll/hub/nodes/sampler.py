@@ -27,7 +27,7 @@ def node_stats(membership: Membership, sessions: Sessions) -> Iterator[NodeStats
             yield name, session.stats
 
 
-class Recording:
+class HubSampler:
     """Called often; does something when its time has come."""
 
     def __init__(self, stores: Stores, *, clock: Clock) -> None:

@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeState:
     """How a node stood when it was last heard."""
 
     incarnation: str
@@ -41,7 +41,7 @@ class Standing:
     """Why it drains."""
 
 
-class NodeBook:
+class NodeStore:
     """The standings of all nodes: read once, kept in memory, written when one changes."""
 
     def __init__(self, database: Database) -> None:
@@ -51,13 +51,13 @@ class NodeBook:
                 "SELECT node, incarnation, draining, reason FROM node_standings"
             ).fetchall()
         )
-        self._standings = {row[0]: Standing(row[1], bool(row[2]), row[3]) for row in rows}
+        self._standings = {row[0]: NodeState(row[1], bool(row[2]), row[3]) for row in rows}
 
-    def get(self, node: str) -> Standing | None:
+    def get(self, node: str) -> NodeState | None:
         """Return how a node stood, also in an earlier life of the hub."""
         return self._standings.get(node)
 
-    async def put(self, node: str, standing: Standing) -> None:
+    async def put(self, node: str, standing: NodeState) -> None:
         """Remember how a node stands; returns when it is durable."""
         if self._standings.get(node) == standing:
             return

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from atoll.clock import Clock
-from atoll.hub.db.database import Database, Newest
+from atoll.hub.db.database import Database, LastIdCache
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -42,7 +42,7 @@ class Events:
         self._database = database
         self._jobs_dir = jobs_dir
         self._clock = clock
-        self._newest = Newest()
+        self._newest = LastIdCache()
         self._gone: set[str] = set()
         """Jobs that were deleted in this life of the hub: an event would make their folder anew."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.hub.db.database import Database, Newest
+from atoll.hub.db.database import Database, LastIdCache
 from atoll.wire.limits import MAX_LOG_LINE
 
 SCHEMA = """
@@ -42,7 +42,7 @@ class Logs:
         self._max_lines = max_lines
         self._news: dict[str, asyncio.Event] = {}
         self._untrimmed: dict[str, int] = {}
-        self._newest = Newest()
+        self._newest = LastIdCache()
 
     async def add(
         self, job: str, member: str, *, source: str, seq: int, lines: Sequence[str]

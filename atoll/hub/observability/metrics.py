@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.hub.db.database import Database, Newest
+from atoll.hub.db.database import Database, LastIdCache
 from atoll.hub.nodes.history import History
 from atoll.hub.observability.events import append_lines
 from atoll.wire.messages import Point
@@ -88,7 +88,7 @@ class Metrics:
         self._history = history
         self._max_points = max_points
         self._counts: dict[tuple[str, str, int], int] = {}
-        self._newest = Newest()
+        self._newest = LastIdCache()
         self._latest: dict[str, dict[str, Latest]] = {}
 
     async def add(

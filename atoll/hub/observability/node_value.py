@@ -27,7 +27,7 @@ from typing import Any
 from atoll.config import parse_spec
 from atoll.hub.http.context import Context
 from atoll.hub.jobs.jobs import LIVE_STATES
-from atoll.hub.rounds.timeline import Passed, Row, passed
+from atoll.hub.rounds.timeline import CatchUp, Row, catch_up
 
 LEAST_ROUNDS = 5
 """Fewer rounds say nothing."""
@@ -109,8 +109,8 @@ def _growth(route: str, count: int) -> float:
     return (count - 1) / count if route == "direct" else float(count)
 
 
-def worth(
-    rounds: Sequence[Passed], *, alone: bool = False, running: Collection[str] | None = None
+def marginal_throughput(
+    rounds: Sequence[CatchUp], *, alone: bool = False, running: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Return what the machines of a job are worth; docs/alarms.md says what each key means.
 
@@ -149,18 +149,18 @@ def worth(
     }
 
 
-def _present(rounds: Sequence[Passed], running: Collection[str] | None) -> list[str]:
+def _present(rounds: Sequence[CatchUp], running: Collection[str] | None) -> list[str]:
     """Return the members of the last round that are still there."""
     if not rounds:
         return []
     return [m for m in rounds[-1].members if running is None or m in running]
 
 
-def _tokens_known(rounds: Sequence[Passed]) -> bool:
+def _tokens_known(rounds: Sequence[CatchUp]) -> bool:
     return any(row.tokens for one in rounds for row in one.rows)
 
 
-def _known(rounds: Sequence[Passed], members: Sequence[str], *, unit: str) -> list[_Round]:
+def _known(rounds: Sequence[CatchUp], members: Sequence[str], *, unit: str) -> list[_Round]:
     """Return the newest rounds of exactly these members of which everything is known."""
     found: list[_Round] = []
     for one, before in zip(reversed(rounds[1:]), reversed(rounds[:-1]), strict=True):
@@ -287,7 +287,7 @@ def _text(
 
 
 def _too_early(
-    members: Sequence[str], rounds: Sequence[Passed], *, found: int, unit: str
+    members: Sequence[str], rounds: Sequence[CatchUp], *, found: int, unit: str
 ) -> dict[str, Any]:
     """Return that nothing can be said yet."""
     text = f"too early to say: {found} of {LEAST_ROUNDS} rounds"
@@ -305,7 +305,7 @@ def _too_early(
     }  # fmt: skip
 
 
-async def worth_of(context: Context, job: str) -> dict[str, Any]:
+async def node_value(context: Context, job: str) -> dict[str, Any]:
     """Return what the machines of a job are worth now; of one that has ended, were at its end.
 
     Raises:
@@ -316,8 +316,8 @@ async def worth_of(context: Context, job: str) -> dict[str, Any]:
     running = None
     if record.state == "running":
         running = {m.member for m in record.members.values() if m.state in LIVE_STATES}
-    return worth(
-        await passed(context.stores.database, job, newest=NEWEST),
+    return marginal_throughput(
+        await catch_up(context.stores.database, job, newest=NEWEST),
         alone=(strategy.outer or strategy.preset) == "alone",
         running=running,
     )

@@ -198,7 +198,7 @@ class Backend(Protocol):
         ...
 
 
-class Holds(Protocol):
+class HeldBlobs(Protocol):
     """The part of the hub's blobs that queues need."""
 
     def nbytes(self, sha256: str) -> int:
@@ -228,7 +228,7 @@ def need_of(entries: Sequence[QueueEntry]) -> Amount:
     return Amount(len(entries), sum(map(size_of, entries)))
 
 
-def kept_s(queue: str) -> float:
+def retention_s(queue: str) -> float:
     """Return how long the keys of a queue's done items are remembered."""
     return INTERNAL_KEPT_S if queue.startswith(INTERNAL) else DONE_KEPT_S
 
@@ -279,5 +279,5 @@ def no_attempts(queue: str) -> int:
     return QueueOptions().max_attempts
 
 
-def unheard(moves: Sequence[Move]) -> None:
+def no_notifications(moves: Sequence[Move]) -> None:
     """Stand in until somebody listens."""

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
 
-class Rights:
+class QueueAccess:
     """Who may use which queues and topics."""
 
     def __init__(self, jobs: Jobs) -> None:
@@ -90,10 +90,10 @@ class Rights:
         return listed
 
 
-class QueueDoor:
+class QueueHandlers:
     """The handlers of everything that is asked of queues."""
 
-    def __init__(self, queues: Queues, *, rights: Rights) -> None:
+    def __init__(self, queues: Queues, *, rights: QueueAccess) -> None:
         self._queues = queues
         self._rights = rights
         self.handlers: dict[type[Message], Handler] = {

@@ -16,13 +16,13 @@ from atoll.hub.queues.backend import (
     Loaded,
     Move,
     Stored,
-    kept_s,
     lease_name,
     lease_seq,
     new_lease_mark,
     no_attempts,
+    no_notifications,
+    retention_s,
     size_of,
-    unheard,
 )
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
@@ -60,7 +60,7 @@ class MemoryBackend:
         self._positions: dict[tuple[str, str], int] = {}
         self._next = 1
         self.attempts: Callable[[str], int] = no_attempts
-        self.moved: Listener = unheard
+        self.moved: Listener = no_notifications
 
     async def load(self) -> Loaded:
         """Return what is stored."""
@@ -261,7 +261,7 @@ class MemoryBackend:
     def _finish(self, item: _Item, end: str) -> None:
         """Let an item end; its key stays for a while."""
         source, item.state = item.state, "done"
-        item.payload, item.until = b"", self._clock.wall() + kept_s(item.queue)
+        item.payload, item.until = b"", self._clock.wall() + retention_s(item.queue)
         if end == "dropped":
             self._positions[item.queue, DROPPED] = item.seq
         self.moved([Move(item.queue, source, end, 1, item.nbytes)])

@@ -19,19 +19,19 @@ from atoll.hub.queues.backend import (
     NOTHING,
     Amount,
     DeadLetter,
-    Holds,
+    HeldBlobs,
     Listener,
     Loaded,
     Move,
     Stored,
-    kept_s,
     lease_name,
     new_lease_mark,
     no_attempts,
-    unheard,
+    no_notifications,
+    retention_s,
 )
-from atoll.hub.queues.nats_client import Kept, NatsStore, StreamState
-from atoll.hub.queues.nats_leases import Book, NatsStream, Row
+from atoll.hub.queues.nats_client import NatsStore, StoredMessage, StreamState
+from atoll.hub.queues.nats_leases import LeaseTable, NatsStream, Row
 from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
@@ -56,16 +56,16 @@ class NatsBackend:
         *,
         beside: SqliteBackend,
         clock: Clock,
-        blobs: Holds | None = None,
+        blobs: HeldBlobs | None = None,
     ) -> None:
         self._store = store
-        self._book = Book(database, blobs=blobs)
+        self._book = LeaseTable(database, blobs=blobs)
         self._beside = beside
         self._clock = clock
         self._streams: dict[str, NatsStream] = {}
         self._removing: set[asyncio.Task[None]] = set()
         self.attempts: Callable[[str], int] = no_attempts
-        self.moved: Listener = unheard
+        self.moved: Listener = no_notifications
 
     async def load(self) -> Loaded:
         """Connect, and return what is stored.
@@ -166,7 +166,7 @@ class NatsBackend:
     async def _end(self, stream: NatsStream, rows: Sequence[Row], end: str) -> None:
         """Let items end: written first, then removed from the stream."""
         before = [row.copy() for row in rows]
-        until = self._clock.wall() + kept_s(stream.queue)
+        until = self._clock.wall() + retention_s(stream.queue)
         for row in rows:
             stream.withdraw(row)
             stream.mark(row, "done")
@@ -391,5 +391,5 @@ class NatsBackend:
         task.add_done_callback(self._removing.discard)
 
 
-def _shown(kept: Kept) -> TopicItem:
+def _shown(kept: StoredMessage) -> TopicItem:
     return TopicItem(kept.seq, kept.key, kept.payload, kept.put, kept.blob)

@@ -48,7 +48,7 @@ _NO_STREAM = 10059
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredMessage:
     """One stored item."""
 
     seq: int
@@ -231,15 +231,15 @@ class NatsStore:
 
         return await self._patiently("an item was not stored", work)
 
-    async def read(self, queue: str, first: int, *, limit: int) -> list[Kept]:
+    async def read(self, queue: str, first: int, *, limit: int) -> list[StoredMessage]:
         """Return up to `limit` items with numbers from `first` on, as one answer holds them."""
         ask = json.dumps({"seq": max(1, first), "batch": limit, "max_bytes": READ_BYTES})
         subject = f"$JS.API.DIRECT.GET.{self._name(queue)}"
 
-        async def work() -> list[Kept] | None:
+        async def work() -> list[StoredMessage] | None:
             inbox = self._nats.new_inbox()
             subscription = await self._nats.subscribe(inbox)
-            found: list[Kept] = []
+            found: list[StoredMessage] = []
             try:
                 await self._nats.publish(subject, ask.encode(), reply=inbox)
                 while True:
@@ -256,7 +256,7 @@ class NatsStore:
 
         return await self._patiently("items were not read", work)
 
-    async def get(self, queue: str, seq: int) -> Kept | None:
+    async def get(self, queue: str, seq: int) -> StoredMessage | None:
         """Return one item, or None if it is not there any more."""
         found = await self.read(queue, seq, limit=1)
         return found[0] if found and found[0].seq == seq else None
@@ -341,10 +341,10 @@ def _head(entry: QueueEntry, now: float) -> dict[str, str]:
     return head
 
 
-def _kept(message: Msg) -> Kept:
+def _kept(message: Msg) -> StoredMessage:
     head = message.headers or {}
     blob = head.get("Atoll-Blob", "")
-    return Kept(
+    return StoredMessage(
         seq=int(head["Nats-Sequence"]),
         key=bytes.fromhex(head.get("Nats-Msg-Id", "")).decode(),
         payload=message.data,

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from atoll.hub.db.database import Database, span
-from atoll.hub.queues.backend import MAX_CLAIM_BYTES, Amount, Holds, lease_seq
-from atoll.hub.queues.nats_client import Kept, NatsStore, StreamState
+from atoll.hub.queues.backend import MAX_CLAIM_BYTES, Amount, HeldBlobs, lease_seq
+from atoll.hub.queues.nats_client import NatsStore, StoredMessage, StreamState
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS nats_items (
@@ -54,10 +54,10 @@ class Row:
         return replace(self)
 
 
-class Book:
+class LeaseTable:
     """The rows of all queues."""
 
-    def __init__(self, database: Database, *, blobs: Holds | None) -> None:
+    def __init__(self, database: Database, *, blobs: HeldBlobs | None) -> None:
         self._database = database
         self._blobs = blobs
         database.write_now(_prepare)
@@ -158,11 +158,11 @@ class NatsStream:
         self.last = last
         self._cursor = 1
         """Number from which the stream is read next."""
-        self._ahead: collections.deque[Kept] = collections.deque()
+        self._ahead: collections.deque[StoredMessage] = collections.deque()
         """Read, and never claimed."""
         self._back: list[int] = sorted(row.seq for row in rows if row.state == "ready")
         """Heap of items that were claimed before and are ready again."""
-        self._payloads: dict[int, Kept] = {}
+        self._payloads: dict[int, StoredMessage] = {}
         """Of items that are being handed out."""
         self.keys: collections.OrderedDict[str, int] = collections.OrderedDict(
             (row.key, row.seq) for row in rows

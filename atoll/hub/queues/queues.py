@@ -26,13 +26,13 @@ from atoll.hub.queues.backend import (
     Amount,
     Backend,
     DeadLetter,
-    Holds,
+    HeldBlobs,
     Move,
     Stored,
     lease_lost,
     need_of,
 )
-from atoll.hub.queues.state import MAX_WAIT_S, Depth, Lane, Waiters
+from atoll.hub.queues.state import MAX_WAIT_S, QueueDepth, QueueState, WaitList
 from atoll.hub.queues.topics import Topics
 from atoll.hub.queues.validation import (
     check_entries,
@@ -44,7 +44,7 @@ from atoll.hub.queues.validation import (
 )
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, QueuePutDone, QueuePutManyDone
 
-__all__ = ["DeadLetter", "Depth", "Queues"]
+__all__ = ["DeadLetter", "QueueDepth", "Queues"]
 
 UNLIMITED = QueueOptions(max_items=0, max_bytes=0)
 """Options of the hub's own queues: commands to machines are never refused."""
@@ -68,14 +68,14 @@ class Queues:
         *,
         clock: Clock,
         internal: Backend | None = None,
-        blobs: Holds | None = None,
+        blobs: HeldBlobs | None = None,
     ) -> None:
         self._users = backend
         self._internal = internal or backend
         self._blobs = blobs
         self._clock = clock
-        self.waiters = Waiters()
-        self._lanes: dict[str, Lane] = {}
+        self.waiters = WaitList()
+        self._lanes: dict[str, QueueState] = {}
         self._opening: asyncio.Lock | None = None
         self._open = False
         self.topics = Topics(self, clock=clock)
@@ -118,7 +118,7 @@ class Queues:
 
     def reopen(self) -> None:
         """Forget who waits: they were of another life of the hub."""
-        self.waiters, self._opening = Waiters(), None
+        self.waiters, self._opening = WaitList(), None
 
     # -------------------------------------------------------------------------- producing
 
@@ -206,7 +206,7 @@ class Queues:
     def _store(
         self,
         backend: Backend,
-        lane: Lane,
+        lane: QueueState,
         entries: Sequence[QueueEntry],
         need: Amount,
         drop: Amount,
@@ -329,10 +329,12 @@ class Queues:
                 await self.backend(lane.queue).drop_older(lane.queue, now - lane.options.keep_s)
         return count
 
-    async def depths(self) -> dict[str, Depth]:
+    async def depths(self) -> dict[str, QueueDepth]:
         """Return how full each queue is; queues whose items are all done are left out."""
         await self.start()
-        return {lane.queue: lane.depth for lane in self._lanes.values() if lane.depth != Depth()}
+        return {
+            lane.queue: lane.depth for lane in self._lanes.values() if lane.depth != QueueDepth()
+        }
 
     async def rows(self) -> list[dict[str, Any]]:
         """Return what people want to know of each queue, by name; cheap, whatever is stored."""
@@ -360,12 +362,12 @@ class Queues:
         """Return where a queue is stored."""
         return self._internal if queue.startswith(INTERNAL) else self._users
 
-    def lane(self, queue: str) -> Lane:
+    def lane(self, queue: str) -> QueueState:
         """Return what is known of a queue."""
         lane = self._lanes.get(queue)
         if lane is None:
             options = UNLIMITED if queue.startswith(INTERNAL) else DEFAULT
-            lane = self._lanes[queue] = Lane(queue, options)
+            lane = self._lanes[queue] = QueueState(queue, options)
         return lane
 
     def _attempts(self, queue: str) -> int:

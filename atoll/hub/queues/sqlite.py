@@ -23,17 +23,17 @@ from atoll.hub.queues.backend import (
     NOTHING,
     Amount,
     DeadLetter,
-    Holds,
+    HeldBlobs,
     Listener,
     Loaded,
     Move,
     Stored,
-    kept_s,
     lease_name,
     new_lease_mark,
     no_attempts,
+    no_notifications,
+    retention_s,
     sum_moves,
-    unheard,
 )
 from atoll.hub.queues.sqlite_sql import (
     AMONG,
@@ -51,7 +51,7 @@ from atoll.hub.queues.sqlite_sql import (
     prepare,
     take,
 )
-from atoll.hub.queues.write_batcher import Pump, Put
+from atoll.hub.queues.write_batcher import Put, WriteBatcher
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 __all__ = ["SCHEMA", "SqliteBackend"]
@@ -67,15 +67,15 @@ _AT_ONCE = 20_000
 class SqliteBackend:
     """Named queues in the hub's database; see `atoll.hub.queues.backend.Backend`."""
 
-    def __init__(self, database: Database, *, clock: Clock, blobs: Holds | None = None) -> None:
+    def __init__(self, database: Database, *, clock: Clock, blobs: HeldBlobs | None = None) -> None:
         self._database = database
         self._clock = clock
         self._blobs = blobs
         self._next = database.write_now(prepare)
         self._done = 0
-        self._pump = Pump(database, store=self._store, moved=self._heard)
+        self._pump = WriteBatcher(database, store=self._store, moved=self._heard)
         self.attempts: Callable[[str], int] = no_attempts
-        self.moved: Listener = unheard
+        self.moved: Listener = no_notifications
 
     async def load(self) -> Loaded:
         """Return what is stored; from the indices alone, whatever the items hold."""
@@ -140,7 +140,7 @@ class SqliteBackend:
 
     async def ack(self, queue: str, leases: Sequence[str]) -> list[str]:
         """Make leased items done."""
-        until = self._clock.wall() + kept_s(queue)
+        until = self._clock.wall() + retention_s(queue)
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> list[str]:
             found = of_leases(connection, queue, leases)
@@ -198,7 +198,7 @@ class SqliteBackend:
 
     async def drop_older(self, queue: str, before: float) -> None:
         """Drop ready and dead items that are too old."""
-        until = self._clock.wall() + kept_s(queue)
+        until = self._clock.wall() + retention_s(queue)
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> None:
             for state in ("ready", "dead"):
@@ -246,7 +246,7 @@ class SqliteBackend:
 
     async def discard(self, queue: str, seqs: Sequence[int] | None) -> int:
         """Give dead letters up for good."""
-        until = self._clock.wall() + kept_s(queue)
+        until = self._clock.wall() + retention_s(queue)
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
             rows = dead(connection, queue, seqs)
@@ -360,7 +360,7 @@ class SqliteBackend:
             if len(rows) >= drop.items and nbytes >= drop.nbytes:
                 break
         cursor.close()
-        until = self._clock.wall() + kept_s(queue)
+        until = self._clock.wall() + retention_s(queue)
         self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
         moves += sum_moves(queue, "ready", "dropped", [row[1] for row in rows])
         if rows:

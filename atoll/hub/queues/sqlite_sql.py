@@ -20,7 +20,7 @@ import msgspec
 from atoll.hub.db.database import span
 from atoll.hub.queues.backend import (
     MAX_CLAIM_BYTES,
-    Holds,
+    HeldBlobs,
     Loaded,
     Move,
     Stored,
@@ -164,7 +164,7 @@ def insert(
     *,
     first: int,
     now: float,
-    blobs: Holds | None,
+    blobs: HeldBlobs | None,
     moves: list[Move],
 ) -> list[Stored]:
     """Store the items of puts (queue and entries) in order, each key once.

@@ -20,7 +20,7 @@ RATE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
+class QueueDepth:
     """How many items of a queue are in which state."""
 
     ready: int = 0
@@ -62,7 +62,7 @@ class _Producer:
     admitted: asyncio.Future[None]
 
 
-class Lane:
+class QueueState:
     """The counts of one queue, its limits, and the line of producers that wait."""
 
     def __init__(self, queue: str, options: QueueOptions) -> None:
@@ -82,9 +82,9 @@ class Lane:
     # ------------------------------------------------------------------------------ counts
 
     @property
-    def depth(self) -> Depth:
+    def depth(self) -> QueueDepth:
         """How many items are in which state."""
-        return Depth(self._items["ready"], self._items["leased"], self._items["dead"])
+        return QueueDepth(self._items["ready"], self._items["leased"], self._items["dead"])
 
     @property
     def ready(self) -> int:
@@ -257,7 +257,7 @@ MAX_WAIT_S = 60.0
 """Longest that one claim waits for its first item, and one put for room."""
 
 
-class Waiters:
+class WaitList:
     """Those who wait for an item, in line per queue: one put wakes one of them, not all."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from atoll.errors import ConfigError, HubError
-from atoll.hub.queues.backend import Holds
+from atoll.hub.queues.backend import HeldBlobs
 from atoll.wire.messages import QueueEntry, QueueOptions
 
 MAX_PAYLOAD_BYTES = 1 * 2**20
@@ -65,7 +65,7 @@ def check_entries(entries: Sequence[QueueEntry]) -> None:
             )
 
 
-def sized(entries: Sequence[QueueEntry], blobs: Holds | None) -> Sequence[QueueEntry]:
+def sized(entries: Sequence[QueueEntry], blobs: HeldBlobs | None) -> Sequence[QueueEntry]:
     """Return items with the true sizes of their blobs.
 
     Raises:

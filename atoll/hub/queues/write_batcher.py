@@ -58,7 +58,7 @@ class _Outcome:
 Store = Callable[[sqlite3.Connection, Sequence[Put], list[Move]], list[Stored]]
 
 
-class Pump:
+class WriteBatcher:
     """One line of operations before a database.
 
     Args:

@@ -13,11 +13,11 @@ from atoll.clock import Clock
 from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import LIVE_STATES, Jobs
 from atoll.hub.observability.events import Events
-from atoll.hub.rounds.runtime import ENDED, Room
-from atoll.hub.rounds.service import Rounds
+from atoll.hub.rounds.runtime import ENDED, RoundRuntime
+from atoll.hub.rounds.service import RoundService
 from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.rounds.checks import RECOVERING
-from atoll.rounds.machine import JobRounds
+from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import Recover, Source, Sources, Standing
 
 VERDICT_WAIT_S = 60.0
@@ -30,13 +30,13 @@ RETURN_S = 30.0
 POLL_S = 0.25
 
 
-class Recovering:
+class RecoveryCoordinator:
     """Answers Recover and Standing."""
 
     def __init__(
         self,
         *,
-        rounds: Rounds,
+        rounds: RoundService,
         jobs: Jobs,
         events: Events,
         checkpoints: Checkpoints,
@@ -94,18 +94,18 @@ class Recovering:
             await self._events.add(job, "recovered", text, member=member)
             await self._rounds.carry_out(room, effects)
 
-    def _may_return(self, room: Room) -> bool:
+    def _may_return(self, room: RoundRuntime) -> bool:
         """Return whether a process that had the state may still live, unheard."""
         members = self._jobs.get(room.job).members
         missed = [members[m] for m in room.machine.roll.missed() if m in members]
         unsure = LIVE_STATES | {"lost"}  # live: it is just coming back
         return any(m.state in unsure and m.exit_code is None for m in missed)
 
-    def _rooms(self, job: str) -> Room:
+    def _rooms(self, job: str) -> RoundRuntime:
         return self._rounds.room(job)
 
     def _sources(
-        self, machine: JobRounds, member: str, holders: list[str], checkpoint: int
+        self, machine: RoundMachine, member: str, holders: list[str], checkpoint: int
     ) -> Sources:
         record, leases = self._jobs.get(machine.job), machine.progress.leases
         pace = machine.newcomer(member, self._clock.monotonic(), whole=not holders)
@@ -117,7 +117,7 @@ class Recovering:
             lease=leases.lease(member) if leases.cursors else None,
         )
 
-    async def _set_back(self, room: Room, member: str) -> int:
+    async def _set_back(self, room: RoundRuntime, member: str) -> int:
         """Go back to the newest complete checkpoint, and return its round (-1: the beginning)."""
         machine, record = room.machine, self._jobs.get(room.job)
         if any(m.state == "done" for m in record.members.values()):

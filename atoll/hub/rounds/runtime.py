@@ -12,12 +12,12 @@ from typing import Any
 from atoll.config import parse_spec
 from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import LIVE_STATES, Job
-from atoll.hub.rounds.store import RoundBook
+from atoll.hub.rounds.store import RoundStore
 from atoll.hub.rounds.timeline import Timeline
 from atoll.rounds.checks import LEAVING, RECOVERING
-from atoll.rounds.commit import Progress
-from atoll.rounds.data_slots import Leases
-from atoll.rounds.machine import JobRounds
+from atoll.rounds.commit import CommitLog
+from atoll.rounds.data_slots import DataSlots
+from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import RoundPlan, Verdict
 
 KEPT_VERDICTS = 64
@@ -28,10 +28,10 @@ QUIET = frozenset({ENDED, LEAVING, RECOVERING})
 
 
 @dataclass(eq=False)
-class Room:
+class RoundRuntime:
     """One job's rounds, and who waits for what."""
 
-    machine: JobRounds
+    machine: RoundMachine
     opened_at: float
     """Monotonic time at which this life of the hub took the job up."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -96,9 +96,9 @@ class Room:
 Rows = list[tuple[RoundPlan, Verdict | None]]
 
 
-async def open_room(
-    job: Job, *, book: RoundBook, now: float, fresh: bool, first_grace_s: float
-) -> Room:
+async def restore_runtime(
+    job: Job, *, book: RoundStore, now: float, fresh: bool, first_grace_s: float
+) -> RoundRuntime:
     """Return the rounds of a job.
 
     Args:
@@ -112,7 +112,7 @@ async def open_room(
         await book.abandon(job.job)
     rows = await book.newest(job.job, limit=KEPT_VERDICTS)
     spec = parse_spec(job.spec)
-    machine = JobRounds(
+    machine = RoundMachine(
         job.job,
         nodes_wanted=job.nodes_wanted - len(job.aside),
         min_nodes=max(0, job.min_nodes - len(job.aside)),
@@ -126,13 +126,13 @@ async def open_room(
         unproved=not fresh,
         stopping=job.stopping,
         paused=job.paused,
-        progress=Progress(
+        progress=CommitLog(
             job.measures,
-            Leases(job.slots, dict(job.leases)),
+            DataSlots(job.slots, dict(job.leases)),
             paced=spec.train.pace == "measured",
         ),
     )
-    room = Room(machine, now)
+    room = RoundRuntime(machine, now)
     room.verdicts = {plan.epoch: verdict for plan, verdict in rows if verdict is not None}
     room.decided.set()
     _enrol(machine, job, fresh=fresh)
@@ -144,7 +144,7 @@ async def open_room(
     return room
 
 
-def _enrol(machine: JobRounds, job: Job, *, fresh: bool) -> None:
+def _enrol(machine: RoundMachine, job: Job, *, fresh: bool) -> None:
     """Take over from the record who lives, and where each can be dialled."""
     for member in job.members.values():
         name, roll = member.member, machine.roll
@@ -163,7 +163,7 @@ def _enrol(machine: JobRounds, job: Job, *, fresh: bool) -> None:
             roll.outsiders.add(name)
 
 
-def _recall(machine: JobRounds, rows: Rows) -> None:
+def _recall(machine: RoundMachine, rows: Rows) -> None:
     """Take over from the record who stands on the committed state, and holds which data.
 
     Without a verdict on it (it was adopted, or the run was set back) everybody may.
@@ -179,7 +179,7 @@ def _recall(machine: JobRounds, rows: Rows) -> None:
         machine.roll.recorded = there - machine.roll.outsiders
 
 
-async def _reopen(room: Room, rows: Rows, book: RoundBook, now: float) -> None:
+async def _reopen(room: RoundRuntime, rows: Rows, book: RoundStore, now: float) -> None:
     """Take up the attempt that was open."""
     if not rows or rows[0][1] is not None:
         return

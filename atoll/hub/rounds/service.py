@@ -11,12 +11,21 @@ from atoll.clock import Clock
 from atoll.errors import EpochChanged, GroupError, HubError
 from atoll.hub.jobs.jobs import LIVE_STATES, Job, Member
 from atoll.hub.observability.events import Events
-from atoll.hub.rounds.runtime import Room, open_room
-from atoll.hub.rounds.store import RoundBook
-from atoll.hub.rounds.timeline import tidy
+from atoll.hub.rounds.runtime import RoundRuntime, restore_runtime
+from atoll.hub.rounds.store import RoundStore
+from atoll.hub.rounds.timeline import validate_stats
 from atoll.ids import session_id
-from atoll.rounds.effects import Adopted, Decided, Effect, Held, Lost, Noted, Planned, Refused
-from atoll.rounds.machine import JobRounds
+from atoll.rounds.effects import (
+    Decided,
+    Effect,
+    EventRaised,
+    MemberDropped,
+    Paused,
+    Planned,
+    Refused,
+    StateAdopted,
+)
+from atoll.rounds.machine import RoundMachine
 from atoll.rounds.state import AWAITED
 from atoll.rounds.timing import broken_s
 from atoll.wire.messages import (
@@ -29,7 +38,7 @@ from atoll.wire.messages import (
     Verdict,
 )
 
-__all__ = ["LIVE_STATES", "Rounds", "Wire"]
+__all__ = ["LIVE_STATES", "RoundService", "RoundWire"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +52,7 @@ HELD_UP_S = 2.0
 """A longer pause between two ticks says that the hub stood still, not its members."""
 
 
-class Wire(Protocol):
+class RoundWire(Protocol):
     """What rounds need of the rest of the hub."""
 
     def notify(self, address: str, body: Message) -> bool:
@@ -55,16 +64,16 @@ class Wire(Protocol):
         ...
 
 
-class Rounds:
+class RoundService:
     """Answers RoundJoin and RoundVote."""
 
     def __init__(
         self,
         *,
-        book: RoundBook,
+        book: RoundStore,
         events: Events,
         clock: Clock,
-        wire: Wire,
+        wire: RoundWire,
         relayed: Callable[[str], int] = lambda job: 0,
         first_grace_s: float = 120.0,
     ) -> None:
@@ -75,7 +84,7 @@ class Rounds:
         self._wire = wire
         self._relayed = relayed
         self._first_grace_s = first_grace_s
-        self._rooms: dict[str, Room] = {}
+        self._rooms: dict[str, RoundRuntime] = {}
         self._ticked = clock.monotonic()
 
     # ------------------------------------------------------------------- jobs come and go
@@ -83,7 +92,7 @@ class Rounds:
     async def open(self, job: Job, *, fresh: bool) -> None:
         """Begin the rounds of a job (`fresh`), or take them up where the hub's last life ended."""
         now = self._clock.monotonic()
-        room = await open_room(
+        room = await restore_runtime(
             job, book=self.book, now=now, fresh=fresh, first_grace_s=self._first_grace_s
         )
         reducer = self._wire.get(session_id(job.job, "reducer"))
@@ -100,7 +109,7 @@ class Rounds:
         if room is not None:
             room.close()
 
-    def machine(self, job: str) -> JobRounds:
+    def machine(self, job: str) -> RoundMachine:
         """Return where a job's rounds stand.
 
         Raises:
@@ -112,7 +121,7 @@ class Rounds:
         """Return whether a job's rounds are open."""
         return job in self._rooms
 
-    def room(self, job: str) -> Room:
+    def room(self, job: str) -> RoundRuntime:
         """Return a job's rounds with those who wait.
 
         Raises:
@@ -132,7 +141,7 @@ class Rounds:
             LeftBehind: the group committed this round without the member.
         """
         room = self.room(job)
-        body, odd = tidy(body)
+        body, odd = validate_stats(body)
         async with room.lock:
             now = self._clock.monotonic()
             effects = room.machine.join(member, body, now)
@@ -300,18 +309,18 @@ class Rounds:
                         await self._notice_silence(room)
                     await self.carry_out(room, room.machine.settle(self._clock.monotonic()))
 
-    async def _notice_silence(self, room: Room) -> None:
+    async def _notice_silence(self, room: RoundRuntime) -> None:
         now = self._clock.monotonic()
         for member in room.machine.waits_for():
             if self._is_silent(room, member, now):
                 await self.carry_out(room, room.machine.silent(member, now))
 
-    def is_here(self, room: Room, member: str) -> bool:
+    def is_here(self, room: RoundRuntime, member: str) -> bool:
         """Return whether a member has a session, or may still come back to a hub that restarted."""
         recent = self._clock.monotonic() - room.opened_at <= RETURN_S
         return recent or self._wire.get(session_id(room.job, member)) is not None
 
-    def _is_silent(self, room: Room, member: str, now: float) -> bool:
+    def _is_silent(self, room: RoundRuntime, member: str, now: float) -> bool:
         """Return whether a member's process stands still or its connection broke."""
         session = self._wire.get(session_id(room.job, member))
         if session is None:
@@ -324,12 +333,12 @@ class Rounds:
 
     # ------------------------------------------------------------------- consequences
 
-    async def carry_out(self, room: Room, effects: list[Effect]) -> None:
+    async def carry_out(self, room: RoundRuntime, effects: list[Effect]) -> None:
         """Store each consequence, then tell it. The caller holds the room's lock."""
         for effect in effects:
             await self._acts[type(effect)](self, room, effect)
 
-    async def _planned(self, room: Room, effect: Planned) -> None:
+    async def _planned(self, room: RoundRuntime, effect: Planned) -> None:
         plan = effect.plan
         room.bytes_before = self._relayed(plan.job)
         completed = room.timeline.planned(plan, self._clock.monotonic())
@@ -343,7 +352,7 @@ class Rounds:
             if future is not None and not future.done():
                 future.set_result(plan)
 
-    async def _decided(self, room: Room, effect: Decided) -> None:
+    async def _decided(self, room: RoundRuntime, effect: Decided) -> None:
         nbytes = self._relayed(room.job) - room.bytes_before
         nodes = {m: record.node for m, record in self.book.members(room.job).items()}
         rows = room.timeline.decided(effect.verdict, nodes, self._clock.monotonic())
@@ -356,39 +365,41 @@ class Rounds:
         room.keep(effect.verdict)
         room.decided.set()
 
-    async def _adopted(self, room: Room, effect: Adopted) -> None:
+    async def _adopted(self, room: RoundRuntime, effect: StateAdopted) -> None:
         await self.book.set_round(room.job, effect.round, room.machine.progress.leases.cursors)
 
-    async def _refused(self, room: Room, effect: Refused) -> None:
+    async def _refused(self, room: RoundRuntime, effect: Refused) -> None:
         room.refuse(effect.member, effect.error)
 
-    async def _lost(self, room: Room, effect: Lost) -> None:
+    async def _lost(self, room: RoundRuntime, effect: MemberDropped) -> None:
         plan, member = effect.plan, effect.member
         room.lost.append(member)
         told = [session_id(room.job, m) for m in plan.members if m != member]
         for address in [plan.reducer, *told] if effect.tell_members else [plan.reducer]:
             self._wire.notify(address, MemberLost(room.job, plan.epoch, member))
 
-    async def _held(self, room: Room, effect: Held) -> None:
+    async def _held(self, room: RoundRuntime, effect: Paused) -> None:
         await self.book.set_paused(room.job, effect.reason)
 
-    async def _noted(self, room: Room, note: Noted) -> None:
+    async def _noted(self, room: RoundRuntime, note: EventRaised) -> None:
         log = logger.error if note.alarm else logger.info
         log("%s: %s", room.job, note.text)
         kind = f"alarm:{note.kind}" if note.alarm else note.kind
         await self._events.add(room.job, kind, note.text, member=note.member)
 
-    async def _name_odd(self, room: Room, member: str, odd: list[str]) -> None:
+    async def _name_odd(self, room: RoundRuntime, member: str, odd: list[str]) -> None:
         """Tell which figures of a member are left out because they cannot be."""
         text = f"{member} tells what cannot be: {', '.join(odd)}; it is left out"
         await self._events.add(room.job, "account-odd", text, member=member)
 
-    _acts: ClassVar[dict[type[Any], Callable[[Rounds, Room, Any], Awaitable[None]]]] = {
+    _acts: ClassVar[
+        dict[type[Any], Callable[[RoundService, RoundRuntime, Any], Awaitable[None]]]
+    ] = {
         Planned: _planned,
         Decided: _decided,
-        Adopted: _adopted,
+        StateAdopted: _adopted,
         Refused: _refused,
-        Lost: _lost,
-        Held: _held,
-        Noted: _noted,
+        MemberDropped: _lost,
+        Paused: _held,
+        EventRaised: _noted,
     }

@@ -20,9 +20,9 @@ from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs, Member
-from atoll.hub.observability.node_value import worth
+from atoll.hub.observability.node_value import marginal_throughput
 from atoll.hub.rounds import timeline as timelines
-from atoll.hub.rounds.timeline import Completed, Row, find_passed, row_view
+from atoll.hub.rounds.timeline import Completed, Row, find_catch_up, row_view
 from atoll.rounds.data_slots import Cursor
 from atoll.rounds.effects import Decided, Planned
 from atoll.wire.messages import RoundJoin, RoundPlan, Verdict
@@ -38,7 +38,7 @@ def write_rounds(connection: sqlite3.Connection, job: str, *, folder: Path, alon
 
     A disk that is full costs the report a chart and nothing else.
     """
-    rounds = find_passed(connection, job, newest=NEWEST)
+    rounds = find_catch_up(connection, job, newest=NEWEST)
     if not rounds or not folder.is_dir():
         return
     rows = [
@@ -52,7 +52,7 @@ def write_rounds(connection: sqlite3.Connection, job: str, *, folder: Path, alon
     scratch = path.with_name(NAME + ".part")
     try:
         scratch.write_text(
-            json.dumps({"rounds": rows, "worth": worth(rounds, alone=alone)}) + "\n",
+            json.dumps({"rounds": rows, "worth": marginal_throughput(rounds, alone=alone)}) + "\n",
             encoding="utf-8",
         )
         scratch.replace(path)
@@ -104,7 +104,7 @@ _cursors = msgspec.msgpack.Decoder(dict[int, Cursor])
 Write = Callable[[sqlite3.Connection], None]
 
 
-class RoundBook:
+class RoundStore:
     """Reads and writes the table of rounds."""
 
     def __init__(self, *, database: Database, jobs: Jobs, clock: Clock) -> None:

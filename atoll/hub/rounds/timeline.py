@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from atoll.hub.db.database import Database
-from atoll.wire.messages import Account, RoundJoin, RoundPlan, Verdict
+from atoll.wire.messages import MemberStats, RoundJoin, RoundPlan, Verdict
 
 PHASES = ("wait", "send", "vote", "apply", "upload")
 """Seconds that an account may name; others are dropped."""
@@ -39,7 +39,7 @@ LARGEST = 1e30
 """A loss or a norm beyond this is taken for a mistake."""
 
 
-def tidy(join: RoundJoin) -> tuple[RoundJoin, list[str]]:
+def validate_stats(join: RoundJoin) -> tuple[RoundJoin, list[str]]:
     """Return a join whose account holds only usable figures, and what was wrong with the others.
 
     Each complaint begins with the name of the figure, e.g. ``loss is nan``.
@@ -51,20 +51,20 @@ def tidy(join: RoundJoin) -> tuple[RoundJoin, list[str]]:
     phases: dict[str, float] = {}
     for name in PHASES:
         if name in account.phases:
-            seconds = usable(account.phases[name], name, odd, least=0.0, most=LONGEST_S)
+            seconds = usable_stats(account.phases[name], name, odd, least=0.0, most=LONGEST_S)
             if seconds is not None:
                 phases[name] = seconds
     if not account.phases.keys() <= set(PHASES):
         odd.append("phases have unknown names")
-    clean = Account(
+    clean = MemberStats(
         phases=phases,
-        update_norm=usable(account.update_norm, "update_norm", odd, least=0.0, most=LARGEST),
-        loss=usable(account.loss, "loss", odd, least=-LARGEST, most=LARGEST),
+        update_norm=usable_stats(account.update_norm, "update_norm", odd, least=0.0, most=LARGEST),
+        loss=usable_stats(account.loss, "loss", odd, least=-LARGEST, most=LARGEST),
     )
     return msgspec.structs.replace(join, account=clean), odd
 
 
-def usable(
+def usable_stats(
     value: float | None, name: str, odd: list[str], *, least: float, most: float
 ) -> float | None:
     """Return a figure if it can be true; else None, and the complaint goes to `odd`."""
@@ -199,8 +199,8 @@ class Timeline:
         if join is None or not verdict.committed:  # the work counts where it is committed
             return Row(member=member, node=node, **times)
         odd = self._odd.pop(member, [])
-        account = join.account or Account()
-        busy_s = usable(join.busy_s, "busy_s", odd, least=0.0, most=LONGEST_S)
+        account = join.account or MemberStats()
+        busy_s = usable_stats(join.busy_s, "busy_s", odd, least=0.0, most=LONGEST_S)
         if busy_s is not None:
             busy_s = max(0.0, busy_s - account.phases.get("apply", 0.0))
         return Row(
@@ -298,7 +298,7 @@ def thin(connection: sqlite3.Connection, job: str, epoch: int, *, members: int) 
         )
 
 
-class Passed(msgspec.Struct, frozen=True):
+class CatchUp(msgspec.Struct, frozen=True):
     """A committed round with its timeline."""
 
     epoch: int
@@ -329,19 +329,19 @@ _plans = msgspec.msgpack.Decoder(_Plan)
 _verdicts = msgspec.msgpack.Decoder(_Verdict)
 
 
-async def passed(
+async def catch_up(
     database: Database, job: str, *, after: int = 0, newest: int = 1_000
-) -> list[Passed]:
+) -> list[CatchUp]:
     """Return the newest committed rounds with an epoch above `after`, oldest first."""
     return await database.read(
-        lambda connection: find_passed(connection, job, after=after, newest=newest)
+        lambda connection: find_catch_up(connection, job, after=after, newest=newest)
     )
 
 
-def find_passed(
+def find_catch_up(
     connection: sqlite3.Connection, job: str, *, after: int = 0, newest: int = 1_000
-) -> list[Passed]:
-    """Do what :func:`passed` does, in the thread that reads."""
+) -> list[CatchUp]:
+    """Do what :func:`catch_up` does, in the thread that reads."""
     rows = connection.execute(
         "SELECT r.epoch, r.round, r.plan, r.verdict, r.decided, r.seconds, r.nbytes, t.members"
         " FROM round_timelines t JOIN rounds r ON r.job = t.job AND r.epoch = t.epoch"
@@ -354,7 +354,7 @@ def find_passed(
         plan, verdict = _plans.decode(plan_bytes), _verdicts.decode(verdict_bytes)
         if verdict.committed:
             found.append(
-                Passed(
+                CatchUp(
                     epoch, round_, plan.route, plan.members, verdict.contributors,
                     time, seconds, nbytes, decode(parts),
                 )

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.hub.scheduler.resources import Place, Want, misfit, room
+from atoll.hub.scheduler.resources import Capacity, ResourceRequest, free_share, mismatch
 
 LAN_BITS = {4: 24, 6: 64}
 """Leading bits of their addresses by which private IPv4 and IPv6 addresses count as one network."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class FreeCapacity:
     """What one node has left for machines of islands."""
 
     count: int
@@ -33,10 +33,10 @@ class Room:
 
 
 @dataclass(kw_only=True)
-class Deal:
+class GangPlacement:
     """Nodes dealt out to islands, one island after the other."""
 
-    rooms: Mapping[str, Room]
+    rooms: Mapping[str, FreeCapacity]
     beside: Mapping[str, int] = field(default_factory=dict)
     """Processes of the job that live already, by node."""
     avoid: str = ""
@@ -126,11 +126,11 @@ NODES_TOLD = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class Demand:
     """Somebody asks for places."""
 
     key: Key
-    want: Want
+    want: ResourceRequest
     least: int = 1
     """Fewer places are of no use."""
     most: int = 1
@@ -159,7 +159,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Shortage:
+class Shortfall:
     """Why a job waits on."""
 
     wanted: int
@@ -182,16 +182,18 @@ class Shortage:
 
 
 @dataclass(frozen=True)
-class Allotment:
+class Assignment:
     """What can start now, and why the rest cannot."""
 
     granted: dict[Key, list[str]]
     """The node of each process."""
-    short: dict[str, Shortage]
+    short: dict[str, Shortfall]
     """By job, of those that have not started or stand still."""
 
 
-def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = False) -> Allotment:
+def assign(
+    asks: Iterable[Demand], places: Iterable[Capacity], *, settling: bool = False
+) -> Assignment:
     """Return who gets which place; the order in which asks and places come does not matter.
 
     Args:
@@ -204,15 +206,15 @@ def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = Fals
     keepers: dict[str, str] = {}
     """Who keeps which node."""
     granted: dict[Key, list[str]] = {}
-    short: dict[str, Shortage] = {}
+    short: dict[str, Shortfall] = {}
     beside: dict[str, Counter[str]] = {}
-    for ask in sorted(asks, key=Ask.order):
+    for ask in sorted(asks, key=Demand.order):
         job = ask.key[0]
         living = beside.setdefault(job, Counter(ask.beside))
         free = {
             name: count
             for name, place in here.items()
-            if name not in keepers and (count := room(ask.want, place, most=ask.most))
+            if name not in keepers and (count := free_share(ask.want, place, most=ask.most))
         }
         total = sum(free.values())
         if total >= ask.least:
@@ -222,28 +224,32 @@ def allot(asks: Iterable[Ask], places: Iterable[Place], *, settling: bool = Fals
                 living[name] += 1
             granted[ask.key] = nodes
         elif ask.essential:
-            short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
+            short[job] = Shortfall(ask.least, total, _reasons(ask, here, keepers))
         elif not ask.running:
-            short[job] = Shortage(ask.least, total, _reasons(ask, here, keepers))
+            short[job] = Shortfall(ask.least, total, _reasons(ask, here, keepers))
             usable = _usable(ask, here, least=1 if settling else ask.least)
             keepers |= {name: job for name in usable if name not in keepers}
-    return Allotment(granted, short)
+    return Assignment(granted, short)
 
 
 def _nodes(
-    ask: Ask, free: Mapping[str, int], *, beside: Mapping[str, int], places: Mapping[str, Place]
+    ask: Demand,
+    free: Mapping[str, int],
+    *,
+    beside: Mapping[str, int],
+    places: Mapping[str, Capacity],
 ) -> list[str]:
     """Return the node of each process that an ask gets; of islands, one island after the other."""
     wanted = min(ask.most, sum(free.values()))
     if ask.machines == 1:
         return spread(free, wanted, beside=beside, avoid=ask.avoid, places=places)
     rooms = {
-        name: Room(
+        name: FreeCapacity(
             count=count, slots=places[name].free_slots, network=network_of(places[name].source)
         )
         for name, count in free.items()
     }
-    deal = Deal(rooms=rooms, beside=beside, avoid=ask.avoid)
+    deal = GangPlacement(rooms=rooms, beside=beside, avoid=ask.avoid)
     if ask.running:
         return deal.islands([wanted], there=ask.there)
     return deal.islands([ask.machines] * (wanted // ask.machines))
@@ -255,7 +261,7 @@ def spread(
     *,
     beside: Mapping[str, int] | None = None,
     avoid: str = "",
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, Capacity] | None = None,
 ) -> list[str]:
     """Return the node of each process, as evenly as the free places allow; empty: too few are free.
 
@@ -281,18 +287,22 @@ def spread(
     return sorted(taken.elements())
 
 
-def _usable(ask: Ask, places: Mapping[str, Place], *, least: int) -> Sequence[str]:
+def _usable(ask: Demand, places: Mapping[str, Capacity], *, least: int) -> Sequence[str]:
     """Return the nodes that a job could use were they empty; none if they are less than `least`."""
-    rooms = {name: room(ask.want, place.emptied(), most=ask.most) for name, place in places.items()}
+    rooms = {
+        name: free_share(ask.want, place.emptied(), most=ask.most) for name, place in places.items()
+    }
     if sum(rooms.values()) < least:
         return ()
     return [name for name, count in rooms.items() if count]
 
 
-def _reasons(ask: Ask, places: Mapping[str, Place], keepers: Mapping[str, str]) -> tuple[str, ...]:
+def _reasons(
+    ask: Demand, places: Mapping[str, Capacity], keepers: Mapping[str, str]
+) -> tuple[str, ...]:
     told = []
     for name, place in places.items():
-        why = misfit(ask.want, place)
+        why = mismatch(ask.want, place)
         if not why and name in keepers:
             why = f"{name}: kept for {keepers[name]}, which comes first"
         if why:

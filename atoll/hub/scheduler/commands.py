@@ -10,7 +10,7 @@ KILL_GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL when a process must end."""
 
 
-class Launching:
+class LaunchCommands:
     """Puts the commands for members and hands into the queues of their nodes."""
 
     def __init__(self, *, stores: Stores, kill_grace_s: float = KILL_GRACE_S) -> None:

@@ -15,54 +15,54 @@ from atoll.clock import Clock
 from atoll.hub.jobs.completion import (
     FATAL_KINDS,
     MAX_FAILURES,
-    Relaunches,
+    RestartPolicy,
     failures_after,
-    given_up,
     missing,
     program_failed,
+    restarts_exhausted,
 )
 from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.observability.events import Events
-from atoll.hub.scheduler.commands import Launching
-from atoll.hub.scheduler.rendezvous import Gates
-from atoll.ids import hand_id, member_id
+from atoll.hub.scheduler.commands import LaunchCommands
+from atoll.hub.scheduler.rendezvous import RendezvousRegistry
+from atoll.ids import follower_id, member_id
 
 GIVE_WAY_S = 10.0
 """How long several islands of a job wait for machines before one gives up those that it has."""
 
 
-def wanted_hands(job: Job) -> list[str]:
+def wanted_followers(job: Job) -> list[str]:
     """Return the hands of all members that live or will be launched again, in their order."""
     if job.machines == 1:
         return []
     slots = {member.slot for member in job.members.values() if member.state in LIVE_STATES}
     for slot in missing(job) if not job.stopping else []:
         member = job.members.get(member_id(slot))
-        if member is None or not given_up(member, job):
+        if member is None or not restarts_exhausted(member, job):
             slots.add(slot)
-    return [hand_id(slot, part) for slot in sorted(slots) for part in range(1, job.machines)]
+    return [follower_id(slot, part) for slot in sorted(slots) for part in range(1, job.machines)]
 
 
-def missing_hands(job: Job) -> list[str]:
+def missing_followers(job: Job) -> list[str]:
     """Return the hands that are to be launched, of those that do not live."""
     if any(member.state == "done" for member in job.members.values()):
         return []  # the work of those that train together is done
-    return [name for name in wanted_hands(job) if not _lives(job.hands.get(name))]
+    return [name for name in wanted_followers(job) if not _lives(job.hands.get(name))]
 
 
-def hand_failed(hand: Member) -> bool:
+def follower_failed(hand: Member) -> bool:
     """Return whether a hand came to its end by a fault of the job's own program."""
     return program_failed(hand, trainer=True)  # bare exits are a fault of its keeper's machine
 
 
-def hand_given_up(hand: Member, job: Job) -> bool:
+def follower_given_up(hand: Member, job: Job) -> bool:
     """Return whether a hand is not launched again, and its member neither."""
     if hand.state in LIVE_STATES:
         return False
     if hand.state == "failed" and (hand.error or {}).get("kind", "") in FATAL_KINDS:
         return True
-    if hand_failed(hand) and hand.retried >= job.retries:
+    if follower_failed(hand) and hand.retried >= job.retries:
         return True
     return failures_after(hand) >= MAX_FAILURES
 
@@ -73,10 +73,12 @@ def whole_islands(job: Job, *, shrinks: bool) -> int:
     if shrinks:
         return len(live)
     parts = range(1, job.machines)
-    return sum(all(_lives(job.hands.get(hand_id(m.slot, part))) for part in parts) for m in live)
+    return sum(
+        all(_lives(job.hands.get(follower_id(m.slot, part))) for part in parts) for m in live
+    )
 
 
-class Hands:
+class FollowerHosts:
     """Ends the hands of all running jobs when they are not wanted, and members without hands."""
 
     def __init__(
@@ -84,8 +86,8 @@ class Hands:
         *,
         jobs: Jobs,
         membership: Membership,
-        launching: Launching,
-        relaunches: Relaunches,
+        launching: LaunchCommands,
+        relaunches: RestartPolicy,
         events: Events,
         clock: Clock,
     ) -> None:
@@ -95,7 +97,7 @@ class Hands:
         self._membership = membership
         self._launching = launching
         self._relaunches = relaunches
-        self.gates = Gates()
+        self.gates = RendezvousRegistry()
         self._short_since: dict[str, float] = {}
         """Monotonic time since when several islands of a job lack machines that are nowhere."""
 
@@ -103,13 +105,13 @@ class Hands:
         """See what follows from what became of members and hands of a running job."""
         if job.machines == 1 and not job.hands:
             return
-        wanted = set(wanted_hands(job))
+        wanted = set(wanted_followers(job))
         for hand in list(job.hands.values()):
             if hand.state in LIVE_STATES and hand.member not in wanted:
                 await self._launching.end(job, hand.member)
             elif self._relaunches.steady(job.job, hand):
                 await self._jobs.update_member(job.job, hand.member, failures=0, retried=0)
-            elif hand.member in wanted and hand_given_up(hand, job):
+            elif hand.member in wanted and follower_given_up(hand, job):
                 await self._give_up(job, hand)
 
     async def _give_up(self, job: Job, hand: Member) -> None:

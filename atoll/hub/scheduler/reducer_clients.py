@@ -36,7 +36,7 @@ def torch_is_here() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-class Reducers:
+class ReducerProcesses:
     """Reducer processes of jobs: one for each that needs it, or several parameter servers."""
 
     def __init__(

@@ -16,8 +16,8 @@ from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import Job
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.nodes.store import Node
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.scheduler.reducer_clients import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reducers
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.scheduler.reducer_clients import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReducerProcesses
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import REDUCER, reducer_id, session_id
 from atoll.wire.messages import Launch, pack_command
@@ -40,7 +40,7 @@ STEADY_S = 60.0
 """A reducer that was launched so long ago is replaced at once, others after growing pauses."""
 
 
-class ReducerPlaces:
+class ReducerScheduler:
     """The reducers of all running jobs."""
 
     def __init__(
@@ -49,9 +49,9 @@ class ReducerPlaces:
         stores: Stores,
         sessions: Sessions,
         membership: Membership,
-        rounds: Rounds,
+        rounds: RoundService,
         clock: Clock,
-        beside: Reducers | None,
+        beside: ReducerProcesses | None,
     ) -> None:
         """`beside` is None when reducers are to run on nodes."""
         self._stores = stores

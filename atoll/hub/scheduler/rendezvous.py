@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.wire.messages import Gate
+from atoll.wire.messages import RendezvousAddress
 
 
-class Gates:
+class RendezvousRegistry:
     """The gate of every island whose first machine has opened one.
 
     They hold secrets, so nothing writes them anywhere: after a restart of the hub, or a new launch
@@ -13,13 +13,13 @@ class Gates:
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], Gate] = {}
+        self._open: dict[tuple[str, str], RendezvousAddress] = {}
 
-    def open(self, job: str, member: str, gate: Gate) -> None:
+    def open(self, job: str, member: str, gate: RendezvousAddress) -> None:
         """Remember the gate of a member's island in the place of the one before."""
         self._open[job, member] = gate
 
-    def get(self, job: str, member: str) -> Gate | None:
+    def get(self, job: str, member: str) -> RendezvousAddress | None:
         """Return the gate of a member's island, if it is open."""
         return self._open.get((job, member))
 

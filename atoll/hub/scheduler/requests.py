@@ -10,34 +10,34 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from atoll.config import parse_spec
-from atoll.hub.jobs.completion import Relaunches, given_up, missing, program_failed
+from atoll.hub.jobs.completion import RestartPolicy, missing, program_failed, restarts_exhausted
 from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
 from atoll.hub.nodes.membership import Membership
 from atoll.hub.observability.events import Events
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.scheduler.assign import WHOLE, Ask, Key
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.scheduler.assign import WHOLE, Demand, Key
 from atoll.hub.scheduler.follower_hosts import (
-    hand_failed,
-    hand_given_up,
-    missing_hands,
+    follower_failed,
+    follower_given_up,
+    missing_followers,
     whole_islands,
 )
-from atoll.hub.scheduler.resources import Place, Taken, Want, want_of
+from atoll.hub.scheduler.resources import Capacity, ResourceRequest, Usage, request_of
 from atoll.hub.sessions.session import Sessions
-from atoll.ids import hand_id, is_hand, member_id, member_of_hand, slot_of
+from atoll.ids import follower_id, is_follower, member_id, member_of_follower, slot_of
 
 
-class Places:
+class CapacityView:
     """Puts together who is there, what it measured, and what jobs have reserved of it."""
 
     def __init__(self, *, jobs: Jobs, membership: Membership, sessions: Sessions) -> None:
         self._jobs = jobs
         self._membership = membership
         self._sessions = sessions
-        self._wants: dict[str, tuple[str, Want, bool]] = {}
+        self._wants: dict[str, tuple[str, ResourceRequest, bool]] = {}
         """Job -> its text, what that asks for, whether it shrinks: reading TOML is slow."""
 
-    def want(self, job: Job) -> Want:
+    def want(self, job: Job) -> ResourceRequest:
         """Return what one process of a job asks of a node."""
         return self._read(job)[1]
 
@@ -45,30 +45,30 @@ class Places:
         """Return whether an island of a job works on without some of its machines."""
         return self._read(job)[2]
 
-    def _read(self, job: Job) -> tuple[str, Want, bool]:
+    def _read(self, job: Job) -> tuple[str, ResourceRequest, bool]:
         known = self._wants.get(job.job)
         if known is None or known[0] is not job.spec:
             spec = parse_spec(job.spec)
             shrinks = spec.island.on_loss == "shrink"
-            known = self._wants[job.job] = (job.spec, want_of(spec), shrinks)
+            known = self._wants[job.job] = (job.spec, request_of(spec), shrinks)
         return known
 
     def forget(self, job: str) -> None:
         """Drop what concerns a job that has ended."""
         self._wants.pop(job, None)
 
-    def now(self, *, pausing: Collection[tuple[str, str]] = ()) -> list[Place]:
+    def now(self, *, pausing: Collection[tuple[str, str]] = ()) -> list[Capacity]:
         """Return every known node.
 
         Args:
             pausing: Job and member of processes that will be started again after a pause; they
                 keep their places.
         """
-        taken: dict[str, Taken] = {}
+        taken: dict[str, Usage] = {}
         for job in self._jobs.list():
             for member in job.processes if job.state == "running" else ():
                 if member.state in LIVE_STATES or (job.job, member.member) in pausing:
-                    before = taken.get(member.node, Taken())
+                    before = taken.get(member.node, Usage())
                     want = self.want(job)
                     taken[member.node] = before.plus(want.needs, gpus=want.gpus)
         places = []
@@ -76,13 +76,13 @@ class Places:
             session = self._sessions.get(node.node)
             why = (node.drain_reason or "it is asked to") if node.draining else ""
             places.append(
-                Place(
+                Capacity(
                     node=node.node,
                     info=node.info,
                     connected=node.connected,
                     draining=why,
                     stats=session.stats if session is not None else node.stats,
-                    taken=taken.get(node.node, Taken()),
+                    taken=taken.get(node.node, Usage()),
                     source=session.source if session is not None else "",
                 )
             )
@@ -90,10 +90,10 @@ class Places:
 
 
 @dataclass
-class Asked:
+class Request:
     """Who wants places."""
 
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[Demand] = field(default_factory=list)
     lacking: dict[Key, list[str]] = field(default_factory=dict)
     """The processes that a running job asks for, the most needed first."""
     pausing: set[tuple[str, str]] = field(default_factory=set)
@@ -108,7 +108,7 @@ class Asked:
         return found
 
 
-class Asking:
+class PlacementRequests:
     """Looks through all jobs for what they ask."""
 
     def __init__(
@@ -117,9 +117,9 @@ class Asking:
         jobs: Jobs,
         events: Events,
         membership: Membership,
-        places: Places,
-        rounds: Rounds,
-        relaunches: Relaunches,
+        places: CapacityView,
+        rounds: RoundService,
+        relaunches: RestartPolicy,
     ) -> None:
         self._jobs = jobs
         self._events = events
@@ -128,9 +128,9 @@ class Asking:
         self._rounds = rounds
         self._relaunches = relaunches
 
-    async def asks(self) -> Asked:
+    async def asks(self) -> Request:
         """Return who wants places now."""
-        asked = Asked()
+        asked = Request()
         for number, job in enumerate(self._jobs.list()[::-1]):
             if job.state == "waiting":
                 asked.asks.append(self._ask_for_all(job, number=number))
@@ -138,16 +138,16 @@ class Asking:
                 await self._ask_again(job, asked, number=number)
         return asked
 
-    def _ask_for_all(self, job: Job, *, number: int) -> Ask:
-        return Ask(
+    def _ask_for_all(self, job: Job, *, number: int) -> Demand:
+        return Demand(
             key=(job.job, WHOLE), want=self._places.want(job), machines=job.machines,
             least=(job.min_nodes or job.nodes_wanted) * job.machines,
             most=job.nodes_wanted * job.machines, priority=job.priority, number=number,
         )  # fmt: skip
 
-    async def _ask_again(self, job: Job, asked: Asked, *, number: int) -> None:
+    async def _ask_again(self, job: Job, asked: Request, *, number: int) -> None:
         """Add what a running job asks for: one ask for each member that lacks processes."""
-        for slot, names in lacking(job).items():
+        for slot, names in missing_members(job).items():
             due = []
             for name in names:
                 before = job.process(name)
@@ -159,11 +159,11 @@ class Asking:
                 asked.lacking[job.job, slot] = due
                 asked.asks.append(self._ask_for(job, slot, due, number=number))
 
-    def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Ask:
+    def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Demand:
         """Return what a running job asks for a member that lacks these processes."""
         shrinks, before = self._places.shrinks(job), job.process(names[0])
         live = [process for process in job.processes if process.state in LIVE_STATES]
-        return Ask(
+        return Demand(
             key=(job.job, slot), want=self._places.want(job), machines=job.machines,
             least=1 if shrinks else len(names), most=len(names),
             priority=job.priority, number=number,
@@ -183,7 +183,7 @@ class Asking:
                 await self._events.add(job.job, "member-given-up", text, member=process.member)
             return False
         node = self._membership.nodes.get(process.node)
-        hand = is_hand(process.member)
+        hand = is_follower(process.member)
         return self._relaunches.due(
             job.job,
             process,
@@ -194,28 +194,32 @@ class Asking:
         )
 
 
-def lacking(job: Job) -> dict[int, list[str]]:
+def missing_members(job: Job) -> dict[int, list[str]]:
     """Return by slot the processes that a running job lacks: the member first, then its hands."""
     found = {slot: [str(member_id(slot))] for slot in missing(job)}
-    for hand in missing_hands(job):
-        found.setdefault(slot_of(member_of_hand(hand)[0]), []).append(hand)
+    for hand in missing_followers(job):
+        found.setdefault(slot_of(member_of_follower(hand)[0]), []).append(hand)
     return found
 
 
 def failed_itself(process: Member, job: Job) -> bool:
     """Return whether a process came to its end by a fault of the job's own program."""
-    if is_hand(process.member):
-        return hand_failed(process)
+    if is_follower(process.member):
+        return follower_failed(process)
     return program_failed(process, trainer=job.kind == "trainer")
 
 
 def part_names(slot: int, *, machines: int) -> list[str]:
     """Return all processes of a member: itself, and its hands."""
-    return [member_id(slot), *(hand_id(slot, part) for part in range(1, machines))]
+    return [member_id(slot), *(follower_id(slot, part) for part in range(1, machines))]
 
 
 def _given_up(process: Member, job: Job) -> bool:
-    return hand_given_up(process, job) if is_hand(process.member) else given_up(process, job)
+    return (
+        follower_given_up(process, job)
+        if is_follower(process.member)
+        else restarts_exhausted(process, job)
+    )
 
 
 def may_live_unheard(job: Job, process: Member) -> bool:
@@ -223,7 +227,7 @@ def may_live_unheard(job: Job, process: Member) -> bool:
 
     Of a hand it is believed while its island runs on.
     """
-    if not is_hand(process.member):
+    if not is_follower(process.member):
         return job.silent
     member = job.members.get(member_id(process.slot))
     return member is not None and member.state == "running"

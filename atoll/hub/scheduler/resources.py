@@ -24,7 +24,7 @@ _SUFFIX = re.compile(r"-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Want:
+class ResourceRequest:
     """What one process of a job asks of a node."""
 
     needs: NeedsTable = field(default_factory=NeedsTable)
@@ -44,7 +44,7 @@ class Want:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class Usage:
     """What processes of jobs have reserved of a node."""
 
     processes: int = 0
@@ -54,9 +54,9 @@ class Taken:
     disk_bytes: float = 0.0
     bandwidth_bps: float = 0.0
 
-    def plus(self, needs: NeedsTable, *, count: int = 1, gpus: int = 1) -> Taken:
+    def plus(self, needs: NeedsTable, *, count: int = 1, gpus: int = 1) -> Usage:
         """Return this with so many more processes, with so many accelerators each if any."""
-        return Taken(
+        return Usage(
             processes=self.processes + count,
             cores=self.cores + count * needs.cores,
             memory_bytes=self.memory_bytes + count * needs.memory_gb * GB,
@@ -67,7 +67,7 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Capacity:
     """A node as a place for processes."""
 
     node: str
@@ -76,7 +76,7 @@ class Place:
     draining: str = ""
     """Why it gives its work back, if it does."""
     stats: Mapping[str, float] = field(default_factory=dict)
-    taken: Taken = field(default_factory=Taken)
+    taken: Usage = field(default_factory=Usage)
     source: str = ""
     """Network address that it comes from; empty: not known."""
 
@@ -85,18 +85,18 @@ class Place:
         """How many more processes it takes, whatever they need."""
         return max(0, self.info.slots - self.taken.processes)
 
-    def with_one_more(self, needs: NeedsTable, *, gpus: int = 1) -> Place:
+    def with_one_more(self, needs: NeedsTable, *, gpus: int = 1) -> Capacity:
         """Return this place with one more process, with so many accelerators if any."""
         return replace(self, taken=self.taken.plus(needs, gpus=gpus))
 
-    def emptied(self) -> Place:
+    def emptied(self) -> Capacity:
         """Return this place as it is when nothing runs there."""
-        return replace(self, taken=Taken())
+        return replace(self, taken=Usage())
 
 
-def want_of(spec: JobSpec) -> Want:
+def request_of(spec: JobSpec) -> ResourceRequest:
     """Return what one process of a job asks of a node."""
-    return Want(
+    return ResourceRequest(
         needs=spec.needs,
         kind=spec.trust,
         container=spec.launch.launcher == "container",
@@ -118,7 +118,7 @@ def answers_to(node: str, name: str) -> bool:
     return node == name or (node.startswith(name) and bool(_SUFFIX.fullmatch(node[len(name) :])))
 
 
-def misfit(want: Want, place: Place) -> str:
+def mismatch(want: ResourceRequest, place: Capacity) -> str:
     """Return why a process does not fit on a node, e.g. `lap2: on battery`; empty: it fits."""
     why = (
         _is_not_there(want, place)
@@ -130,15 +130,15 @@ def misfit(want: Want, place: Place) -> str:
     return f"{place.node}: {why}" if why else ""
 
 
-def room(want: Want, place: Place, *, most: int) -> int:
+def free_share(want: ResourceRequest, place: Capacity, *, most: int) -> int:
     """Return how many processes fit on a node together, at most so many."""
     count = 0
-    while count < most and not misfit(want, place):
+    while count < most and not mismatch(want, place):
         place, count = place.with_one_more(want.needs, gpus=want.gpus), count + 1
     return count
 
 
-def _is_not_there(want: Want, place: Place) -> str:
+def _is_not_there(want: ResourceRequest, place: Capacity) -> str:
     offer = place.info.offer or Offer()
     if want.on and not any(answers_to(place.node, name) for name in want.on):
         return f"not among the nodes it may run on ({', '.join(want.on)})"
@@ -149,7 +149,7 @@ def _is_not_there(want: Want, place: Place) -> str:
     return offer.paused
 
 
-def _is_not_allowed(want: Want, place: Place) -> str:
+def _is_not_allowed(want: ResourceRequest, place: Capacity) -> str:
     offer = place.info.offer
     if want.container and "container" not in place.info.launchers:
         return "no Docker or Podman answers there"
@@ -175,7 +175,7 @@ def _may_mount(folder: str, offer: Offer) -> bool:
     )
 
 
-def _is_full(needs: NeedsTable, place: Place) -> str:
+def _is_full(needs: NeedsTable, place: Capacity) -> str:
     info, offer, taken = place.info, place.info.offer or Offer(), place.taken
     if taken.processes >= info.slots:
         return f"{taken.processes} of {info.slots} places are taken"
@@ -192,7 +192,7 @@ def _is_full(needs: NeedsTable, place: Place) -> str:
     return ""
 
 
-def _lacks_gpu(want: Want, place: Place) -> str:
+def _lacks_gpu(want: ResourceRequest, place: Capacity) -> str:
     needs, info = want.needs, place.info
     if not wants_gpu(needs):
         return ""
@@ -212,7 +212,7 @@ def _lacks_gpu(want: Want, place: Place) -> str:
     return "all its accelerators are in use" if free < 1 else ""
 
 
-def _is_far(needs: NeedsTable, place: Place) -> str:
+def _is_far(needs: NeedsTable, place: Capacity) -> str:
     if not needs.bandwidth_mbps:
         return ""
     offer = place.info.offer or Offer()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from atoll.errors import ConfigError
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.record import LIVE_STATES, Job
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.scheduler.commands import Launching
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.scheduler.commands import LaunchCommands
 
 MOST_MEMBERS = 10_000
 
@@ -50,7 +50,7 @@ def check_bounds(job: Job, *, least: int, most: int) -> None:
 class Scaling:
     """Changes bounds, and sends away who is too many."""
 
-    def __init__(self, *, stores: Stores, rounds: Rounds, launching: Launching) -> None:
+    def __init__(self, *, stores: Stores, rounds: RoundService, launching: LaunchCommands) -> None:
         self._jobs = stores.jobs
         self._events = stores.events
         self._rounds = rounds

@@ -7,29 +7,29 @@ import asyncio
 from atoll.clock import Clock
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.completion import (
-    Relaunches,
+    RestartPolicy,
     failures_after,
-    hear_directly,
-    left_behind,
     outcome,
-    outcome_of_policies,
+    reports_directly,
+    rl_outcome,
+    without_end,
 )
 from atoll.hub.jobs.jobs import LIVE_STATES, Job
 from atoll.hub.nodes.membership import Membership
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.scheduler.assign import WHOLE, Allotment, Shortage, allot
-from atoll.hub.scheduler.commands import KILL_GRACE_S, Launching
-from atoll.hub.scheduler.follower_hosts import Hands
-from atoll.hub.scheduler.reducer_clients import Reducers
-from atoll.hub.scheduler.reducer_hosts import ReducerPlaces
-from atoll.hub.scheduler.requests import Asking, Places, failed_itself
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.scheduler.assign import WHOLE, Assignment, Shortfall, assign
+from atoll.hub.scheduler.commands import KILL_GRACE_S, LaunchCommands
+from atoll.hub.scheduler.follower_hosts import FollowerHosts
+from atoll.hub.scheduler.reducer_clients import ReducerProcesses
+from atoll.hub.scheduler.reducer_hosts import ReducerScheduler
+from atoll.hub.scheduler.requests import CapacityView, PlacementRequests, failed_itself
 from atoll.hub.scheduler.scaling import Scaling
 from atoll.hub.sessions.session import Sessions
 from atoll.hub.storage.checkpoints import Checkpoints
-from atoll.ids import hand_id, is_hand, member_id, session_id
+from atoll.ids import follower_id, is_follower, member_id, session_id
 from atoll.wire.messages import Stopping
 
-__all__ = ["KILL_GRACE_S", "Placement"]
+__all__ = ["KILL_GRACE_S", "Scheduler"]
 
 STANDS_STILL = "nothing of it runs just now: "
 """How the reason of a running job begins that lost its places."""
@@ -38,7 +38,7 @@ SETTLE_S = 10.0
 """After a restart of the hub with waiting jobs: how long its nodes may take to come back."""
 
 
-class Placement:
+class Scheduler:
     """Submits, stops and resumes jobs, and watches them to their end."""
 
     def __init__(
@@ -47,10 +47,10 @@ class Placement:
         stores: Stores,
         sessions: Sessions,
         membership: Membership,
-        rounds: Rounds,
+        rounds: RoundService,
         checkpoints: Checkpoints,
         clock: Clock,
-        reducers: Reducers | None,
+        reducers: ReducerProcesses | None,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
         """`reducers` is None when they are to run on nodes."""
@@ -61,19 +61,19 @@ class Placement:
         self._rounds = rounds
         self._checkpoints = checkpoints
         self._clock = clock
-        self._launching = Launching(stores=stores, kill_grace_s=kill_grace_s)
+        self._launching = LaunchCommands(stores=stores, kill_grace_s=kill_grace_s)
         self._scaling = Scaling(stores=stores, rounds=rounds, launching=self._launching)
-        self._places = Places(jobs=stores.jobs, membership=membership, sessions=sessions)
+        self._places = CapacityView(jobs=stores.jobs, membership=membership, sessions=sessions)
         self._settled_at = 0.0
         """Until when the nodes of an earlier life of the hub may come back."""
-        self._told: dict[str, Shortage] = {}
+        self._told: dict[str, Shortfall] = {}
         """What was last said of each waiting job."""
         self._lock = asyncio.Lock()
         self._stop_at: dict[str, float] = {}
         """Monotonic time at which the members of a stopping job are ended."""
         self._give_up_at: dict[str, float] = {}
         """Monotonic time at which those that were ended count as stopped anyway."""
-        self.reducers = ReducerPlaces(
+        self.reducers = ReducerScheduler(
             stores=stores,
             sessions=sessions,
             membership=membership,
@@ -81,8 +81,8 @@ class Placement:
             clock=clock,
             beside=reducers,
         )
-        self._relaunches = Relaunches(clock=clock)
-        self.hands = Hands(
+        self._relaunches = RestartPolicy(clock=clock)
+        self.hands = FollowerHosts(
             jobs=stores.jobs,
             membership=membership,
             launching=self._launching,
@@ -90,7 +90,7 @@ class Placement:
             events=stores.events,
             clock=clock,
         )
-        self._asking = Asking(
+        self._asking = PlacementRequests(
             jobs=stores.jobs,
             events=stores.events,
             membership=membership,
@@ -208,7 +208,7 @@ class Placement:
                 return
             settling = self._clock.monotonic() < self._settled_at
             places = self._places.now(pausing=asked.pausing)
-            allotment = allot(asked.asks, places, settling=settling)
+            allotment = assign(asked.asks, places, settling=settling)
             for key, nodes in allotment.granted.items():
                 job = self._jobs.get(key[0])
                 if key[1] == WHOLE:
@@ -222,7 +222,7 @@ class Placement:
     async def _start(self, job: Job, nodes: list[str]) -> None:
         for number, node in enumerate(nodes):
             slot, part = divmod(number, job.machines)
-            name = hand_id(slot, part) if part else member_id(slot)
+            name = follower_id(slot, part) if part else member_id(slot)
             await self._jobs.assign(job.job, member=name, slot=slot, node=node)
         await self._jobs.set_state(job.job, "running")
         if not job.silent:
@@ -231,7 +231,7 @@ class Placement:
         self._launching.assigned(job)
         await self._launching.send()
 
-    async def _explain(self, allotment: Allotment) -> None:
+    async def _explain(self, allotment: Assignment) -> None:
         """Say of every job that lacks places why; what only a figure changed is not written."""
         for name, shortage in allotment.short.items():
             job, told = self._jobs.get(name), self._told.get(name)
@@ -264,7 +264,7 @@ class Placement:
                 job.job, name, failures=failures_after(before), retried=retried
             )
             self._relaunches.launched(job.job, record)
-        if not is_hand(name):
+        if not is_follower(name):
             self._sessions.end(session_id(job.job, name))
             self._rounds.expect(job.job, name)
             self.hands.gates.close(job.job, name)
@@ -295,11 +295,11 @@ class Placement:
         if record is None or record.state != "running":
             return
         if record.of_policies:
-            end = outcome_of_policies(record)
+            end = rl_outcome(record)
         else:
             end = outcome(record, working=self._working(record))
         if end is None:
-            if left_behind(record):
+            if without_end(record):
                 await self._end_critic(record)
             return
         state, reason, error = end
@@ -340,7 +340,7 @@ class Placement:
 
     def _tell_to_stop(self, job: Job) -> None:
         """Tell those who meet in no rounds, where they would hear of it."""
-        for member in hear_directly(job):
+        for member in reports_directly(job):
             self._sessions.notify(session_id(job.job, member), Stopping(job.job))
 
     def _working(self, job: Job) -> set[str] | None:

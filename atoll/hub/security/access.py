@@ -11,7 +11,7 @@ from atoll.errors import unknown
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.hub.security.auth import PEOPLE, Identity
-from atoll.hub.security.connection_limits import Gate, Visit
+from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot
 from atoll.hub.security.node_certificates import NodeCertificates
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import session_id
@@ -37,7 +37,7 @@ class Access:
         stores: Stores,
         sessions: Sessions,
         certificates: NodeCertificates,
-        gate: Gate,
+        gate: ConnectionLimiter,
         ca: Path | None,
     ) -> None:
         """Serve a hub whose authority's certificate is in the file `ca`; None: no own TLS."""
@@ -118,6 +118,6 @@ class Access:
             AuthError: it is a node's, and shows no certificate of that node.
         """
         self.certificates.check(identity, scope)
-        visit: Visit | None = (scope.get("state") or {}).get("visit")
+        visit: ConnectionSlot | None = (scope.get("state") or {}).get("visit")
         if visit is not None:
             visit.known(identity)

@@ -26,7 +26,7 @@ from atoll.clock import Clock
 from atoll.errors import AuthError, Revoked
 from atoll.hub.db.database import Database
 from atoll.hub.security import tickets
-from atoll.hub.security.certificates import write_private
+from atoll.hub.security.certificates import write_secret
 from atoll.hub.security.connection_limits import RateLimit
 from atoll.hub.security.tickets import TicketRole
 from atoll.ids import check_name, new_suffix, new_token
@@ -68,7 +68,7 @@ class Identity:
     """Which launch of that member."""
 
 
-class Secrets(msgspec.Struct, frozen=True):
+class SigningKeys(msgspec.Struct, frozen=True):
     """What the hub prints when it is ready."""
 
     operator_token: str
@@ -110,7 +110,7 @@ class Auth:
             key = (identity.name, identity.member)
             self._newest[key] = max(identity.attempt, self._newest.get(key, 0))
 
-    async def open_secrets(self, folder: Path, *, uses: int | None = None) -> Secrets:
+    async def open_secrets(self, folder: Path, *, uses: int | None = None) -> SigningKeys:
         """Return the operator's token and the standing ticket, made at the first start.
 
         Args:
@@ -119,9 +119,9 @@ class Auth:
         """
         path = folder / "secrets.json"
         try:
-            secrets = msgspec.json.decode(path.read_bytes(), type=Secrets)
+            secrets = msgspec.json.decode(path.read_bytes(), type=SigningKeys)
         except (FileNotFoundError, msgspec.DecodeError):
-            secrets = Secrets(operator_token=new_token(), ticket=new_token())
+            secrets = SigningKeys(operator_token=new_token(), ticket=new_token())
         known = secrets.ticket if uses is None else secrets.limited.get(str(uses), "")
         ended = await self._database.read(lambda c: tickets.is_revoked(c, _digest(known)))
         if not known or ended:
@@ -131,7 +131,7 @@ class Auth:
         else:
             limited = {**secrets.limited, str(uses): known}
             secrets = msgspec.structs.replace(secrets, limited=limited)
-        write_private(path, msgspec.json.encode(secrets))
+        write_secret(path, msgspec.json.encode(secrets))
         now = self._clock.wall()
 
         def write(connection: sqlite3.Connection) -> None:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder, CertificateSigningRequest
 
 
-def make_private(folder: Path) -> None:
+def make_secret_folder(folder: Path) -> None:
     """Make a folder that only its owner can look into; one that is there becomes so."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(OSError):  # somebody else's, e.g. the volume of a container
         folder.chmod(0o700)
 
 
-def write_private(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_secret(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Write a file in one move, with these permissions from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f"{path.name}.{new_suffix()}")
@@ -75,7 +75,7 @@ _CLOCKS_APART = datetime.timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignedCertificate:
     """A node's certificate."""
 
     pem: str
@@ -124,8 +124,8 @@ class Authority:
         from cryptography.hazmat.primitives import hashes
 
         certificate = builder.sign(key, hashes.SHA256())
-        write_private(self._ca_key, _key_pem(key))
-        write_private(self.ca, certificate.public_bytes(_pem()), mode=0o644)
+        write_secret(self._ca_key, _key_pem(key))
+        write_secret(self.ca, certificate.public_bytes(_pem()), mode=0o644)
 
     # ------------------------------------------------------------------------- the hub's own
 
@@ -150,7 +150,7 @@ class Authority:
             x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
         )
         signed = self._sign(builder, key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH)
-        write_private(self.certificate, _key_pem(key) + signed.public_bytes(_pem()))
+        write_secret(self.certificate, _key_pem(key) + signed.public_bytes(_pem()))
         return True
 
     def _still_good(self, names: Sequence[str]) -> bool:
@@ -173,7 +173,7 @@ class Authority:
 
     # ------------------------------------------------------------------------------- nodes'
 
-    def sign_node(self, request_pem: str, *, node: str) -> Signed:
+    def sign_node(self, request_pem: str, *, node: str) -> SignedCertificate:
         """Return a certificate for a node's key; of the request only the key is taken.
 
         Raises:
@@ -184,7 +184,7 @@ class Authority:
         public_key = _key_of(request_pem)
         builder = self._builder(_name(node), public_key, days=NODE_DAYS)
         signed = self._sign(builder, public_key, ExtendedKeyUsageOID.CLIENT_AUTH)
-        return Signed(
+        return SignedCertificate(
             pem=signed.public_bytes(_pem()).decode(),
             serial=serial_text(signed.serial_number),
             expires=signed.not_valid_after_utc.timestamp(),

@@ -40,7 +40,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-class Who(Protocol):
+class Peer(Protocol):
     """What is known of whose token a connection has shown."""
 
     @property
@@ -59,12 +59,12 @@ class Who(Protocol):
         ...
 
 
-class Visit:
+class ConnectionSlot:
     """One connection, from its first byte to its last."""
 
     __slots__ = ("_gate", "address", "certificate", "drop", "secure", "welcome", "who")
 
-    def __init__(self, gate: Gate, address: str, drop: Callable[[], None]) -> None:
+    def __init__(self, gate: ConnectionLimiter, address: str, drop: Callable[[], None]) -> None:
         self._gate = gate
         self.address = address
         self.drop = drop
@@ -74,10 +74,10 @@ class Visit:
         """What the other side showed during the TLS handshake; None: nothing."""
         self.welcome: Callable[[], None] = _nothing
         """Called when it has shown a token that is right."""
-        self.who: Who | None = None
+        self.who: Peer | None = None
         """Whose token that was."""
 
-    def known(self, who: Who) -> None:
+    def known(self, who: Peer) -> None:
         """It has shown a token that is right: it is no stranger any more."""
         if self.who is not who:
             self._gate.know(self, who)
@@ -98,7 +98,7 @@ class PeerCertificate:
     """Hexadecimal, without leading zeros."""
 
 
-class Gate:
+class ConnectionLimiter:
     """Counts strangers."""
 
     def __init__(
@@ -107,17 +107,17 @@ class Gate:
         """Let strangers in within limits; addresses that are `exempt` count in the total only."""
         self.limits = limits
         self._exempt = exempt
-        self._strangers: dict[Visit, None] = {}
+        self._strangers: dict[ConnectionSlot, None] = {}
         """Oldest first."""
         self._by_address: collections.Counter[str] = collections.Counter()
-        self._known: set[Visit] = set()
+        self._known: set[ConnectionSlot] = set()
         self.refused = 0
         """Connections that were refused or dropped for somebody else."""
 
     def __len__(self) -> int:
         return len(self._strangers)
 
-    def enter(self, address: str, drop: Callable[[], None]) -> Visit | None:
+    def enter(self, address: str, drop: Callable[[], None]) -> ConnectionSlot | None:
         """Return the visit of a new connection, or None when its address has too many.
 
         Args:
@@ -133,18 +133,18 @@ class Gate:
             self.leave(oldest)
             self.refused += 1
             oldest.drop()
-        visit = Visit(self, address, drop)
+        visit = ConnectionSlot(self, address, drop)
         self._strangers[visit] = None
         self._by_address[address] += 1
         return visit
 
-    def know(self, visit: Visit, who: Who) -> None:
+    def know(self, visit: ConnectionSlot, who: Peer) -> None:
         """Count a visit as a stranger's no longer: it is of somebody."""
         self.leave(visit)
         visit.who = who
         self._known.add(visit)
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: ConnectionSlot) -> None:
         """Forget a visit."""
         self._known.discard(visit)
         visit.who = None

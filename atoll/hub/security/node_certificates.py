@@ -12,7 +12,7 @@ from atoll.errors import AuthError, ConfigError, Revoked
 from atoll.hub.db.database import Database
 from atoll.hub.security.auth import Identity
 from atoll.hub.security.certificates import Authority
-from atoll.hub.security.connection_limits import Visit
+from atoll.hub.security.connection_limits import ConnectionSlot
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS auth_certificates (
@@ -102,7 +102,7 @@ class NodeCertificates:
         """
         if identity.role != "node" or self._authority is None or not _is_direct(scope):
             return
-        visit: Visit = scope["state"]["visit"]
+        visit: ConnectionSlot = scope["state"]["visit"]
         shown = visit.certificate
         if shown is None or shown.name != identity.name:
             raise AuthError(

@@ -24,7 +24,7 @@ OPEN_MARK = "tls"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TlsChoice:
     """What `--tls` comes to."""
 
     mode: Literal["off", "own", "given"]
@@ -37,7 +37,7 @@ class Choice:
         return "http" if self.mode == "off" else "https"
 
 
-def choose(wish: str, *, host: str) -> Choice:
+def choose(wish: str, *, host: str) -> TlsChoice:
     """Return how a hub bound to `host` speaks.
 
     Args:
@@ -48,9 +48,9 @@ def choose(wish: str, *, host: str) -> Choice:
         ConfigError: the wish is none of these, or a file is missing.
     """
     if wish in ("auto", ""):
-        return Choice("off" if is_loopback(host) else "own")
+        return TlsChoice("off" if is_loopback(host) else "own")
     if wish in ("on", "off"):
-        return Choice("own" if wish == "on" else "off")
+        return TlsChoice("own" if wish == "on" else "off")
     certificate, colon, key = wish.rpartition(":")
     if not colon:
         raise ConfigError(
@@ -61,13 +61,15 @@ def choose(wish: str, *, host: str) -> Choice:
     for path in (Path(certificate), Path(key)):
         if not path.is_file():
             raise ConfigError("a file of --tls is missing", given=str(path), expected="a PEM file")
-    return Choice("given", Path(certificate).resolve(), Path(key).resolve())
+    return TlsChoice("given", Path(certificate).resolve(), Path(key).resolve())
 
 
-class Tls:
+class TlsFiles:
     """The certificates of a running hub."""
 
-    def __init__(self, choice: Choice, *, data: Path, names: tuple[str, ...], clock: Clock) -> None:
+    def __init__(
+        self, choice: TlsChoice, *, data: Path, names: tuple[str, ...], clock: Clock
+    ) -> None:
         """Open the authority, or make it; make the hub's own certificate if it needs one.
 
         Args:

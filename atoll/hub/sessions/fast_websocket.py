@@ -29,7 +29,7 @@ _WRITE_AT_ONCE = 64 * 2**10
 """Larger messages are not copied to put their head before them."""
 
 
-class QuickFrames(WebSocketsSansIOProtocol):
+class FastWebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket with a short way for what comes most."""
 
     _rest: bytes | bytearray = b""

@@ -21,7 +21,7 @@ AGAIN_S = 30.0
 MAX_KEPT = 1_000
 
 
-class Refusals:
+class RejectionCounts:
     """Writes `refused` events about members that asked for what they may not have."""
 
     def __init__(self, events: Events, *, clock: Clock) -> None:
@@ -57,7 +57,7 @@ MAX_AT_ONCE = 20
 _REMEMBERED = 1_024
 
 
-class TurnedAway:
+class RejectionLog:
     """Writes an event for peers that broke the protocol or had no right to speak."""
 
     def __init__(self, *, events: Events, jobs: Jobs, clock: Clock) -> None:

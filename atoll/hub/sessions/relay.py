@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.errors import WireError
-from atoll.hub.sessions.send_queue import Parcel
+from atoll.hub.sessions.send_queue import RelayFrame
 from atoll.wire.frames import Frame, decode_relay
 from atoll.wire.limits import WINDOW_BYTES
 from atoll.wire.messages import Credit, Undeliverable
@@ -38,7 +38,7 @@ class PolicyBroken(WireError):
 
 
 @dataclass(slots=True)
-class Pair:
+class RelayPair:
     """The books of one sender and one receiver, in bytes of whole frames."""
 
     generation: int = 0
@@ -59,7 +59,7 @@ class Relay:
     def __init__(self, sessions: Sessions, *, window_bytes: int = WINDOW_BYTES) -> None:
         self._sessions = sessions
         self.window_bytes = window_bytes
-        self._pairs: dict[tuple[str, str], Pair] = {}
+        self._pairs: dict[tuple[str, str], RelayPair] = {}
         self._per_job: dict[str, int] = {}
         self.frames = 0
         self.bytes = 0
@@ -101,9 +101,9 @@ class Relay:
         self.frames += 1
         self.bytes += nbytes
         self._per_job[sender.job] = self._per_job.get(sender.job, 0) + nbytes
-        receiver.outbox.put_parcel(Parcel(relay.source, sender.generation, frame.raw))
+        receiver.outbox.put_parcel(RelayFrame(relay.source, sender.generation, frame.raw))
 
-    def settle(self, receiver: str, parcel: Parcel) -> None:
+    def settle(self, receiver: str, parcel: RelayFrame) -> None:
         """Book a frame as gone from the hub and credit its sender, a quarter window at a time."""
         pair = self._pairs.get((parcel.source, receiver))
         if pair is None:
@@ -136,15 +136,15 @@ class Relay:
         pair = self._pairs.get((source, to))
         return pair.held if pair else 0
 
-    def _pair(self, sender: Session, to: str) -> Pair:
-        fresh = Pair(generation=sender.generation, window=sender.window_bytes)
+    def _pair(self, sender: Session, to: str) -> RelayPair:
+        fresh = RelayPair(generation=sender.generation, window=sender.window_bytes)
         pair = self._pairs.setdefault((sender.address, to), fresh)
         if pair.generation != sender.generation:
             pair.generation, pair.owed, pair.due = sender.generation, 0, 0
             pair.window = sender.window_bytes
         return pair
 
-    def _credit(self, source: str, to: str, pair: Pair) -> None:
+    def _credit(self, source: str, to: str, pair: RelayPair) -> None:
         nbytes, pair.due = pair.due, 0
         pair.owed -= nbytes
         sender = self._sessions.get(source)
@@ -163,7 +163,7 @@ class Relay:
         if sender is not None:
             sender.notify(Undeliverable(to))
 
-    def _settle_dropped(self, receiver: str, parcel: Parcel) -> None:
+    def _settle_dropped(self, receiver: str, parcel: RelayFrame) -> None:
         """Book one dropped frame; the sender hears of it once per frame, credit first."""
         self.dropped += 1
         self.settle(receiver, parcel)
@@ -175,7 +175,7 @@ class Relay:
             if sender is not None:
                 sender.notify(Undeliverable(receiver))
 
-    def _discard_older(self, pair: Pair, receiver: Session, sender: Session) -> None:
+    def _discard_older(self, pair: RelayPair, receiver: Session, sender: Session) -> None:
         """Make room by dropping what an earlier connection of the sender had left here.
 
         Its receiver asks for the missing pieces again, and the sender knows that the old

@@ -13,11 +13,11 @@ from typing import Any
 from atoll.errors import AtollError, AuthError, HubError, WireError
 from atoll.hub.db.stores import Stores
 from atoll.hub.nodes.membership import Membership
-from atoll.hub.queues.handlers import QueueDoor, Rights
-from atoll.hub.rounds.recovery import Recovering
-from atoll.hub.rounds.service import Rounds
-from atoll.hub.scheduler.scheduler import Placement
-from atoll.hub.sessions.rejections import Refusals
+from atoll.hub.queues.handlers import QueueAccess, QueueHandlers
+from atoll.hub.rounds.recovery import RecoveryCoordinator
+from atoll.hub.rounds.service import RoundService
+from atoll.hub.scheduler.scheduler import Scheduler
+from atoll.hub.sessions.rejections import RejectionCounts
 from atoll.hub.sessions.session import Session
 from atoll.hub.storage.checkpoints import Checkpoints
 from atoll.hub.tasks import Tasks
@@ -64,11 +64,11 @@ class Router:
         *,
         stores: Stores,
         membership: Membership,
-        rounds: Rounds,
+        rounds: RoundService,
         checkpoints: Checkpoints,
-        placement: Placement,
-        recovering: Recovering,
-        refusals: Refusals,
+        placement: Scheduler,
+        recovering: RecoveryCoordinator,
+        refusals: RejectionCounts,
         tasks: Tasks,
     ) -> None:
         self._stores = stores
@@ -80,7 +80,7 @@ class Router:
         self._recovering = recovering
         self._refusals = refusals
         self._tasks = tasks
-        self._door = QueueDoor(stores.queue, rights=Rights(stores.jobs))
+        self._door = QueueHandlers(stores.queue, rights=QueueAccess(stores.jobs))
         self._handlers: dict[type[Message], Handler] = {
             **self._door.handlers,
             LogLines: self._log_lines,

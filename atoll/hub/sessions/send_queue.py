@@ -17,7 +17,7 @@ CONTROL_LIMIT_BYTES = 16 * 2**20
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class RelayFrame:
     """One relayed frame on its way: the very bytes that came in, and whose window they fill."""
 
     source: str
@@ -44,18 +44,18 @@ def _written(send: Send, frame: bytes) -> bool:
     return False
 
 
-class Outbox:
+class SendQueue:
     """Frames for one session; it outlives a connection, so a short blip loses nothing queued.
 
     A frame leaves the queue only after the connection took it. At most one relayed frame is ahead
     of a control frame, whatever waits.
     """
 
-    def __init__(self, *, settled: Callable[[Parcel], None]) -> None:
+    def __init__(self, *, settled: Callable[[RelayFrame], None]) -> None:
         """Call `settled` for each relayed frame that was written."""
         self._settled = settled
         self._control: deque[tuple[bytes, bool]] = deque()
-        self._parcels: deque[Parcel] = deque()
+        self._parcels: deque[RelayFrame] = deque()
         self._wake = asyncio.Event()
         self._idle: Send | None = None
         """The connection, while its writer waits for something to write."""
@@ -79,14 +79,14 @@ class Outbox:
         self._wake.set()
         return True
 
-    def put_parcel(self, parcel: Parcel) -> None:
+    def put_parcel(self, parcel: RelayFrame) -> None:
         """Queue a relayed frame; the caller keeps the books of its window."""
         self._idle = None  # what comes from now on queues behind it
         self._parcels.append(parcel)
         self.relay_bytes += len(parcel.raw)
         self._wake.set()
 
-    def take_parcels(self, chosen: Callable[[Parcel], bool] | None = None) -> list[Parcel]:
+    def take_parcels(self, chosen: Callable[[RelayFrame], bool] | None = None) -> list[RelayFrame]:
         """Remove and return the waiting relayed frames for which `chosen` is true (all: None)."""
         taken = [parcel for parcel in self._parcels if chosen is None or chosen(parcel)]
         if taken:

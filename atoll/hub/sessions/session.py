@@ -21,7 +21,7 @@ from atoll.hub.http.forwarded import source_of
 from atoll.hub.security.auth import Auth, Identity
 from atoll.hub.sessions.handshake import MAX_ADDRESS, ClockOffset, Replaced, check_hello
 from atoll.hub.sessions.relay import PolicyBroken, Relay
-from atoll.hub.sessions.send_queue import Outbox, Send
+from atoll.hub.sessions.send_queue import Send, SendQueue
 from atoll.hub.tasks import Tasks
 from atoll.wire.frames import Kind, decode
 from atoll.wire.limits import DEAD_AFTER_S, HEARTBEAT_S, MAX_FRAME_BYTES, WINDOW_BYTES
@@ -78,7 +78,7 @@ class Session:
     incarnation: str
     identity: Identity
     info: NodeInfo | None
-    outbox: Outbox
+    outbox: SendQueue
     last_heard: float
     """Monotonic time of the last frame."""
     generation: int = 0
@@ -234,7 +234,7 @@ class Sessions:
                 incarnation=hello.incarnation,
                 identity=identity,
                 info=hello.info,
-                outbox=Outbox(settled=lambda parcel: self.relay.settle(address, parcel)),
+                outbox=SendQueue(settled=lambda parcel: self.relay.settle(address, parcel)),
                 last_heard=self._clock.monotonic(),
             )
             self._sessions[address] = session
@@ -364,7 +364,7 @@ def _envelope(message: MutableMapping[str, Any]) -> Envelope:
     return unpack(frame)
 
 
-async def _write(outbox: Outbox, send: Send) -> None:
+async def _write(outbox: SendQueue, send: Send) -> None:
     """Drain an outbox; a connection that broke ends it quietly, the reading side notices too."""
     with contextlib.suppress(OSError):
         await outbox.drain(send)

@@ -22,8 +22,8 @@ from uvicorn.server import ServerState
 
 from atoll.errors import ConfigError
 from atoll.hub.security.certificates import serial_text
-from atoll.hub.security.connection_limits import Gate, PeerCertificate, Visit
-from atoll.hub.sessions.fast_websocket import QuickFrames
+from atoll.hub.security.connection_limits import ConnectionLimiter, ConnectionSlot, PeerCertificate
+from atoll.hub.sessions.fast_websocket import FastWebSocketProtocol
 
 FIRST_FRAME_BYTES = 64 * 1024
 """Largest message before a peer has said who it is; a Hello has some hundred bytes."""
@@ -45,11 +45,11 @@ LINGER_S = 5.0
 class Http(H11Protocol):
     """One HTTP connection, with bounded time for heads and for pauses in bodies."""
 
-    def __init__(self, *arguments: Any, gate: Gate, **more: Any) -> None:
+    def __init__(self, *arguments: Any, gate: ConnectionLimiter, **more: Any) -> None:
         """Take what uvicorn gives, and who counts strangers."""
         super().__init__(*arguments, **more)
         self._gate = gate
-        self.visit: Visit | None = None
+        self.visit: ConnectionSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
         self._upgraded = False
@@ -135,7 +135,7 @@ class Http(H11Protocol):
             self._timer = None
 
 
-class WebSocket(QuickFrames):
+class WebSocket(FastWebSocketProtocol):
     """One WebSocket; before its Hello it takes small messages only."""
 
     def __init__(
@@ -143,7 +143,7 @@ class WebSocket(QuickFrames):
     ) -> None:
         """Take over the connection of an `Http`."""
         super().__init__(config, server_state, app_state)
-        self._visit: Visit | None = app_state.get("visit")
+        self._visit: ConnectionSlot | None = app_state.get("visit")
         if self._visit is not None:
             self.conn.max_message_size = FIRST_FRAME_BYTES
             self._visit.welcome = self._widen
@@ -162,7 +162,12 @@ class Tls(asyncio.sslproto.SSLProtocol):
     """TLS under an `Http`; strangers count from their first packet on, not from their handshake."""
 
     def __init__(
-        self, http: Http, context: ssl.SSLContext, *, gate: Gate, buffer: bytearray | None
+        self,
+        http: Http,
+        context: ssl.SSLContext,
+        *,
+        gate: ConnectionLimiter,
+        buffer: bytearray | None,
     ) -> None:
         """Prepare one connection; `buffer` is what it reads into, None: one of its own."""
         limits: dict[str, Any] = {
@@ -176,7 +181,7 @@ class Tls(asyncio.sslproto.SSLProtocol):
             self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
         self._http: Http | None = http
         self._gate = gate
-        self._visit: Visit | None = None
+        self._visit: ConnectionSlot | None = None
         self._begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -208,7 +213,9 @@ class Tls(asyncio.sslproto.SSLProtocol):
             self._visit.leave()
 
 
-def protocols(gate: Gate, context: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
+def protocols(
+    gate: ConnectionLimiter, context: ssl.SSLContext | None
+) -> Callable[..., asyncio.BaseProtocol]:
     """Return what uvicorn makes for every connection: plain HTTP, or HTTP in TLS."""
     # Where a loop reads at once into the buffer that it asked for, one serves all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None

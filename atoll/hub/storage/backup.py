@@ -43,7 +43,7 @@ from atoll.hub.storage.backup_files import (
     write_synced,
 )
 from atoll.hub.storage.blobs import FOLDER as BLOBS
-from atoll.hub.storage.blobs import held_in
+from atoll.hub.storage.blobs import blobs_held_in
 from atoll.hub.storage.files import ARTIFACTS
 from atoll.wire.manifest import MANIFEST_NAME, decode_manifest
 
@@ -61,7 +61,7 @@ _STALE_S = 24 * 3600.0
 _UNFINISHED = ".taking-"
 
 
-class Place(msgspec.Struct, frozen=True):
+class BackupPlan(msgspec.Struct, frozen=True):
     """What a hub writes down about itself for `atoll hub backup`."""
 
     jobs: str
@@ -71,7 +71,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BackupResult:
     """What a backup came to."""
 
     path: Path
@@ -85,25 +85,25 @@ class Taken:
         return sum(entry.nbytes for entry in self.listing.files)
 
 
-def note_place(data: Path, *, jobs: Path, address: str) -> None:
+def save_last_folder(data: Path, *, jobs: Path, address: str) -> None:
     """Write down where a hub's jobs lie and how it is dialled."""
-    text = msgspec.json.encode(Place(str(jobs.resolve()), address))
+    text = msgspec.json.encode(BackupPlan(str(jobs.resolve()), address))
     scratch = data / f"{PLACE}.new"
     scratch.write_bytes(text)
     scratch.replace(data / PLACE)
 
 
-def read_place(data: Path) -> Place | None:
+def load_last_folder(data: Path) -> BackupPlan | None:
     """Return what a hub wrote down about itself, or None."""
     try:
-        return msgspec.json.decode((data / PLACE).read_bytes(), type=Place)
+        return msgspec.json.decode((data / PLACE).read_bytes(), type=BackupPlan)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
 def take(
     target: Path, *, data: Path, clock: Clock, jobs: Path | None = None, keep: int | None = None
-) -> Taken:
+) -> BackupResult:
     """Copy a hub into a new folder under `target`; the hub may run meanwhile, or be dead.
 
     Args:
@@ -118,7 +118,7 @@ def take(
         ConfigError: it is not known where the runs are.
         StorageFull: no room is left; earlier backups stay as they are.
     """
-    place = read_place(data)
+    place = load_last_folder(data)
     jobs = jobs or (Path(place.jobs) if place else None)
     if not (data / DATABASE).is_file():
         raise HubError(
@@ -141,8 +141,14 @@ def take(
 
 
 def _take(
-    target: Path, *, data: Path, clock: Clock, jobs: Path, keep: int | None, place: Place | None
-) -> Taken:
+    target: Path,
+    *,
+    data: Path,
+    clock: Clock,
+    jobs: Path,
+    keep: int | None,
+    place: BackupPlan | None,
+) -> BackupResult:
     _sweep(target, clock)
     before = newest(target)
     work = target / f"{_UNFINISHED}{secrets.token_hex(4)}"
@@ -174,7 +180,7 @@ def _take(
         raise
     if keep is not None:
         _prune(target, keep=max(1, keep))
-    return Taken(path, listing, copying.left_out)
+    return BackupResult(path, listing, copying.left_out)
 
 
 class _Copying:
@@ -338,7 +344,7 @@ def _jobs_in(database: Path) -> list[str]:
 def _blobs_in(database: Path) -> list[str]:
     """Return the blobs that somebody holds in a database."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        return held_in(connection)
+        return blobs_held_in(connection)
 
 
 def _put_in_place(work: Path, target: Path, taken: float) -> Path:

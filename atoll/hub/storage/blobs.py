@@ -110,7 +110,7 @@ class Blobs:
         """
         path, temporary = self.path(sha256), self._incoming / new_token()
         try:
-            with upload.told_when_full(path):
+            with upload.storage_full_as_error(path):
                 _, nbytes = await upload.receive(
                     temporary, chunks, sha256=sha256, max_bytes=max_bytes
                 )
@@ -212,7 +212,7 @@ class Blobs:
         return False
 
 
-def held_in(connection: sqlite3.Connection) -> list[str]:
+def blobs_held_in(connection: sqlite3.Connection) -> list[str]:
     """Return the blobs that somebody holds, in a database that may be older than blobs are."""
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'blob_holds'").fetchone()
     return sorted(_held(connection)) if known else []

@@ -16,9 +16,9 @@ from atoll.errors import CheckpointCorrupt, WireError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.events import Events
-from atoll.hub.rounds.service import LIVE_STATES, Rounds
+from atoll.hub.rounds.service import LIVE_STATES, RoundService
 from atoll.hub.storage.files import Files
-from atoll.hub.storage.replication import Copies
+from atoll.hub.storage.replication import Replicator
 from atoll.ids import slot_of
 from atoll.wire.manifest import (
     MANIFEST_NAME,
@@ -91,7 +91,7 @@ class Checkpoints:
         jobs: Jobs,
         files: Files,
         events: Events,
-        rounds: Rounds,
+        rounds: RoundService,
         clock: Clock,
     ) -> None:
         self._database = database
@@ -103,7 +103,7 @@ class Checkpoints:
         self._lock = asyncio.Lock()
         self._mixed: set[tuple[str, int]] = set()
         """Rounds of which people were told that parts of two attempts met."""
-        self._copies = Copies(events=events, folder=jobs.folder)
+        self._copies = Replicator(events=events, folder=jobs.folder)
 
     async def restart(self) -> None:
         """Go on with the copies that an earlier life of the hub did not finish."""

@@ -111,7 +111,7 @@ class Files:
         path = self.path(job, name)
         temporary = self._incoming / new_token()
         try:
-            with upload.told_when_full(path):
+            with upload.storage_full_as_error(path):
                 hexdigest, _ = await upload.receive(
                     temporary, chunks, sha256=sha256, max_bytes=MAX_FILE_BYTES
                 )

@@ -28,7 +28,7 @@ COMMAND = (sys.executable, "-m", "atoll.checkpoint.stores.copies")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 
 
-class Copies:
+class Replicator:
     """At most one copying process for each job."""
 
     def __init__(

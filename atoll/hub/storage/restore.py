@@ -21,7 +21,7 @@ import msgspec
 from atoll.clock import Clock
 from atoll.errors import CheckpointCorrupt, ConfigError, HubError
 from atoll.hub.security.certificates import FOLDER as CERTIFICATES
-from atoll.hub.security.certificates import write_private
+from atoll.hub.security.certificates import write_secret
 from atoll.hub.storage.backup import DATABASE, SECRETS
 from atoll.hub.storage.backup_files import (
     LIST,
@@ -183,7 +183,7 @@ def _put_data(backup: Path, listing: Listing, data: Path, *, jobs: Path, now: fl
     for entry in listing.files:
         name = entry.name.removeprefix("data/")
         if name == SECRETS or name.startswith(f"{CERTIFICATES}/"):
-            write_private(data / name, (backup / entry.name).read_bytes())
+            write_secret(data / name, (backup / entry.name).read_bytes())
     origin = Origin(listing.id, listing.taken, now)
     write_synced(data / RESTORED, msgspec.json.encode(origin))
     for stale in data.glob(f"{DATABASE}-*"):

@@ -65,7 +65,7 @@ def put_in_place(temporary: Path, path: Path) -> os.stat_result:
 
 
 @contextlib.contextmanager
-def told_when_full(path: Path) -> Iterator[None]:
+def storage_full_as_error(path: Path) -> Iterator[None]:
     """Turn the operating system's "no room" into an error a person can act on."""
     try:
         yield

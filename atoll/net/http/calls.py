@@ -15,10 +15,9 @@ from urllib.parse import quote
 import msgspec
 
 from atoll.errors import HubError
-from atoll.net.http.http import Rest
+from atoll.net.http.http import HttpSession
 from atoll.wire.messages import (
     Done,
-    Gate,
     Message,
     NodeInfo,
     QueueAck,
@@ -31,6 +30,7 @@ from atoll.wire.messages import (
     QueuePut,
     QueuePutDone,
     QueueRelease,
+    RendezvousAddress,
 )
 
 
@@ -54,7 +54,7 @@ class Login(NamedTuple):
 class AccessCalls:
     """The part of a client of the hub that is about who may do what."""
 
-    _rest: Rest
+    _rest: HttpSession
 
     def join(self, secret: str, *, name: str, info: NodeInfo, request: str = "") -> Joined:
         """Trade the secret of a ticket for a node id and a node token.
@@ -142,7 +142,7 @@ DELETION_S = 60.0
 class DeletionCalls:
     """The part of a client of the hub that is about deleting jobs."""
 
-    _rest: Rest
+    _rest: HttpSession
 
     def job_size(self, job: str) -> dict[str, Any]:
         """Return what would go with a job: `files`, `queue_items`, and bytes of each kind."""
@@ -170,12 +170,12 @@ def _deletion_path(job: str) -> str:
     return f"/api/jobs/{quote(job, safe='')}"
 
 
-class GateCalls:
+class RendezvousCalls:
     """The part of a client of the hub that is about the gates of islands."""
 
-    _rest: Rest
+    _rest: HttpSession
 
-    def open_gate(self, job: str, member: str, gate: Gate) -> None:
+    def open_gate(self, job: str, member: str, gate: RendezvousAddress) -> None:
         """Tell the hands of this member where its island's first machine awaits them.
 
         The hub forgets it when it restarts, and when the member is launched again.
@@ -191,7 +191,7 @@ class GateCalls:
             headers={"Content-Type": "application/json"},
         )
 
-    def gate(self, job: str, member: str) -> Gate | None:
+    def gate(self, job: str, member: str) -> RendezvousAddress | None:
         """Return where a member's island awaits its hands; None: nowhere, for now.
 
         Raises:
@@ -204,7 +204,7 @@ class GateCalls:
             if error is absent:
                 return None
             raise
-        return msgspec.json.decode(response.content, type=Gate)
+        return msgspec.json.decode(response.content, type=RendezvousAddress)
 
 
 def _rendezvous_path(job: str, member: str) -> str:
@@ -217,7 +217,7 @@ M = TypeVar("M", bound=Message)
 class QueueCalls:
     """The part of `HubClient` that is about queues."""
 
-    _rest: Rest
+    _rest: HttpSession
     _timeout_s: float
 
     def queues(self) -> list[dict[str, Any]]:

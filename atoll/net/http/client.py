@@ -15,16 +15,16 @@ import httpx
 
 from atoll.errors import CheckpointMissing, HubError, HubUnreachable
 from atoll.ids import new_token
-from atoll.net.endpoint import PLAIN, Way
-from atoll.net.http.calls import AccessCalls, DeletionCalls, GateCalls, QueueCalls
-from atoll.net.http.http import Rest
+from atoll.net.endpoint import PLAIN, HubEndpoint
+from atoll.net.http.calls import AccessCalls, DeletionCalls, QueueCalls, RendezvousCalls
+from atoll.net.http.http import HttpSession
 from atoll.net.http.streams import (
     BLOCK_BYTES,
     Progress,
     blocks,
     check_hash,
     measure,
-    told,
+    with_progress,
     write_verified,
 )
 
@@ -44,7 +44,7 @@ class RemoteFile:
     sha256: str
 
 
-class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
+class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     """A client of one hub, for one thread at a time; close it, or use `with`.
 
     Every method raises HubUnreachable when nobody answers, and otherwise the error that the hub
@@ -52,7 +52,7 @@ class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
     """
 
     def __init__(
-        self, url: str, token: str = "", *, way: Way = PLAIN, timeout_s: float = 30.0
+        self, url: str, token: str = "", *, way: HubEndpoint = PLAIN, timeout_s: float = 30.0
     ) -> None:
         """Open nothing yet.
 
@@ -66,7 +66,7 @@ class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
             ConfigError: the URL has another form.
         """
         self._timeout_s = timeout_s
-        self._rest = Rest(url, token, way=way, timeout_s=timeout_s)
+        self._rest = HttpSession(url, token, way=way, timeout_s=timeout_s)
         self.url = self._rest.url
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
         self._rest.call(
             "PUT",
             address,
-            content=told(blocks(source), nbytes, say),
+            content=with_progress(blocks(source), nbytes, say),
             headers={"X-Sha256": sha256, "Content-Length": str(nbytes)},
             timeout=max(self._timeout_s, SLOW_ANSWER_S),
         )
@@ -261,7 +261,7 @@ class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
             "GET", _path(job, "files", path), absent=_absent(job, path)
         ) as response:
             nbytes = int(response.headers.get("Content-Length", "0"))
-            source = told(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
+            source = with_progress(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
             return write_verified(target, source, sha256=sha256 or _hash_of(response))
 
     def read_file(self, job: str, path: str) -> bytes:
@@ -322,7 +322,7 @@ class HubClient(AccessCalls, DeletionCalls, GateCalls, QueueCalls):
         path = f"/api/blobs/{quote(sha256, safe='')}"
         with self._rest.stream("GET", path, absent=_no_blob(sha256)) as response:
             nbytes = int(response.headers.get("Content-Length", "0"))
-            source = told(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
+            source = with_progress(response.iter_bytes(BLOCK_BYTES), nbytes, progress)
             write_verified(target, source, sha256=sha256)
 
     # ------------------------------------------------------------------------------ speed

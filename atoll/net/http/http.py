@@ -10,24 +10,31 @@ import httpx
 
 from atoll import __version__
 from atoll.errors import AtollError, AuthError, HubError, HubUnreachable, from_dict
-from atoll.net.endpoint import PLAIN, Way
-from atoll.net.proxies import at, not_reached_by, not_through, place_of, refused_by, unreachable
+from atoll.net.endpoint import PLAIN, HubEndpoint
+from atoll.net.proxies import (
+    at_address,
+    hub_address,
+    not_reached_by,
+    not_through,
+    refused_by,
+    unreachable,
+)
 from atoll.net.throttle import ThrottledHttp, throttle_of
 
 
-class Rest:
+class HttpSession:
     """Calls the hub's REST interface with one token."""
 
-    def __init__(self, url: str, token: str, *, way: Way = PLAIN, timeout_s: float) -> None:
+    def __init__(self, url: str, token: str, *, way: HubEndpoint = PLAIN, timeout_s: float) -> None:
         """Open nothing yet.
 
         Raises:
             ConfigError: the URL is not http(s)://HOST:PORT[/PREFIX], or a certificate is missing.
         """
-        place = place_of(url)
+        place = hub_address(url)
         self.url = place.url
         self._proxy = way.proxy
-        self._at = at(place.host, place.port)
+        self._at = at_address(place.host, place.port)
         headers = {"User-Agent": f"atoll/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -121,7 +128,7 @@ class Rest:
         )
 
 
-def _transport(way: Way, *, secure: bool) -> httpx.BaseTransport:
+def _transport(way: HubEndpoint, *, secure: bool) -> httpx.BaseTransport:
     """Return what carries requests; the environment was asked where the way was made."""
     inner = httpx.HTTPTransport(
         verify=way.context(secure=secure) or True, proxy=way.proxy or None, trust_env=False

@@ -47,7 +47,9 @@ def blocks(source: Path | bytes) -> Iterator[bytes]:
             yield block
 
 
-def told(source: Iterable[bytes], total_bytes: int, progress: Progress | None) -> Iterator[bytes]:
+def with_progress(
+    source: Iterable[bytes], total_bytes: int, progress: Progress | None
+) -> Iterator[bytes]:
     """Yield the blocks, reporting each after it was taken."""
     done = 0
     for block in source:

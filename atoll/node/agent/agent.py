@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubUnreachable
-from atoll.net.endpoint import PLAIN, Way
+from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.net.link import Link
 from atoll.node.agent.attempt import Attempt
-from atoll.node.agent.log_shipping import Key, LineShipping
+from atoll.node.agent.log_shipping import Key, LogShipper
 from atoll.node.agent.options import Machine
 from atoll.node.agent.reports import Reports
-from atoll.node.agent.workspace import Preparer
+from atoll.node.agent.workspace import WorkspaceBuilder
 from atoll.node.launchers import Launchers
-from atoll.node.launchers.resources import Shares
+from atoll.node.launchers.resources import ResourceAllocator
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import (
     Drain,
@@ -69,7 +69,7 @@ class Agent:
         home: Path,
         hub: str,
         token: str = "",
-        way: Way = PLAIN,
+        way: HubEndpoint = PLAIN,
         slots: int = 1,
         gpus: int = 0,
     ) -> None:
@@ -94,11 +94,11 @@ class Agent:
             hub=hub,
             way=way,
             reports=self._reports,
-            lines=LineShipping(link),
-            shares=Shares(slots=slots, gpus=gpus),
+            lines=LogShipper(link),
+            shares=ResourceAllocator(slots=slots, gpus=gpus),
             launcher=self._launchers.of,
             token=token,
-            preparer=Preparer(home, lambda job: HubClient(hub, job, way=self.way)),
+            preparer=WorkspaceBuilder(home, lambda job: HubClient(hub, job, way=self.way)),
         )
         self._running: dict[Key, Attempt] = {}
         self._attempts: set[Attempt] = set()
@@ -128,7 +128,7 @@ class Agent:
         return next(iter(self._draining.values()), "")
 
     @property
-    def way(self) -> Way:
+    def way(self) -> HubEndpoint:
         """How processes that start now reach the hub."""
         return self._machine.way
 
@@ -162,7 +162,7 @@ class Agent:
         self,
         offer: Offer,
         *,
-        way: Way | None = None,
+        way: HubEndpoint | None = None,
         nice: int = 0,
         trusted_keys: Sequence[str] = (),
     ) -> None:

@@ -13,8 +13,8 @@ from atoll.code import Rules
 from atoll.config import JobSpec
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
-from atoll.node.agent.threads import Wanted, in_thread
-from atoll.node.agent.workspace import Prepared
+from atoll.node.agent.threads import StillWanted, in_thread
+from atoll.node.agent.workspace import Workspace
 from atoll.wire.messages import Launch
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _MAX_DEPTH = 6
 
 async def collect(
     spec: JobSpec,
-    prepared: Prepared,
+    prepared: Workspace,
     command: Launch,
     client: Callable[[], HubClient],
     on_line: Callable[[str], None],
@@ -65,7 +65,7 @@ def _collect(
     command: Launch,
     client: Callable[[], HubClient],
     say: Callable[[str], None],
-    wanted: Wanted,
+    wanted: StillWanted,
 ) -> list[str]:
     found = _choose(folder, Rules(spec.job.artifacts), say)
     names: list[str] = []

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from atoll.config import parse_spec
 from atoll.errors import AtollError, JobError
-from atoll.ids import is_hand, is_reducer
+from atoll.ids import is_follower, is_reducer
 from atoll.node.agent.artifacts import collect
 from atoll.node.agent.log_shipping import Key
 from atoll.node.agent.options import Machine
 from atoll.node.agent.output import TAIL_LINES
-from atoll.node.agent.workspace import Prepared
+from atoll.node.agent.workspace import Workspace
 from atoll.node.availability.quiet_hours import check_allowed
 from atoll.node.launchers.folder import lay_out
 from atoll.node.launchers.launcher import GONE_S, Exit, Order, Process
@@ -43,7 +43,7 @@ LAST_LINES_S = 5.0
 class _Begun:
     process: Process
     order: Order
-    prepared: Prepared
+    prepared: Workspace
 
 
 class Attempt:
@@ -184,7 +184,7 @@ class Attempt:
         )
         directory = machine.jobs / command.job / member
         variables = lay_out(command, directory=directory, hub=machine.hub, way=machine.way)
-        prepared = Prepared(directory, Path(sys.executable))
+        prepared = Workspace(directory, Path(sys.executable))
         if not is_reducer(member):
             prepared = await machine.preparer.prepare(
                 command, spec, directory=directory, on_line=self._say
@@ -212,7 +212,7 @@ class Attempt:
         machine.watch.add(
             process, member=member, limit_bytes=caps.memory_bytes, limit_from=caps.memory_from
         )
-        if is_hand(member) or (not is_reducer(member) and spec.kind in PROGRAMS):
+        if is_follower(member) or (not is_reducer(member) and spec.kind in PROGRAMS):
             self._told = machine.reports.spawn(self._tell_running(self._told))
 
     async def _tell_running(self, starting: asyncio.Task[None]) -> None:

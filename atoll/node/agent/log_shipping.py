@@ -52,7 +52,7 @@ class _LineLink:
             return Acked(body.seq + len(body.lines) - 1)
 
 
-class LineShipping:
+class LogShipper:
     """Ships the lines of every process of one agent."""
 
     def __init__(self, link: Link) -> None:

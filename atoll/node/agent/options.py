@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.net.endpoint import Ticket, Way
+from atoll.net.endpoint import HubEndpoint, Ticket
 from atoll.net.http.client import HubClient
-from atoll.node.agent.log_shipping import LineShipping
+from atoll.node.agent.log_shipping import LogShipper
 from atoll.node.agent.reports import Reports
-from atoll.node.agent.workspace import Preparer
-from atoll.node.availability.policy import FILE, PolicyFile
-from atoll.node.availability.preemption import Notices
+from atoll.node.agent.workspace import WorkspaceBuilder
+from atoll.node.availability.policy import FILE, OwnerPolicyFile
+from atoll.node.availability.preemption import PreemptionNotices
 from atoll.node.launchers.launcher import Launcher
 from atoll.node.launchers.memory_watch import MemoryWatch
-from atoll.node.launchers.resources import Shares
+from atoll.node.launchers.resources import ResourceAllocator
 from atoll.wire.messages import Offer
 
 
@@ -36,7 +36,7 @@ class NodeOptions:
     """How many workers it takes at once."""
     measure: bool = True
     """Whether speeds are measured: matmuls before joining (seconds, once), the way to the hub."""
-    notices: Notices = field(default_factory=Notices)
+    notices: PreemptionNotices = field(default_factory=PreemptionNotices)
     """Where a notice would appear that this machine is about to be taken away."""
     policy: Path | None = None
     """The owner's policy; None: `node.toml` in the home, if it is there."""
@@ -47,10 +47,10 @@ class NodeOptions:
     machine: Path = Path("/")
     """Below which the sensors look for the files of this machine."""
 
-    def policy_file(self) -> PolicyFile:
+    def policy_file(self) -> OwnerPolicyFile:
         """Return the policy that is in force, to be read."""
         path = self.policy or self.home / FILE
-        return PolicyFile(path, options=self.policy_options, needed=self.policy is not None)
+        return OwnerPolicyFile(path, options=self.policy_options, needed=self.policy is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +78,16 @@ class Machine:
     """Folder below which each process has its own, `JOB/MEMBER`."""
     hub: str
     """URL that workers dial."""
-    way: Way
+    way: HubEndpoint
     """How they reach it."""
     token: str
     """The node's own."""
     reports: Reports
-    lines: LineShipping
-    shares: Shares
+    lines: LogShipper
+    shares: ResourceAllocator
     launcher: Callable[[str], Launcher]
     """Returns the launcher of a name: `process` or `container`."""
-    preparer: Preparer
+    preparer: WorkspaceBuilder
     watch: MemoryWatch = field(default_factory=MemoryWatch)
     offer: Offer = field(default_factory=Offer)
     """What the owner gives now."""

@@ -89,7 +89,7 @@ class Reports:
             log.error("a task of the agent failed", exc_info=task.exception())
 
 
-class Figures:
+class HeartbeatStats:
     """Measures the machine whenever it is called; quick, and never loads torch."""
 
     def __init__(self, home: Path, *, gpus: Gpus | None = None, root: Path = Path("/")) -> None:

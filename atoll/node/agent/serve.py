@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from atoll.errors import AuthError, Revoked
 from atoll.net.proxies import DIRECT, proxy_of
 from atoll.node.agent.options import NodeOptions, Status
-from atoll.node.agent.session import Serving
+from atoll.node.agent.session import AgentSession
 from atoll.node.identity import identity
 from atoll.node.identity.identity import Identity
-from atoll.node.identity.join import enter, known
+from atoll.node.identity.join import enter_cluster, known_hub
 from atoll.node.launchers import available
 from atoll.node.machine import probe
 from atoll.node.machine.probe import Gpus
@@ -52,7 +52,7 @@ def run_node(
                 gpus=gpus,
                 launchers=available(),
             )
-            me = known(options.ticket, home=options.home)
+            me = known_hub(options.ticket, home=options.home)
             trusted = me is not None
             if me is not None and options.proxy:
                 me = _keep_proxy(options, me)
@@ -60,7 +60,7 @@ def run_node(
         while True:
             served = _Served(on_ready)
             try:
-                serving = Serving(
+                serving = AgentSession(
                     options, me, info=info, gpus=gpus, on_ready=served, on_status=on_status
                 )
                 asyncio.run(serving.run(known=trusted))
@@ -114,7 +114,7 @@ def _interruptible() -> Iterator[None]:
 def _enter(options: NodeOptions, info: NodeInfo) -> Identity:
     """Join with the ticket."""
     proxy = proxy_of(options.proxy, hub=options.ticket.url)
-    me = enter(options.ticket, home=options.home, name=options.name, info=info, proxy=proxy)
+    me = enter_cluster(options.ticket, home=options.home, name=options.name, info=info, proxy=proxy)
     return _keep_proxy(options, me)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll.clock import RealClock
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.net.link import Link
 from atoll.net.proxies import proxy_of
@@ -21,17 +21,17 @@ from atoll.net.sync_link import open_link
 from atoll.node.agent import process_tree
 from atoll.node.agent.agent import Agent
 from atoll.node.agent.options import NodeOptions, Status
-from atoll.node.agent.reports import Figures
-from atoll.node.agent.threads import aside
+from atoll.node.agent.reports import HeartbeatStats
+from atoll.node.agent.threads import run_abandonable
 from atoll.node.availability import preemption
-from atoll.node.availability.policy import MBPS, Policy
-from atoll.node.availability.preemption import Notices
+from atoll.node.availability.policy import MBPS, OwnerPolicy
+from atoll.node.availability.preemption import PreemptionNotices
 from atoll.node.availability.rule import Pause
-from atoll.node.availability.sensors import Metered, Senses
-from atoll.node.availability.watch import Manners
+from atoll.node.availability.sensors import Metered, Sensors
+from atoll.node.availability.watch import AvailabilityWatch
 from atoll.node.identity.identity import Identity
 from atoll.node.identity.join import keep_certificate
-from atoll.node.machine.bandwidth import Speed, SpeedWatch
+from atoll.node.machine.bandwidth import Bandwidth, BandwidthWatch
 from atoll.node.machine.probe import Gpus
 from atoll.wire.messages import NodeInfo
 
@@ -47,7 +47,7 @@ PACE_FILE = "pace"
 """File in the home by which all processes of this node keep to one limit of bandwidth."""
 
 
-class Serving:
+class AgentSession:
     """Connects and serves until a signal comes or the hub turns this node away for good."""
 
     def __init__(
@@ -69,8 +69,10 @@ class Serving:
         self._info = info
         self._on_ready = on_ready
         self._on_status = on_status
-        self._figures = Figures(options.home, gpus=gpus, root=options.machine)
-        self._manners = Manners(options.policy_file(), senses=Senses(root=options.machine))
+        self._figures = HeartbeatStats(options.home, gpus=gpus, root=options.machine)
+        self._manners = AvailabilityWatch(
+            options.policy_file(), senses=Sensors(root=options.machine)
+        )
 
     async def run(self, *, known: bool) -> None:
         """Serve to the end.
@@ -105,7 +107,7 @@ class Serving:
         self._on_ready(self._me)
         await _together(self._tasks(agent, link, leaving), agent, link, hurry)
 
-    def _way(self, policy: Policy) -> Way:
+    def _way(self, policy: OwnerPolicy) -> HubEndpoint:
         """Return the way to the hub, with the owner's limits."""
         way = self._me.way
         if not policy.capped:
@@ -120,7 +122,13 @@ class Serving:
         )
 
     async def _connect(
-        self, policy: Policy, pause: Pause, *, way: Way, known: bool, leaving: asyncio.Event
+        self,
+        policy: OwnerPolicy,
+        pause: Pause,
+        *,
+        way: HubEndpoint,
+        known: bool,
+        leaving: asyncio.Event,
     ) -> Link | None:
         """Return the open session; None: this machine was told to leave before there was one."""
         info = msgspec.structs.replace(self._info, offer=policy.offer(paused=pause.text))
@@ -145,7 +153,7 @@ class Serving:
             return None
         return connecting.result()
 
-    async def _offer(self, agent: Agent, policy: Policy, pause: Pause) -> None:
+    async def _offer(self, agent: Agent, policy: OwnerPolicy, pause: Pause) -> None:
         """Have the agent give what the owner wants it to give now."""
         offer = policy.offer(paused=pause.text)
         if self._manners.error:
@@ -180,12 +188,12 @@ class Serving:
         """Measure the way to the hub now and then."""
         me, metered = self._me, Metered()
 
-        def keep(speed: Speed) -> None:
+        def keep(speed: Bandwidth) -> None:
             way = agent.way  # short trials pass a limit by as much as its burst
             self._figures.up_bps = min(speed.up_bps, way.upload_bps or speed.up_bps)
             self._figures.down_bps = min(speed.down_bps, way.download_bps or speed.down_bps)
 
-        watch = SpeedWatch(
+        watch = BandwidthWatch(
             me.hub,
             open_client=lambda: HubClient(me.hub, me.token, way=agent.way),
             is_free=lambda: not agent.running,
@@ -237,12 +245,12 @@ async def _hurry(agent: Agent, hurry: asyncio.Event) -> None:
     agent.kill_all()
 
 
-async def _heed(agent: Agent, notices: Notices) -> None:
+async def _heed(agent: Agent, notices: PreemptionNotices) -> None:
     """Drain the machine while a notice says that it will be taken away."""
     if not notices:
         await asyncio.Event().wait()
     while True:
-        reason = await aside(notices.read)
+        reason = await run_abandonable(notices.read)
         if reason:
             await agent.drain(reason, source="notice")
         elif reason is not None:

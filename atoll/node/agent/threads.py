@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T]) -> T:
+async def run_abandonable(work: Callable[[], T]) -> T:
     """Return what `work` returns, done in a thread of its own.
 
     When this is cancelled the work is left alone, and its result is dropped: unlike the threads of
@@ -49,11 +49,11 @@ ENDING_S = 5.0
 """How long the end of work that nobody wants any more is waited for."""
 
 
-class Unwanted(Exception):
+class Abandoned(Exception):
     """Ends the work from inside: whoever asked for it was cancelled."""
 
 
-class Wanted:
+class StillWanted:
     """Tells the work whether it is still wanted."""
 
     def __init__(self) -> None:
@@ -66,17 +66,17 @@ class Wanted:
     def check(self, *_: object) -> None:
         """Raise Unwanted if the work is to end; takes what callbacks of progress are given."""
         if self._ended.is_set():
-            raise Unwanted
+            raise Abandoned
 
     def wait(self, timeout_s: float) -> None:
         """Sleep; raise Unwanted as soon as the work is to end."""
         if self._ended.wait(timeout_s):
-            raise Unwanted
+            raise Abandoned
 
 
-async def in_thread(work: Callable[[Wanted], T]) -> T:
+async def in_thread(work: Callable[[StillWanted], T]) -> T:
     """Run `work` in a thread; when this is cancelled, ask it to end and wait a while for that."""
-    wanted = Wanted()
+    wanted = StillWanted()
     task = asyncio.ensure_future(asyncio.to_thread(work, wanted))
     try:
         return await asyncio.shield(task)

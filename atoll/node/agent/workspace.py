@@ -14,7 +14,7 @@ from atoll.net.http.client import HubClient
 from atoll.node.agent.file_locks import FileLock
 from atoll.node.packages.code_cache import MAX_CACHE_BYTES as MAX_CODE_BYTES
 from atoll.node.packages.code_cache import CodeCache
-from atoll.node.packages.venvs import BUILD_S, Recipe, Venvs
+from atoll.node.packages.venvs import BUILD_S, VenvRecipe, Venvs
 from atoll.node.packages.venvs import MAX_CACHE_BYTES as MAX_VENV_BYTES
 from atoll.wire.messages import Launch
 
@@ -25,14 +25,14 @@ MAX_REQUIREMENTS_BYTES = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Workspace:
     """Where a process works, and with which Python."""
 
     folder: Path
     python: Path
 
 
-class Preparer:
+class WorkspaceBuilder:
     """Prepares processes on one machine; packs and environments are kept in the agent's home."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Preparer:
 
     async def prepare(
         self, command: Launch, spec: JobSpec, *, directory: Path, on_line: Callable[[str], None]
-    ) -> Prepared:
+    ) -> Workspace:
         """Fetch the code of a job and build its environment, or find them in the cache.
 
         May be cancelled: what it started is killed, and nothing half is left.
@@ -87,7 +87,7 @@ class Preparer:
         """
         here = Path(sys.executable)
         if not spec.job.code:
-            return Prepared(directory, here)
+            return Workspace(directory, here)
 
         def say(text: str) -> None:
             on_line(f"[prepare] {text}")
@@ -99,8 +99,8 @@ class Preparer:
         count, fetched = await self._code.unpack(sha256, folder, client=client)
         say(f"code {sha256[:12]}: {count} files, {'fetched' if fetched else 'in the cache'}")
         if not spec.job.requirements:
-            return Prepared(folder, here)
-        recipe = Recipe(
+            return Workspace(folder, here)
+        recipe = VenvRecipe(
             requirements=_read(folder, spec.job.requirements),
             name=spec.job.requirements,
             code=sha256,
@@ -109,9 +109,9 @@ class Preparer:
         use = await self._venvs.use(recipe, on_line=say)
         self._held[folder] = use.lock
         say(f"environment of {spec.job.requirements}: {use.python.parent.parent.name[:12]}")
-        return Prepared(folder, use.python)
+        return Workspace(folder, use.python)
 
-    def release(self, prepared: Prepared) -> None:
+    def release(self, prepared: Workspace) -> None:
         """Tell that a process has ended: its environment may be deleted when room is needed."""
         self._let_go(prepared.folder)
 

@@ -46,7 +46,7 @@ _ONE_OR_MANY = ("kinds", "labels", "mounts", "trusted_keys", "quiet_hours")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
+class OwnerPolicy:
     """What a machine's owner allows. Zero means no limit."""
 
     cores: float = 0.0
@@ -95,7 +95,7 @@ class Policy:
             kinds=self.kinds,
             mounts=self.mounts,
             labels=self.labels,
-            text=in_words(self),
+            text=describe_policy(self),
             paused=paused,
         )
 
@@ -105,7 +105,7 @@ class Policy:
         return bool(self.upload_mbps or self.download_mbps)
 
 
-def in_words(policy: Policy) -> list[str]:
+def describe_policy(policy: OwnerPolicy) -> list[str]:
     """Return the policy for people, a line each; empty when there is nothing to say."""
     limits = (
         (policy.cores, f"{policy.cores:g} cores"),
@@ -126,7 +126,7 @@ def in_words(policy: Policy) -> list[str]:
     return lines + _pauses(policy)
 
 
-def _pauses(policy: Policy) -> list[str]:
+def _pauses(policy: OwnerPolicy) -> list[str]:
     """Return when it takes no work; sleep and lid are so for everybody and not worth a line."""
     lines = [f"no work {span}" for span in policy.quiet_hours]
     if policy.pause_on_battery:
@@ -139,7 +139,9 @@ def _pauses(policy: Policy) -> list[str]:
     return lines
 
 
-def read_policy(text: str, *, name: str = FILE, options: Mapping[str, Any] | None = None) -> Policy:
+def read_policy(
+    text: str, *, name: str = FILE, options: Mapping[str, Any] | None = None
+) -> OwnerPolicy:
     """Return the policy that TOML text and options describe; options win.
 
     Args:
@@ -169,23 +171,23 @@ def read_policy(text: str, *, name: str = FILE, options: Mapping[str, Any] | Non
     return policy
 
 
-def _policy_of(given: Mapping[str, Any], *, text: str, name: str) -> Policy:
+def _policy_of(given: Mapping[str, Any], *, text: str, name: str) -> OwnerPolicy:
     """Return the policy of a table, every mistake with its key and line."""
     values: dict[str, Any] = {}
-    known = [field.name for field in dataclasses.fields(Policy)]
+    known = [field.name for field in dataclasses.fields(OwnerPolicy)]
     for key, value in given.items():
         where = f"{name}, line {_line_of(key, text)}" if text else name
         if key not in known:
             raise unknown(f"key in {where}", key, known)
         if key in _ONE_OR_MANY and isinstance(value, str):
             value = [value]
-        part = config.read_table(Policy, {key: value}, where=where)
+        part = config.read_table(OwnerPolicy, {key: value}, where=where)
         _check(part, key, where=where)
         values[key] = getattr(part, key)
-    return Policy(**values)
+    return OwnerPolicy(**values)
 
 
-def _check(policy: Policy, key: str, *, where: str) -> None:
+def _check(policy: OwnerPolicy, key: str, *, where: str) -> None:
     """Refuse a value that cannot work."""
     value = getattr(policy, key)
     if key == "kinds":
@@ -240,7 +242,7 @@ def _line_of(key: str, text: str) -> int:
     return 1
 
 
-class PolicyFile:
+class OwnerPolicyFile:
     """The file of a policy, together with the options that win over it."""
 
     def __init__(
@@ -257,11 +259,11 @@ class PolicyFile:
         self._options = dict(options or {})
         self._needed = needed
         self._stamp: object = None
-        self._policy: Policy | None = None
+        self._policy: OwnerPolicy | None = None
         self.error = ""
         """What is wrong with the file as it is now, while an older policy is in force."""
 
-    def read(self) -> Policy:
+    def read(self) -> OwnerPolicy:
         """Return the policy; the file is read again when it has changed.
 
         Raises:
@@ -280,7 +282,9 @@ class PolicyFile:
             log.error("the policy stays as it was: %s", error)
             return self._policy
         if self._policy is not None and policy != self._policy:
-            log.info("the policy has changed: %s", "; ".join(in_words(policy)) or "no limits")
+            log.info(
+                "the policy has changed: %s", "; ".join(describe_policy(policy)) or "no limits"
+            )
         self._policy, self.error = policy, ""
         return policy
 

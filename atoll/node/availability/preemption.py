@@ -31,7 +31,7 @@ _HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}
 
 
 @dataclass(frozen=True, slots=True)
-class Notices:
+class PreemptionNotices:
     """Where a preemption notice would appear."""
 
     file: Path | None = None

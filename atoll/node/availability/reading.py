@@ -30,7 +30,7 @@ class Sensor(Protocol):
         ...
 
 
-def together(readings: Iterable[Reading]) -> Reading:
+def combine_sensors(readings: Iterable[Reading]) -> Reading:
     """Return one reading of several; of those that say the same thing the last one counts."""
     known: dict[str, object] = {}
     for reading in readings:

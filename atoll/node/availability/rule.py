@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-from atoll.node.availability.policy import Policy
+from atoll.node.availability.policy import OwnerPolicy
 from atoll.node.availability.quiet_hours import parse_quiet_hours
 from atoll.node.availability.reading import Reading
 
@@ -36,7 +36,7 @@ WORK = Pause()
 
 
 def decide(
-    policy: Policy, reading: Reading, now: datetime.datetime, *, before: Pause = WORK
+    policy: OwnerPolicy, reading: Reading, now: datetime.datetime, *, before: Pause = WORK
 ) -> Pause:
     """Return why this moment is no good one for work.
 
@@ -64,7 +64,7 @@ def decide(
     return WORK
 
 
-def _is_low(policy: Policy, reading: Reading, before: Pause) -> bool:
+def _is_low(policy: OwnerPolicy, reading: Reading, before: Pause) -> bool:
     """Return whether the charge is at or below the owner's limit."""
     if reading.battery_percent is None or policy.battery_percent >= 100:
         return True
@@ -72,7 +72,7 @@ def _is_low(policy: Policy, reading: Reading, before: Pause) -> bool:
     return reading.battery_percent <= policy.battery_percent + margin
 
 
-def _battery_text(policy: Policy, reading: Reading) -> str:
+def _battery_text(policy: OwnerPolicy, reading: Reading) -> str:
     if reading.battery_percent is None or policy.battery_percent >= 100:
         return "on battery"
     return f"on battery, at or below {policy.battery_percent:g} %"
@@ -86,7 +86,7 @@ def _moment(end: datetime.datetime, now: datetime.datetime) -> str:
 _ONE_DAY = datetime.timedelta(days=1)
 
 
-class Mind:
+class Hysteresis:
     """Follows decisions without flapping: reasons must last, and must be gone for a while."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Mind:
         """Since when (monotonic) the opposite of what holds has been said."""
 
     def follow(
-        self, policy: Policy, reading: Reading, *, now: datetime.datetime, monotonic: float
+        self, policy: OwnerPolicy, reading: Reading, *, now: datetime.datetime, monotonic: float
     ) -> Pause:
         """Return what holds after these readings."""
         said = decide(policy, reading, now, before=self.pause)

@@ -23,8 +23,8 @@ from pathlib import Path
 import psutil
 
 from atoll.clock import Clock, RealClock
-from atoll.node.availability.policy import Policy
-from atoll.node.availability.reading import Reading, Sensor, together
+from atoll.node.availability.policy import OwnerPolicy
+from atoll.node.availability.reading import Reading, Sensor, combine_sensors
 
 SUPPLIES = Path("sys/class/power_supply")
 
@@ -262,7 +262,7 @@ ABSENT_S = 300.0
 """The same of one that had nothing to say: this machine has no lid, or no such program."""
 
 
-class Senses:
+class Sensors:
     """Reads what a policy asks for."""
 
     def __init__(
@@ -281,7 +281,7 @@ class Senses:
         self._activity = Activity(root=root, commands=commands, clock=self._clock)
         self._kept: dict[Sensor, tuple[float, Reading]] = {}
 
-    def read(self, policy: Policy) -> Reading:
+    def read(self, policy: OwnerPolicy) -> Reading:
         """Return what the policy needs to know; takes up to some seconds, in a thread."""
         readings = [self._battery.read()] if policy.pause_on_battery else []
         if policy.pause_on_lid_close:
@@ -290,12 +290,12 @@ class Senses:
             readings.append(self._recent(self._metered))
         if policy.pause_when_active:
             readings.append(self._recent(self._activity))
-        return together(readings)
+        return combine_sensors(readings)
 
     def read_all(self) -> Reading:
         """Return everything that can be known now."""
         sensors: list[Sensor] = [self._battery, self._lid, self._metered, self._activity]
-        return together(sensor.read() for sensor in sensors)
+        return combine_sensors(sensor.read() for sensor in sensors)
 
     def _recent(self, sensor: Sensor) -> Reading:
         """Return a sensor's reading, not older than it is worth."""

@@ -9,35 +9,35 @@ import datetime
 from collections.abc import Awaitable, Callable
 
 from atoll.clock import Clock, RealClock
-from atoll.node.agent.threads import aside
-from atoll.node.availability.policy import Policy, PolicyFile
-from atoll.node.availability.rule import Mind, Pause
-from atoll.node.availability.sensors import Senses
+from atoll.node.agent.threads import run_abandonable
+from atoll.node.availability.policy import OwnerPolicy, OwnerPolicyFile
+from atoll.node.availability.rule import Hysteresis, Pause
+from atoll.node.availability.sensors import Sensors
 from atoll.node.availability.sleep import SleepWatch
 
 LOOK_S = 1.0
 """Pause between two looks."""
 
-Act = Callable[[Policy, Pause], Awaitable[None]]
+Act = Callable[[OwnerPolicy, Pause], Awaitable[None]]
 
 
-class Manners:
+class AvailabilityWatch:
     """Watches one machine."""
 
     def __init__(
         self,
-        file: PolicyFile,
+        file: OwnerPolicyFile,
         *,
-        senses: Senses | None = None,
+        senses: Sensors | None = None,
         clock: Clock | None = None,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
         """Read nothing yet; `now` is local time."""
         self._file = file
-        self._senses = senses or Senses()
+        self._senses = senses or Sensors()
         self._clock = clock or RealClock()
         self._now = now
-        self._mind = Mind()
+        self._mind = Hysteresis()
         self._news = asyncio.Event()
         self._sleep = SleepWatch(self._news.set)
 
@@ -46,14 +46,14 @@ class Manners:
         """What is wrong with the policy's file, while an older policy is in force."""
         return self._file.error
 
-    async def look(self) -> tuple[Policy, Pause]:
+    async def look(self) -> tuple[OwnerPolicy, Pause]:
         """Return what the owner wants, and whether work pauses.
 
         Raises:
             ConfigError: the policy is wrong and there was no right one before.
         """
         policy = self._file.read()
-        reading = await aside(lambda: self._senses.read(policy))
+        reading = await run_abandonable(lambda: self._senses.read(policy))
         if self._sleep.sleeping:
             reading = dataclasses.replace(reading, sleeping=True)
         pause = self._mind.follow(
@@ -64,7 +64,7 @@ class Manners:
     async def follow(self, act: Act) -> None:
         """Call `act` now and whenever policy, pause or error have changed, until cancelled."""
         listening = asyncio.create_task(self._sleep.run())
-        told: tuple[Policy, Pause, str] | None = None
+        told: tuple[OwnerPolicy, Pause, str] | None = None
         try:
             while True:
                 self._news.clear()

@@ -31,7 +31,7 @@ _LINE = re.compile(r"[^\x20-\x7e]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundHub:
     """A hub as it announces itself; none of it is proven."""
 
     name: str
@@ -52,7 +52,7 @@ class Found:
         return Ticket(self.host, self.port, secret, prefix=self.prefix, mark=self.mark)
 
 
-def find_hubs(*, timeout_s: float = FIND_S) -> list[Found]:
+def find_hubs(*, timeout_s: float = FIND_S) -> list[FoundHub]:
     """Return the hubs that answer in time, by name, each by an address that can be dialled.
 
     Raises:
@@ -97,7 +97,7 @@ def find_hubs(*, timeout_s: float = FIND_S) -> list[Found]:
         zeroconf.close()
 
 
-def _asked(zeroconf: Zeroconf, names: list[str]) -> list[Found]:
+def _asked(zeroconf: Zeroconf, names: list[str]) -> list[FoundHub]:
     """Return what each of the announced services says of itself."""
     found = []
     for name in names:
@@ -121,7 +121,7 @@ def first_reachable(addresses: Sequence[str], port: int) -> str:
     return ""
 
 
-def read_service(info: ServiceInfo) -> Found | None:
+def read_service(info: ServiceInfo) -> FoundHub | None:
     """Return the hub that a service describes; None where it makes no sense.
 
     Anybody on the network can announce anything: every field is checked and bounded.
@@ -135,7 +135,7 @@ def read_service(info: ServiceInfo) -> Found | None:
     known = not fingerprint or _FINGERPRINT.fullmatch(fingerprint)
     if not addresses or not info.port or not known or not _PREFIX.fullmatch(prefix):
         return None
-    return Found(
+    return FoundHub(
         name=_LINE.sub("?", fields.get("name", ""))[:60] or addresses[0],
         host=addresses[0],
         port=info.port,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll.errors import ConfigError, StorageFull
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 
 _FILE = "node.json"
 
@@ -32,9 +32,9 @@ class Identity:
     """URL of the proxy to the hub."""
 
     @property
-    def way(self) -> Way:
+    def way(self) -> HubEndpoint:
         """How the hub is reached."""
-        return Way(ca=self.ca, certificate=self.certificate, key=self.key, proxy=self.proxy)
+        return HubEndpoint(ca=self.ca, certificate=self.certificate, key=self.key, proxy=self.proxy)
 
 
 def load_identity(home: Path, *, hub: str) -> Identity | None:
@@ -53,10 +53,10 @@ def save_identity(home: Path, identity: Identity) -> None:
     except (OSError, ValueError):
         known = {}
     known[identity.hub] = asdict(identity)
-    write_private(home / _FILE, json.dumps(known, indent=1))
+    write_secret(home / _FILE, json.dumps(known, indent=1))
 
 
-def write_private(path: Path, text: str) -> None:
+def write_secret(path: Path, text: str) -> None:
     """Replace a file in one move, readable by its owner alone.
 
     Raises:

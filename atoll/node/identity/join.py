@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.ids import safe_name
-from atoll.net.endpoint import Ticket, Way
+from atoll.net.endpoint import HubEndpoint, Ticket
 from atoll.net.http.client import HubClient
 from atoll.node.identity import identity, tls_identity
 from atoll.node.identity.identity import Identity
@@ -20,7 +20,9 @@ CERTIFICATE_CHECK_S = 3_600.0
 """Pause between two looks at how long the own certificate is still valid."""
 
 
-def enter(ticket: Ticket, *, home: Path, name: str, info: NodeInfo, proxy: str = "") -> Identity:
+def enter_cluster(
+    ticket: Ticket, *, home: Path, name: str, info: NodeInfo, proxy: str = ""
+) -> Identity:
     """Exchange a ticket for a node id, its token and its certificate, and keep them.
 
     Args:
@@ -40,11 +42,11 @@ def enter(ticket: Ticket, *, home: Path, name: str, info: NodeInfo, proxy: str =
     if ticket.secure:
         tls_identity.make_key(key)
         request = tls_identity.signing_request(key)
-    with HubClient(ticket.url, way=Way(ca=ca, proxy=proxy)) as client:
+    with HubClient(ticket.url, way=HubEndpoint(ca=ca, proxy=proxy)) as client:
         wished = safe_name(name or info.hostname)
         joined = client.join(ticket.secret, name=wished, info=info, request=request)
     if joined.certificate:
-        identity.write_private(certificate, joined.certificate)
+        identity.write_secret(certificate, joined.certificate)
     me = Identity(
         hub=ticket.url,
         node=joined.node,
@@ -58,7 +60,7 @@ def enter(ticket: Ticket, *, home: Path, name: str, info: NodeInfo, proxy: str =
     return me
 
 
-def known(ticket: Ticket, *, home: Path) -> Identity | None:
+def known_hub(ticket: Ticket, *, home: Path) -> Identity | None:
     """Return what this machine is to a ticket's hub, or None when it has to join.
 
     An identity counts no more when the ticket names another authority than the one that was
@@ -87,7 +89,7 @@ def renew_if_due(me: Identity) -> bool:
     request = tls_identity.signing_request(Path(me.key))
     with HubClient(me.hub, me.token, way=me.way) as client:
         certificate = client.renew(request)
-    identity.write_private(Path(me.certificate), certificate)
+    identity.write_secret(Path(me.certificate), certificate)
     return True
 
 

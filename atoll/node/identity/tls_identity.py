@@ -15,7 +15,7 @@ from atoll.errors import AuthError, ConfigError
 from atoll.ids import safe_name
 from atoll.net.endpoint import Ticket
 from atoll.net.proxies import unreachable
-from atoll.node.identity.identity import write_private
+from atoll.node.identity.identity import write_secret
 
 FOLDER = "tls"
 """Below the agent's home."""
@@ -71,7 +71,7 @@ def pin(ticket: Ticket, *, home: Path, proxy: str = "", timeout_s: float = 20.0)
             expected=ticket.fingerprint,
             remedy="ask for a fresh ticket; if it says the same, somebody is in between",
         )
-    write_private(path, ssl.DER_cert_to_PEM_cert(der))  # this one certificate, and no other
+    write_secret(path, ssl.DER_cert_to_PEM_cert(der))  # this one certificate, and no other
     return str(path)
 
 
@@ -112,7 +112,7 @@ def make_key(path: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    write_private(path, pem.decode())
+    write_secret(path, pem.decode())
 
 
 def signing_request(path: Path) -> str:

@@ -26,7 +26,7 @@ def error_file(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnd:
+class RankExit:
     """How one rank ended by itself."""
 
     rank: int
@@ -42,7 +42,7 @@ class RankEnd:
     """Nobody knows how it ended: its machine does not answer any more."""
 
     @classmethod
-    def read(cls, rank: int, code: int, *, folder: Path, oom_kills: int = 0) -> RankEnd:
+    def read(cls, rank: int, code: int, *, folder: Path, oom_kills: int = 0) -> RankExit:
         """Return the end of a rank, with the error that it wrote down if it did."""
         error = None
         if code > 0:
@@ -51,7 +51,7 @@ class RankEnd:
         return cls(rank, code, error, oom_kills)
 
     @classmethod
-    def of_lost_machine(cls, hand: str, *, had: range, ranks: int, why: str) -> RankEnd:
+    def of_lost_machine(cls, hand: str, *, had: range, ranks: int, why: str) -> RankExit:
         """Return the end of the first rank of a machine that does not answer any more.
 
         Args:
@@ -90,7 +90,7 @@ class RankEnd:
         return self.code if self.code >= 0 else 128 - self.code
 
 
-def cause(ends: Sequence[RankEnd]) -> RankEnd:
+def root_cause(ends: Sequence[RankExit]) -> RankExit:
     """Return the end, among those that are not good, to which the others are due.
 
     Args:
@@ -100,7 +100,7 @@ def cause(ends: Sequence[RankEnd]) -> RankEnd:
     return next((end for end in bad if not end.follows), bad[0])
 
 
-def explain(end: RankEnd, *, member: str, ranks: int) -> AtollError:
+def explain(end: RankExit, *, member: str, ranks: int) -> AtollError:
     """Return the error of an island of which one rank has failed.
 
     Args:
@@ -119,7 +119,7 @@ def explain(end: RankEnd, *, member: str, ranks: int) -> AtollError:
     return from_dict(told)
 
 
-def died(end: RankEnd, error: AtollError) -> bool:
+def died(end: RankExit, error: AtollError) -> bool:
     """Return whether a rank is gone through no fault of the program: killed, or out of memory."""
     if end.lost or isinstance(error, OutOfMemory):
         return True

@@ -19,14 +19,22 @@ from typing import TypeAlias
 
 from atoll.config import JobSpec, MeshShape, RankPlace, WorkerEnvironment
 from atoll.errors import AtollError
-from atoll.ids import member_of_hand
-from atoll.net.endpoint import way_of
+from atoll.ids import member_of_follower
+from atoll.net.endpoint import endpoint_of
 from atoll.net.http.client import HubClient
-from atoll.node.islands.failure_cause import RankEnd
+from atoll.node.islands.failure_cause import RankExit
 from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
-from atoll.node.islands.rendezvous_client import GateSearch
+from atoll.node.islands.rendezvous_client import RendezvousClient
 from atoll.node.islands.restart_history import spec_with
-from atoll.node.islands.supervisor_link import Ended, Home, KeeperLink, Kill, Leaving, Start, Word
+from atoll.node.islands.supervisor_link import (
+    Ended,
+    Kill,
+    Leaving,
+    Start,
+    SupervisorLink,
+    Topology,
+    Word,
+)
 from atoll.node.machine.interfaces import address_towards
 from atoll.wire.limits import EXIT_LEFT
 
@@ -42,7 +50,7 @@ LEAVE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _StartRequest:
     """The node agent asks this process to leave."""
 
 
@@ -59,10 +67,10 @@ class _End:
 
     start: int
     """Of which start it was."""
-    end: RankEnd
+    end: RankExit
 
 
-_News: TypeAlias = Word | _End | _Asked | _Lost
+_News: TypeAlias = Word | _End | _StartRequest | _Lost
 
 
 def serve_island(
@@ -82,7 +90,7 @@ def serve_island(
         AuthError: the hub does not know this process any more.
     """
     asked = threading.Event()
-    serving: list[Hand] = []
+    serving: list[FollowerSupervisor] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
         asked.set()
@@ -91,15 +99,15 @@ def serve_island(
 
     signal.signal(signal.SIGTERM, hear)
     with HubClient(
-        environment.hub, environment.token, way=way_of(environment), timeout_s=HUB_TIMEOUT_S
+        environment.hub, environment.token, way=endpoint_of(environment), timeout_s=HUB_TIMEOUT_S
     ) as client:
-        search = GateSearch(environment, client)
+        search = RendezvousClient(environment, client)
         while not asked.is_set():
             link = search.look()
             if link is None:
                 asked.wait(LOOK_S)
                 continue
-            hand = Hand(environment, spec, link, program=program)
+            hand = FollowerSupervisor(environment, spec, link, program=program)
             serving[:] = [hand]
             if asked.is_set():
                 hand.ask()
@@ -108,14 +116,14 @@ def serve_island(
     return EXIT_LEFT
 
 
-class Hand:
+class FollowerSupervisor:
     """This machine in the service of one leader."""
 
     def __init__(
         self,
         environment: WorkerEnvironment,
         spec: JobSpec,
-        link: KeeperLink,
+        link: SupervisorLink,
         *,
         program: Sequence[str],
     ) -> None:
@@ -138,7 +146,7 @@ class Hand:
 
     def ask(self) -> None:
         """Have it leave; from any thread, and from a signal's handler."""
-        self._news.put(_Asked())
+        self._news.put(_StartRequest())
 
     def serve(self) -> bool:
         """Do what the leader says until it is gone, or this process is asked to leave.
@@ -174,9 +182,9 @@ class Hand:
         elif isinstance(news, _End):
             if news.start == self._number:
                 self._tell(news.end)
-        elif isinstance(news, Home):
+        elif isinstance(news, Topology):
             self._patience = time.monotonic() + HOME_S
-        elif isinstance(news, _Asked):
+        elif isinstance(news, _StartRequest):
             self._asked = True
             if self._live:  # the first rank must save what they have together
                 self._link.send(Leaving())
@@ -203,12 +211,12 @@ class Hand:
                 _places(start),
                 own_address=address_towards(start.address, start.port) or start.address,
                 ATOLL_SPEC=str(spec_file),
-                ATOLL_MEMBER=member_of_hand(self._environment.member)[0],
+                ATOLL_MEMBER=member_of_follower(self._environment.member)[0],
             )
         except AtollError as error:
-            self._tell(RankEnd(ranks[0], 1, error))
+            self._tell(RankExit(ranks[0], 1, error))
 
-    def _tell(self, end: RankEnd) -> None:
+    def _tell(self, end: RankExit) -> None:
         """Tell the leader how a rank has ended."""
         self._live.discard(end.rank)
         level = logging.INFO if end.good else logging.WARNING

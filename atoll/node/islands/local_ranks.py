@@ -24,7 +24,7 @@ from atoll.errors import JobError
 from atoll.node.agent import process_tree
 from atoll.node.agent.exits import count_oom_kills
 from atoll.node.agent.output import read_lines
-from atoll.node.islands.failure_cause import RankEnd, error_file
+from atoll.node.islands.failure_cause import RankExit, error_file
 from atoll.node.launchers.launcher import THREADS
 from atoll.node.launchers.resources import usable_cpus
 from atoll.node.machine.interfaces import interface_of, is_loopback
@@ -47,7 +47,7 @@ class LocalRanks:
     """
 
     def __init__(
-        self, folder: Path, *, program: Sequence[str], on_end: Callable[[RankEnd], None]
+        self, folder: Path, *, program: Sequence[str], on_end: Callable[[RankExit], None]
     ) -> None:
         """Start nothing yet.
 
@@ -124,7 +124,7 @@ class LocalRanks:
     def _await_end(self, rank: int, popen: subprocess.Popen[bytes]) -> None:
         code = popen.wait()
         killed = count_oom_kills() - self._oom_kills
-        self._on_end(RankEnd.read(rank, code, folder=self._folder, oom_kills=killed))
+        self._on_end(RankExit.read(rank, code, folder=self._folder, oom_kills=killed))
 
 
 def _defaults(ranks: int, address: str) -> dict[str, str]:

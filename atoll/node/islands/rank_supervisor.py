@@ -26,12 +26,12 @@ from atoll.config import JobSpec, RankPlace, WorkerEnvironment
 from atoll.errors import OutOfMemory, from_dict
 from atoll.node.agent import process_tree
 from atoll.node.agent.exits import ERROR_FILE
-from atoll.node.islands.failure_cause import RankEnd, cause, died, explain
+from atoll.node.islands.failure_cause import RankExit, died, explain, root_cause
 from atoll.node.islands.local_ranks import PROGRAM, LocalRanks
-from atoll.node.islands.rendezvous import Asked, Formation, NewsQueue, OwnEnd, gather
-from atoll.node.islands.rendezvous_server import Gone, IslandGate, Said
-from atoll.node.islands.restart_history import Losses, spec_with
-from atoll.node.islands.supervisor_link import Ended, Home, Kill, Leaving, Start
+from atoll.node.islands.rendezvous import LocalEndpoint, NewsQueue, RankRequest, Rendezvous, gather
+from atoll.node.islands.rendezvous_server import Left, Received, RendezvousServer
+from atoll.node.islands.restart_history import RestartHistory, spec_with
+from atoll.node.islands.supervisor_link import Ended, Kill, Leaving, Start, Topology
 from atoll.wire.limits import EXIT_LEFT
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ LEAVE_S = 60.0
 """How long the first rank may take to leave when it is asked; the node agent has less patience."""
 
 
-def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM) -> int:
+def supervise(
+    environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str] = PROGRAM
+) -> int:
     """Run the ranks of an island to their end; return the member's exit status.
 
     To be called in the main thread, which the ranks live as long as.
@@ -59,21 +61,21 @@ def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str
     Raises:
         JobError: a machine cannot start so many processes, or the others cannot dial this one.
     """
-    losses = Losses.read(environment.directory)
+    losses = RestartHistory.read(environment.directory)
     news: NewsQueue = queue.SimpleQueue()
     asked = threading.Event()
 
     def hear(number: int, frame: FrameType | None) -> None:
         asked.set()
-        news.put(Asked())
+        news.put(RankRequest())
 
     signal.signal(signal.SIGTERM, hear)
     machines = spec.island.machines
     if machines == 1:
         shape = losses.shape(spec) or spec.mesh
-        return _keep(environment, spec, Formation(shape, HERE), losses, program, news, asked)
-    with IslandGate(environment, machines=machines, tell=news.put) as gate:
-        first = not Losses.known(environment.directory)
+        return _keep(environment, spec, Rendezvous(shape, HERE), losses, program, news, asked)
+    with RendezvousServer(environment, machines=machines, tell=news.put) as gate:
+        first = not RestartHistory.known(environment.directory)
         formation = gather(gate, spec, losses, first=first, news=news, is_asked=asked.is_set)
         if formation is None:
             return EXIT_LEFT
@@ -81,14 +83,14 @@ def keep(environment: WorkerEnvironment, spec: JobSpec, *, program: Sequence[str
 
 
 def _keep(
-    environment: WorkerEnvironment, spec: JobSpec, formation: Formation, losses: Losses,
+    environment: WorkerEnvironment, spec: JobSpec, formation: Rendezvous, losses: RestartHistory,
     program: Sequence[str], news: NewsQueue, asked: threading.Event,
 ) -> int:  # fmt: skip
     """Run the ranks of an island whose machines are there to their end."""
     folder, ranks = environment.directory, formation.shape.ranks
     for number in range(PORT_TRIES):
         with free_port(formation.address) as port:
-            island = Island(
+            island = RankSupervisor(
                 environment, formation, number=number, program=program, news=news, asked=asked
             )
             began = time.monotonic()
@@ -115,13 +117,13 @@ def _keep(
     return end.status
 
 
-class Island:
+class RankSupervisor:
     """The ranks of one start, on all machines."""
 
     def __init__(
         self,
         environment: WorkerEnvironment,
-        formation: Formation,
+        formation: Rendezvous,
         *,
         number: int,
         program: Sequence[str],
@@ -143,13 +145,13 @@ class Island:
         self._local = LocalRanks(
             environment.directory,
             program=program,
-            on_end=lambda end: news.put(OwnEnd(number, end)),
+            on_end=lambda end: news.put(LocalEndpoint(number, end)),
         )
         runs = formation.runs
         self._own = runs[0]
         self._far = dict(zip(formation.hands, runs[1:], strict=True))
         """Which ranks each hand has."""
-        self._ends: list[RankEnd] = []
+        self._ends: list[RankExit] = []
         self._live = set(range(formation.shape.ranks))
 
     # ------------------------------------------------------------------------- starting
@@ -191,7 +193,7 @@ class Island:
 
     # -------------------------------------------------------------------------- watching
 
-    def wait(self) -> RankEnd:
+    def wait(self) -> RankExit:
         """Return the end that decides how the island has ended; others may still live.
 
         That is the first rank's, unless one has failed by itself before.
@@ -217,7 +219,7 @@ class Island:
                 return self._cause()
             patience = patience or time.monotonic() + SETTLE_S
 
-    def _next_end(self, deadline: float | None) -> RankEnd | None:
+    def _next_end(self, deadline: float | None) -> RankExit | None:
         """Wait for one more rank to end, and return how; None: the island was asked to leave.
 
         Raises:
@@ -228,9 +230,13 @@ class Island:
                 news = self._news.get(timeout=None if deadline is None else _left_s(deadline))
             except queue.Empty:
                 raise TimeoutError from None
-            if isinstance(news, Asked):
+            if isinstance(news, RankRequest):
                 return None
-            if isinstance(news, Said) and isinstance(news.word, Leaving) and news.hand in self._far:
+            if (
+                isinstance(news, Received)
+                and isinstance(news.word, Leaving)
+                and news.hand in self._far
+            ):
                 log.info("%s was asked to leave", news.hand.name)
                 self._asked.set()
                 return None
@@ -239,23 +245,23 @@ class Island:
                 self._ends.append(end)
                 return end
 
-    def _end_in(self, news: object) -> RankEnd | None:
+    def _end_in(self, news: object) -> RankExit | None:
         """Return the end that something tells of, if it tells of one of this start."""
-        end: RankEnd | None = None
-        if isinstance(news, OwnEnd) and news.start == self._number:
+        end: RankExit | None = None
+        if isinstance(news, LocalEndpoint) and news.start == self._number:
             end, gone = news.end, range(news.end.rank, news.end.rank + 1)
-        elif isinstance(news, Said) and isinstance(news.word, Ended):
+        elif isinstance(news, Received) and isinstance(news.word, Ended):
             word, had = news.word, self._far.get(news.hand, range(0))
             if word.number != self._number or word.rank not in had:
                 return None
             error = from_dict(word.error) if word.error else None
-            end = RankEnd(word.rank, word.code, error, word.oom_kills, hand=news.hand.name)
+            end = RankExit(word.rank, word.code, error, word.oom_kills, hand=news.hand.name)
             gone = range(word.rank, word.rank + 1)
-        elif isinstance(news, Gone) and news.hand in self._far:
+        elif isinstance(news, Left) and news.hand in self._far:
             gone = self._far[news.hand]
             if self._live.isdisjoint(gone):
                 return None
-            end = RankEnd.of_lost_machine(
+            end = RankExit.of_lost_machine(
                 news.hand.name, had=gone, ranks=self._formation.shape.ranks, why=news.why
             )
         if end is not None:
@@ -264,16 +270,16 @@ class Island:
             log.log(level, "rank %d has ended with %d", end.rank, end.code)
         return end
 
-    def _cause(self) -> RankEnd:
+    def _cause(self) -> RankExit:
         """Return the end that was the cause; a first rank that did not leave is killed now."""
         if all(end.good for end in self._ends):
-            return RankEnd(0, -process_tree.KILL)
-        return cause(self._ends)
+            return RankExit(0, -process_tree.KILL)
+        return root_cause(self._ends)
 
     def _send_home(self) -> None:
         """Give the others some time to end after the first one."""
         for hand in self._far:
-            hand.link.send(Home())
+            hand.link.send(Topology())
         deadline = time.monotonic() + HOME_S
         with suppress(TimeoutError):
             while self._live:

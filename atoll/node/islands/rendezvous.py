@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from atoll.config import JobSpec, MeshShape, dealt
-from atoll.node.islands.failure_cause import RankEnd
-from atoll.node.islands.rendezvous_server import Hand, HandNews, IslandGate
-from atoll.node.islands.restart_history import Losses
+from atoll.node.islands.failure_cause import RankExit
+from atoll.node.islands.rendezvous_server import Follower, HandNews, RendezvousServer
+from atoll.node.islands.restart_history import RestartHistory
 
 log = logging.getLogger(__name__)
 
@@ -25,31 +25,31 @@ SAY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class OwnEnd:
+class LocalEndpoint:
     """A rank on this machine has ended."""
 
     start: int
     """Of which start it was."""
-    end: RankEnd
+    end: RankExit
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RankRequest:
     """This process, or a hand, was asked to leave."""
 
 
-News: TypeAlias = OwnEnd | HandNews | Asked
+News: TypeAlias = LocalEndpoint | HandNews | RankRequest
 NewsQueue: TypeAlias = "queue.SimpleQueue[News]"
 
 
 @dataclass(frozen=True, slots=True)
-class Formation:
+class Rendezvous:
     """The ranks of one start and the machines they are dealt to."""
 
     shape: MeshShape
     address: str
     """Where the first rank will listen."""
-    hands: tuple[Hand, ...] = ()
+    hands: tuple[Follower, ...] = ()
     """The further machines."""
 
     @property
@@ -59,9 +59,9 @@ class Formation:
 
 
 def gather(
-    gate: IslandGate, spec: JobSpec, losses: Losses, *, first: bool, news: NewsQueue,
+    gate: RendezvousServer, spec: JobSpec, losses: RestartHistory, *, first: bool, news: NewsQueue,
     is_asked: Callable[[], bool],
-) -> Formation | None:  # fmt: skip
+) -> Rendezvous | None:  # fmt: skip
     """Wait for the machines of an island; return how it starts, or None when asked to leave.
 
     With `on_loss = "wait"` it starts with all of them only. With `shrink` those that are not there
@@ -85,7 +85,7 @@ def gather(
         enough = possible == wanted or (possible is not None and now >= began + patience_s)
         if possible is not None and enough:
             chosen = hands[: min(spec.island.machines, possible.ranks) - 1]
-            return Formation(possible, gate.meeting_address(), chosen)
+            return Rendezvous(possible, gate.meeting_address(), chosen)
         if now >= said + SAY_S:
             said = now
             log.info("waiting for %s", ", ".join(gate.missing()))

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from atoll.config import WorkerEnvironment
 from atoll.errors import AtollError, AuthError, JobError
-from atoll.ids import member_of_hand
+from atoll.ids import member_of_follower
 from atoll.net.http.client import HubClient
-from atoll.net.proxies import place_of
-from atoll.node.islands.supervisor_link import Here, KeeperLink, greet
+from atoll.net.proxies import hub_address
+from atoll.node.islands.supervisor_link import Ready, SupervisorLink, greet
 from atoll.node.machine.interfaces import address_towards
-from atoll.wire.messages import Gate
+from atoll.wire.messages import RendezvousAddress
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ NO_WAY_S = 30.0
 """How long a gate may be there, and be renewed, and yet not be reached."""
 
 
-class GateSearch:
+class RendezvousClient:
     """Finds the first machine of an island."""
 
     def __init__(self, environment: WorkerEnvironment, client: HubClient) -> None:
@@ -40,12 +40,12 @@ class GateSearch:
             client: The hub.
         """
         self._environment, self._client = environment, client
-        self._member, _ = member_of_hand(environment.member)
+        self._member, _ = member_of_follower(environment.member)
         self._over = ""
         """The key of a gate whose leader is gone."""
         self.key = ""
         """Of the gate where `look` has led."""
-        self._newest: Gate | None = None
+        self._newest: RendezvousAddress | None = None
         self._vain_since: float | None = None
         """When the present gate was first dialled in vain."""
         self._renewals = 0
@@ -57,7 +57,7 @@ class GateSearch:
         """Go to that gate no more: the process that opened it has come to its end."""
         self._over = key
 
-    def look(self) -> KeeperLink | None:
+    def look(self) -> SupervisorLink | None:
         """Return a connection with the first machine if it can be had now.
 
         Raises:
@@ -88,7 +88,7 @@ class GateSearch:
         self._in_vain(tried)
         return None
 
-    def _ask(self) -> Gate | None:
+    def _ask(self) -> RendezvousAddress | None:
         """Return the gate that the hub knows of; None: none, or the hub does not answer now."""
         now = time.monotonic()
         try:
@@ -104,12 +104,12 @@ class GateSearch:
         self._refused_since = None
         return gate
 
-    def _dial(self, dial: str, *, secret: str) -> KeeperLink:
-        place = place_of(f"http://{dial}")
+    def _dial(self, dial: str, *, secret: str) -> SupervisorLink:
+        place = hub_address(f"http://{dial}")
         sock = socket.create_connection((place.host, place.port), timeout=DIAL_S)
         try:
             link = greet(sock, secret=secret, name=self._environment.member)
-            link.send(Here(platform.node()))
+            link.send(Ready(platform.node()))
             return link
         except BaseException:
             sock.close()
@@ -126,7 +126,7 @@ class GateSearch:
         self._say(f"the first machine of {self._member} is not reached: {'; '.join(tried)}")
         if self._renewals < 2 or now < self._vain_since + NO_WAY_S:
             return
-        place = place_of(f"http://{self._newest.dial.split()[0]}") if self._newest else None
+        place = hub_address(f"http://{self._newest.dial.split()[0]}") if self._newest else None
         own = address_towards(place.host, place.port) if place else ""
         raise JobError(
             "no way to the first machine of this island",
@@ -145,7 +145,7 @@ class GateSearch:
             log.info("%s", text)
 
 
-def _key(gate: Gate) -> str:
+def _key(gate: RendezvousAddress) -> str:
     """Return what stays of a gate's secret when it is renewed."""
     return gate.secret.partition(".")[0]
 

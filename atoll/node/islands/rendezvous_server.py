@@ -17,12 +17,12 @@ from typing import TypeAlias
 
 from atoll.config import WorkerEnvironment
 from atoll.errors import AtollError, JobError, WireError
-from atoll.ids import hand_id, is_hand, member_of_hand, new_token, slot_of
-from atoll.net.endpoint import way_of
-from atoll.net.proxies import at
-from atoll.node.islands.supervisor_link import KeeperLink, Word, receive
+from atoll.ids import follower_id, is_follower, member_of_follower, new_token, slot_of
+from atoll.net.endpoint import endpoint_of
+from atoll.net.proxies import at_address
+from atoll.node.islands.supervisor_link import SupervisorLink, Word, receive
 from atoll.node.machine.interfaces import is_loopback, meeting_addresses
-from atoll.wire.messages import Gate
+from atoll.wire.messages import RendezvousAddress
 
 log = logging.getLogger(__name__)
 
@@ -35,43 +35,43 @@ MOST_STRANGERS = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Hand:
+class Follower:
     """A further machine that is here now."""
 
     part: int
     """Its number among the machines of the island: 1, 2, ..."""
     name: str
     """Of its process and its machine, for people: `w0.1 on far`."""
-    link: KeeperLink
+    link: SupervisorLink
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class Joined:
     """A hand is here."""
 
-    hand: Hand
+    hand: Follower
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Left:
     """A hand is here no more."""
 
-    hand: Hand
+    hand: Follower
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Received:
     """A hand has said something."""
 
-    hand: Hand
+    hand: Follower
     word: Word
 
 
-HandNews: TypeAlias = Came | Gone | Said
+HandNews: TypeAlias = Joined | Left | Received
 
 
-class IslandGate:
+class RendezvousServer:
     """The gate of one process of a member; use it with `with`."""
 
     def __init__(
@@ -91,12 +91,12 @@ class IslandGate:
         self._secret = new_token()
         self._addresses: Sequence[str] = ()
         self._listener: socket.socket | None = None
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[int, Follower] = {}
         self._lock = threading.Lock()
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._closed = threading.Event()
 
-    def __enter__(self) -> IslandGate:
+    def __enter__(self) -> RendezvousServer:
         """Listen, and tell the hub from now on.
 
         Raises:
@@ -127,7 +127,7 @@ class IslandGate:
         for hand in self.hands().values():
             hand.link.close()
 
-    def hands(self) -> dict[int, Hand]:
+    def hands(self) -> dict[int, Follower]:
         """Return the hands that are here, by number."""
         with self._lock:
             return dict(sorted(self._hands.items()))
@@ -135,7 +135,7 @@ class IslandGate:
     def missing(self) -> list[str]:
         """Return the names of the hands that are not here."""
         here, slot = self.hands(), slot_of(self._member)
-        return [hand_id(slot, part) for part in self._parts if part not in here]
+        return [follower_id(slot, part) for part in self._parts if part not in here]
 
     def meeting_address(self) -> str:
         """Return the address of this machine at which the ranks are to meet.
@@ -153,16 +153,16 @@ class IslandGate:
         from atoll.net.http.client import HubClient  # keepers on one machine ask no hub
 
         port = int(listener.getsockname()[1])
-        dial = " ".join(at(address, port) for address in self._addresses)
+        dial = " ".join(at_address(address, port) for address in self._addresses)
         number = 0
         with HubClient(
-            self._environment.hub, self._environment.token, way=way_of(self._environment),
+            self._environment.hub, self._environment.token, way=endpoint_of(self._environment),
             timeout_s=HUB_TIMEOUT_S,
         ) as client:  # fmt: skip
             while True:
                 if self.missing():
                     number += 1
-                    gate = Gate(dial, f"{self._secret}.{number}")
+                    gate = RendezvousAddress(dial, f"{self._secret}.{number}")
                     try:
                         client.open_gate(self._environment.job, self._member, gate)
                     except AtollError as error:
@@ -197,7 +197,7 @@ class IslandGate:
             return
         finally:
             self._strangers.release()
-        self._welcome(Hand(part, f"{name} on {machine}", link))
+        self._welcome(Follower(part, f"{name} on {machine}", link))
 
     def _part_of(self, name: str) -> int:
         """Return the number of a hand.
@@ -206,34 +206,36 @@ class IslandGate:
             WireError: it is no hand of this island.
         """
         with suppress(ValueError):
-            if is_hand(name):
-                member, part = member_of_hand(name)
+            if is_follower(name):
+                member, part = member_of_follower(name)
                 if member == self._member and part in self._parts:
                     return part
         raise WireError(
             "no hand of this island has this name", given=name[:80],
-            expected=", ".join(hand_id(slot_of(self._member), part) for part in self._parts),
+            expected=", ".join(follower_id(slot_of(self._member), part) for part in self._parts),
         )  # fmt: skip
 
-    def _welcome(self, hand: Hand) -> None:
+    def _welcome(self, hand: Follower) -> None:
         with self._lock:
             former = self._hands.get(hand.part)
             self._hands[hand.part] = hand
         if former is not None:  # launched again before the end of the other was noticed
             former.link.close()
-            self._tell(Gone(former, "a newer process has taken its place"))
+            self._tell(Left(former, "a newer process has taken its place"))
         log.info("%s is here", hand.name)
-        self._tell(Came(hand))
-        hand.link.run(lambda word: self._tell(Said(hand, word)), lambda why: self._lost(hand, why))
+        self._tell(Joined(hand))
+        hand.link.run(
+            lambda word: self._tell(Received(hand, word)), lambda why: self._lost(hand, why)
+        )
         if self._closed.is_set():
             hand.link.close()
 
-    def _lost(self, hand: Hand, why: str) -> None:
+    def _lost(self, hand: Follower, why: str) -> None:
         with self._lock:
             if self._hands.get(hand.part) is hand:
                 del self._hands[hand.part]
         log.info("%s is gone: %s", hand.name, why)
-        self._tell(Gone(hand, why))
+        self._tell(Left(hand, why))
 
 
 def _listen(addresses: Sequence[str]) -> socket.socket:

@@ -36,13 +36,13 @@ STEADY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class RestartHistory:
     """Starts in a row that ended because a rank died by itself."""
 
     row: int = 0
 
     @classmethod
-    def read(cls, folder: Path) -> Losses:
+    def read(cls, folder: Path) -> RestartHistory:
         """Return what is written in the folder of a member; none if nothing readable is."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return cls(max(0, int(json.loads((folder / LOSSES_FILE).read_text("utf-8"))["row"])))
@@ -59,7 +59,7 @@ class Losses:
             text = json.dumps({"row": self.row})
             (folder / LOSSES_FILE).write_text(text, encoding="utf-8")
 
-    def after(self, *, died: bool, lacked_memory: bool, worked_s: float) -> Losses:
+    def after(self, *, died: bool, lacked_memory: bool, worked_s: float) -> RestartHistory:
         """Return this after one more start.
 
         Args:
@@ -68,9 +68,9 @@ class Losses:
             worked_s: How long the start has lasted.
         """
         if not died:
-            return Losses()
+            return RestartHistory()
         row = 1 if worked_s >= STEADY_S else self.row + 1
-        return Losses(max(2, row) if lacked_memory else row)
+        return RestartHistory(max(2, row) if lacked_memory else row)
 
     def shape(self, spec: JobSpec, *, most: int | None = None) -> MeshShape | None:
         """Return the mesh of the next start; None: so few ranks cannot hold what they must.

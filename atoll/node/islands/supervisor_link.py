@@ -36,7 +36,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """I live."""
 
 
-class Here(msgspec.Struct, frozen=True, tag="here"):
+class Ready(msgspec.Struct, frozen=True, tag="here"):
     """A hand tells: I am here and have nothing to do."""
 
     machine: str
@@ -59,7 +59,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     port: int
 
 
-class Home(msgspec.Struct, frozen=True, tag="home"):
+class Topology(msgspec.Struct, frozen=True, tag="home"):
     """The leader tells: the first rank has come to its end; yours are to end by themselves."""
 
 
@@ -81,7 +81,7 @@ class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
     """A hand tells: I was asked to leave; my ranks go on until you say so."""
 
 
-Word = Beat | Here | Start | Home | Kill | Ended | Leaving
+Word = Beat | Ready | Start | Topology | Kill | Ended | Leaving
 
 
 class _Hello(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class _Proof(msgspec.Struct, frozen=True):
     proof: str
 
 
-class KeeperLink:
+class SupervisorLink:
     """One connection, both sides known to each other.
 
     Words may be sent from any thread; `close` too.
@@ -186,7 +186,7 @@ class KeeperLink:
             on_gone(why)
 
 
-def greet(sock: socket.socket, *, secret: str, name: str) -> KeeperLink:
+def greet(sock: socket.socket, *, secret: str, name: str) -> SupervisorLink:
     """Be a hand that has dialled its leader.
 
     Args:
@@ -207,10 +207,10 @@ def greet(sock: socket.socket, *, secret: str, name: str) -> KeeperLink:
     if not hmac.compare_digest(challenge.proof, _proof(secret, "leader", told)):
         raise AuthError("who listens there is not the first machine of this island")
     _say(sock, _Proof(_proof(secret, "hand", told)))
-    return KeeperLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=False)
+    return SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=False)
 
 
-def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, KeeperLink]:
+def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, SupervisorLink]:
     """Be the leader to whom somebody has connected; return its name, machine and the connection.
 
     Args:
@@ -230,9 +230,9 @@ def receive(sock: socket.socket, *, secret: str) -> tuple[str, str, KeeperLink]:
     proof = _hear(sock, _Proof, deadline=deadline)
     if not hmac.compare_digest(proof.proof, _proof(secret, "hand", told)):
         raise AuthError("somebody who dialled is no hand of this island")
-    link = KeeperLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=True)
+    link = SupervisorLink(sock, key=bytes.fromhex(_proof(secret, "words", told)), leads=True)
     here = link.receive()
-    if not isinstance(here, Here):
+    if not isinstance(here, Ready):
         raise WireError("a hand begins with the name of its machine", given=type(here).__name__)
     return hello.name, here.machine, link
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError, unknown
 from atoll.node.launchers.container import ContainerLauncher
-from atoll.node.launchers.container_daemon import is_there
+from atoll.node.launchers.container_daemon import daemon_available
 from atoll.node.launchers.launcher import Launcher
 from atoll.node.launchers.process import ProcessLauncher
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 def available() -> list[str]:
     """Return the launchers that work on this machine; asks the daemon for containers: blocks."""
-    return ["process", "container"] if is_there() else ["process"]
+    return ["process", "container"] if daemon_available() else ["process"]
 
 
 class Launchers:
@@ -47,7 +47,7 @@ class Launchers:
 
     def clean(self) -> None:
         """Remove what earlier agents of this home left; blocks. Children die with their agent."""
-        if not is_there():
+        if not daemon_available():
             return
         try:
             self._containers.remove_orphans()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import AtollError, JobError, OutOfMemory
 from atoll.node.agent.exits import count_oom_kills
 from atoll.node.agent.output import TAIL_LINES, LineHandler, read_output
-from atoll.node.agent.threads import Wanted, in_thread
-from atoll.node.launchers.container_daemon import connect, find_image, in_words
+from atoll.node.agent.threads import StillWanted, in_thread
+from atoll.node.launchers.container_daemon import connect, describe_daemon, find_image
 from atoll.node.launchers.container_options import (
     ImageFacts,
     container_options,
@@ -94,7 +94,7 @@ class ContainerLauncher:
             raise
         return ContainerProcess(order, started[0], on_line)
 
-    def _start(self, order: Order, on_line: LineHandler, wanted: Wanted) -> _Started:
+    def _start(self, order: Order, on_line: LineHandler, wanted: StillWanted) -> _Started:
         client = connect()
         try:
             image = find_image(client, order.spec.launch, on_line=on_line, wanted=wanted)
@@ -111,7 +111,7 @@ class ContainerLauncher:
                 "atoll.attempt": str(order.command.attempt),
             }
             options = container_options(order, facts, user=user, labels=labels)
-            with in_words("the container cannot be started", given=order.spec.launch.image):
+            with describe_daemon("the container cannot be started", given=order.spec.launch.image):
                 oom_kills = count_oom_kills()
                 container, stream = _run(client, options, wanted)
             return _Started(client, container, stream, facts, oom_kills)
@@ -127,7 +127,9 @@ class ContainerLauncher:
         """
         client = connect()
         try:
-            with in_words("containers that were left over cannot be removed", given=self._node):
+            with describe_daemon(
+                "containers that were left over cannot be removed", given=self._node
+            ):
                 mine = {"label": f"atoll.home={self._home}"}
                 found = client.containers.list(all=True, filters=mine, ignore_removed=True)
                 orphans = [c for c in found if c.labels.get("atoll.agent") != self._agent]
@@ -215,7 +217,7 @@ class ContainerProcess:
 
     def _send(self, name: str) -> None:
         try:
-            with in_words("a container cannot be signalled", given=name):
+            with describe_daemon("a container cannot be signalled", given=name):
                 self._container.kill(signal=name)
         except AtollError as error:  # mostly: it has just ended
             log.debug("%s %s: %s", *self._order.key, error)
@@ -224,7 +226,7 @@ class ContainerProcess:
         self, loop: asyncio.AbstractEventLoop, stream: CancellableStream, on_line: LineHandler
     ) -> None:
         try:
-            with in_words("the output of a container is lost", given=self.name):
+            with describe_daemon("the output of a container is lost", given=self.name):
                 read_output(
                     _Blocks(stream), self._order.directory / "output.log", on_line, self._tail
                 )
@@ -237,7 +239,7 @@ class ContainerProcess:
     def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
         end: int | AtollError
         try:
-            with in_words("the daemon no longer tells of a container", given=self.name):
+            with describe_daemon("the daemon no longer tells of a container", given=self.name):
                 end = _status(int(self._container.wait()["StatusCode"]))
         except AtollError as error:
             end = JobError(error.what, given=str(error.given), remedy=error.remedy)
@@ -254,7 +256,7 @@ class ContainerProcess:
         return explain(self._order, code, oom_kills=0)
 
     def _was_out_of_memory(self) -> bool:
-        with contextlib.suppress(AtollError), in_words("no state", given=self.name):
+        with contextlib.suppress(AtollError), describe_daemon("no state", given=self.name):
             self._container.reload()
             return bool(self._container.attrs["State"].get("OOMKilled"))
         return False
@@ -287,7 +289,7 @@ def home_label(home: Path) -> str:
 
 
 def _run(
-    client: DockerClient, options: dict[str, Any], wanted: Wanted
+    client: DockerClient, options: dict[str, Any], wanted: StillWanted
 ) -> tuple[Container, CancellableStream]:
     """Make and start a container, with an init process where the daemon has one.
 
@@ -305,7 +307,7 @@ def _run(
 
 
 def _run_once(
-    client: DockerClient, options: dict[str, Any], wanted: Wanted
+    client: DockerClient, options: dict[str, Any], wanted: StillWanted
 ) -> tuple[Container, CancellableStream]:
     container = client.containers.create(**options)
     try:
@@ -337,7 +339,7 @@ def _close(stream: CancellableStream) -> None:
 def _remove(client: DockerClient, container: Container) -> None:
     """Remove a container, dead or alive, and be done with its daemon; blocks."""
     try:
-        with in_words("a container cannot be removed", given=str(container.name)):
+        with describe_daemon("a container cannot be removed", given=str(container.name)):
             container.remove(force=True, v=True)
     except AtollError as error:
         log.warning("%s", error)
@@ -346,7 +348,7 @@ def _remove(client: DockerClient, container: Container) -> None:
 
 
 def _is_rootless(client: DockerClient) -> bool:
-    with in_words("the daemon does not describe itself", given="docker info"):
+    with describe_daemon("the daemon does not describe itself", given="docker info"):
         return any("rootless" in option for option in client.info().get("SecurityOptions") or [])
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from atoll import config
 from atoll.config import LaunchTable
 from atoll.errors import AtollError, ConfigError, JobError
-from atoll.node.agent.threads import Wanted
+from atoll.node.agent.threads import StillWanted
 
 if TYPE_CHECKING:
     import requests
@@ -65,7 +65,7 @@ def connect(*, timeout_s: float = ANSWER_TIMEOUT_S) -> DockerClient:
     )
 
 
-def is_there() -> bool:
+def daemon_available() -> bool:
     """Return whether a daemon for containers answers."""
     if not config.container_hosts():
         return False
@@ -85,7 +85,7 @@ def _knock(host: str) -> None:
 
 
 @contextlib.contextmanager
-def in_words(what: str, *, given: str) -> Iterator[None]:
+def describe_daemon(what: str, *, given: str) -> Iterator[None]:
     """Turn what the daemon or the way to it raises into an error for people.
 
     Raises:
@@ -131,7 +131,7 @@ def find_image(
     launch: LaunchTable,
     *,
     on_line: Callable[[str], None],
-    wanted: Wanted,
+    wanted: StillWanted,
 ) -> Image:
     """Return the image of a job, pulled as `[launch] pull` says; blocks.
 
@@ -148,7 +148,7 @@ def find_image(
     import docker.errors
 
     name = launch.image
-    with in_words("the image cannot be had", given=name):
+    with describe_daemon("the image cannot be had", given=name):
         if launch.pull != "always":
             try:
                 return client.images.get(name)
@@ -163,7 +163,9 @@ def find_image(
         return client.images.get(name)
 
 
-def _pull(client: DockerClient, name: str, on_line: Callable[[str], None], wanted: Wanted) -> None:
+def _pull(
+    client: DockerClient, name: str, on_line: Callable[[str], None], wanted: StillWanted
+) -> None:
     import docker.errors
     from docker.utils import parse_repository_tag
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from atoll import config
 from atoll.errors import ConfigError, JobError, StorageFull
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 from atoll.node.agent.exits import ERROR_FILE
 from atoll.wire.messages import Launch
 
 
-def lay_out(command: Launch, *, directory: Path, hub: str, way: Way) -> dict[str, str]:
+def lay_out(command: Launch, *, directory: Path, hub: str, way: HubEndpoint) -> dict[str, str]:
     """Write the job file and the user's files; return ATOLL_* for the process.
 
     Args:

@@ -90,7 +90,7 @@ OOM_SCORE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
+class ResourceCaps:
     """What one process may have of the machine; zero and empty mean: no limit."""
 
     cpus: tuple[int, ...] = ()
@@ -121,7 +121,7 @@ class Order:
     """The Python of its environment."""
     variables: dict[str, str]
     """ATOLL_* for its environment."""
-    caps: Caps = field(default_factory=Caps)
+    caps: ResourceCaps = field(default_factory=ResourceCaps)
     mounts: tuple[Mount, ...] = ()
     """Folders of this machine that a container sees."""
 

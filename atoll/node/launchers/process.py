@@ -25,7 +25,7 @@ from atoll.ids import is_reducer
 from atoll.node.agent import process_tree
 from atoll.node.agent.exits import ERROR_FILE, count_oom_kills, explain_exit
 from atoll.node.agent.output import TAIL_LINES, LineHandler, read_output
-from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Caps, Exit, Order
+from atoll.node.launchers.launcher import GONE_S, OOM_SCORE, Exit, Order, ResourceCaps
 from atoll.node.launchers.threads import tell
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def _environment(order: Order) -> dict[str, str]:
     return environment
 
 
-def _before_program(caps: Caps) -> Callable[[], None] | None:
+def _before_program(caps: ResourceCaps) -> Callable[[], None] | None:
     """Return what a child runs before its program: its limits, inherited by all it starts."""
     if os.name != "posix":
         return None

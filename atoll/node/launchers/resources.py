@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from atoll.config import JobSpec
 from atoll.ids import is_reducer
-from atoll.node.launchers.launcher import Caps
+from atoll.node.launchers.launcher import ResourceCaps
 from atoll.wire.messages import Offer
 
 GB = 10**9
 LARGEST_NICE = 19
 
 
-class Shares:
+class ResourceAllocator:
     """Who has what. The job's `[needs]` and the owner's offer are limits, whichever is less."""
 
     def __init__(self, *, slots: int, gpus: int, cpus: Sequence[int] | None = None) -> None:
@@ -33,7 +33,7 @@ class Shares:
         self._cpu_users: Counter[int] = Counter()
         self._gpu_users: Counter[int] = Counter()
 
-    def take(self, spec: JobSpec, *, member: str, offer: Offer, nice: int) -> Caps:
+    def take(self, spec: JobSpec, *, member: str, offer: Offer, nice: int) -> ResourceCaps:
         """Return what a new process may have; it is taken until `give_back`.
 
         The reducer is no member: `[needs]` do not speak of it.
@@ -44,7 +44,7 @@ class Shares:
         if offer.cores and cores > offer.cores:
             cores = offer.cores
         memory, source = self._memory(needs.memory_gb, offer)
-        caps = Caps(
+        caps = ResourceCaps(
             cpus=self._choose_cpus(cores, allowed=offer.cores),
             cores=cores,
             threads=_threads(spec, cores / ranks),
@@ -57,7 +57,7 @@ class Shares:
         self._gpu_users.update(caps.gpus or ())
         return caps
 
-    def give_back(self, caps: Caps) -> None:
+    def give_back(self, caps: ResourceCaps) -> None:
         """The process that had them has ended."""
         self._cpu_users.subtract(caps.cpus)
         self._gpu_users.subtract(caps.gpus or ())

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from atoll.clock import Clock, RealClock
 from atoll.errors import AtollError
 from atoll.net.http.client import HubClient
-from atoll.net.proxies import place_of
-from atoll.node.agent.threads import aside
+from atoll.net.proxies import hub_address
+from atoll.node.agent.threads import run_abandonable
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +30,22 @@ LOOK_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class Bandwidth:
     """Bits per second between this machine and its hub."""
 
     up_bps: float
     down_bps: float
 
 
-def measure_speed(client: HubClient, *, monotonic: Callable[[], float] = time.monotonic) -> Speed:
+def measure_bandwidth(
+    client: HubClient, *, monotonic: Callable[[], float] = time.monotonic
+) -> Bandwidth:
     """Return the speed of both directions; takes about 2 s at most, and 2.3 MB.
 
     Raises:
         HubUnreachable: the hub does not answer.
     """
-    return Speed(
+    return Bandwidth(
         up_bps=_direction(client.upload_bps, monotonic),
         down_bps=_direction(client.download_bps, monotonic),
     )
@@ -69,7 +71,7 @@ def _direction(transfer: Callable[[int], float], monotonic: Callable[[], float])
 
 def own_address(url: str) -> str:
     """Return this machine's address towards a hub; empty: there is no way. Nothing is sent."""
-    place = place_of(url)
+    place = hub_address(url)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
             place.host, place.port, type=socket.SOCK_DGRAM
@@ -81,7 +83,7 @@ def own_address(url: str) -> str:
         return ""
 
 
-class SpeedWatch:
+class BandwidthWatch:
     """Measures again when it is time."""
 
     def __init__(
@@ -91,7 +93,7 @@ class SpeedWatch:
         open_client: Callable[[], HubClient],
         is_free: Callable[[], bool],
         is_metered: Callable[[], bool],
-        on_speed: Callable[[Speed], None],
+        on_speed: Callable[[Bandwidth], None],
         clock: Clock | None = None,
     ) -> None:
         """Measure nothing yet.
@@ -115,7 +117,7 @@ class SpeedWatch:
         """Watch until cancelled."""
         measured_at, measured_from = -EVERY_S, ""
         while True:
-            address = await aside(lambda: own_address(self._url))
+            address = await run_abandonable(lambda: own_address(self._url))
             now = self._clock.monotonic()
             due = now - measured_at >= EVERY_S or address != measured_from
             if due and address and self._is_free() and await self._measure():
@@ -125,7 +127,7 @@ class SpeedWatch:
     async def _measure(self) -> bool:
         """Return whether that is done for now."""
         try:
-            speed = await aside(self._measured)
+            speed = await run_abandonable(self._measured)
         except AtollError as error:
             log.info("the speed of the way to the hub was not measured: %s", error)
             return False
@@ -138,8 +140,8 @@ class SpeedWatch:
             self._on_speed(speed)
         return True
 
-    def _measured(self) -> Speed | None:
+    def _measured(self) -> Bandwidth | None:
         if self._is_metered():
             return None
         with self._open_client() as client:
-            return measure_speed(client)
+            return measure_bandwidth(client)

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from atoll.net.proxies import at, place_of
+from atoll.net.proxies import at_address, hub_address
 
 MOST = 6
 """Addresses that are told at most: they are dialled one after the other."""
@@ -33,7 +33,7 @@ def address_towards(host: str, port: int) -> str:
         own_address,  # which also measures, and so knows the hub
     )
 
-    return own_address(f"http://{at(host, port)}")
+    return own_address(f"http://{at_address(host, port)}")
 
 
 def interface_of(address: str) -> str:
@@ -57,7 +57,7 @@ def meeting_addresses(hub: str) -> list[str]:
     Args:
         hub: URL of the hub.
     """
-    place = place_of(hub)
+    place = hub_address(hub)
     towards = address_towards(place.host, place.port) or address_towards(ELSEWHERE, 80)
     if not towards or not is_loopback(towards):
         return [towards] if towards else []

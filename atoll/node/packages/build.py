@@ -17,7 +17,7 @@ _TOLD_LINES = 12
 _MAX_LINE = 2000
 
 
-class Failed(Exception):
+class BuildFailed(Exception):
     """A program ended with a status other than 0."""
 
     def __init__(self, step: str, code: int) -> None:
@@ -76,7 +76,7 @@ class Build:
         finally:
             self.pid = 0
         if code:
-            raise Failed(" ".join([Path(command[0]).name, *command[1:4]]), code)
+            raise BuildFailed(" ".join([Path(command[0]).name, *command[1:4]]), code)
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         rest = b""

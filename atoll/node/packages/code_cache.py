@@ -15,7 +15,7 @@ from atoll.errors import CheckpointCorrupt, ConfigError, HubError, HubUnreachabl
 from atoll.net.http.client import HubClient
 from atoll.net.retry import backoff
 from atoll.node.agent.file_locks import FileLock
-from atoll.node.agent.threads import Wanted, in_thread
+from atoll.node.agent.threads import StillWanted, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class CodeCache:
         return self._folder / f"{sha256}.tar.gz"
 
     def _unpack(
-        self, sha256: str, target: Path, client: Callable[[], HubClient], wanted: Wanted
+        self, sha256: str, target: Path, client: Callable[[], HubClient], wanted: StillWanted
     ) -> tuple[int, bool]:
         path = self._path(sha256)
         fetched = not _is_whole(path, sha256)
@@ -130,7 +130,7 @@ def _is_whole(path: Path, sha256: str) -> bool:
     return False
 
 
-def _fetch(hub: HubClient, sha256: str, path: Path, wanted: Wanted) -> None:
+def _fetch(hub: HubClient, sha256: str, path: Path, wanted: StillWanted) -> None:
     """Fetch a pack; a hub that is away may come back."""
     deadline = time.monotonic() + AWAY_S
     for wait_s in backoff():

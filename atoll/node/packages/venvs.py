@@ -29,7 +29,7 @@ import atoll
 from atoll.errors import AtollError, ConfigError, JobError, StorageFull
 from atoll.node.agent.file_locks import FileLock
 from atoll.node.agent.threads import in_thread
-from atoll.node.packages.build import Build, Failed, OnLine
+from atoll.node.packages.build import Build, BuildFailed, OnLine
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _NETWORK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class VenvRecipe:
     """What an environment is made of."""
 
     requirements: str
@@ -89,7 +89,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class VenvUse:
     """An environment in use; it is not deleted before `lock` is released."""
 
     python: Path
@@ -113,7 +113,7 @@ class Venvs:
         """Processes of the builds under way."""
         return {build.pid for build in self._builds if build.pid}
 
-    async def use(self, recipe: Recipe, *, on_line: OnLine) -> Use:
+    async def use(self, recipe: VenvRecipe, *, on_line: OnLine) -> VenvUse:
         """Return the environment of a recipe, built if it is not there yet.
 
         Raises:
@@ -132,7 +132,7 @@ class Venvs:
                 await lock.lock(shared=True, on_wait=waiting)
                 if (folder / _READY).is_file():
                     os.utime(folder / _READY)
-                    return Use(_python(folder), lock)
+                    return VenvUse(_python(folder), lock)
                 await lock.lock(shared=False, on_wait=waiting)
                 if not (folder / _READY).is_file():
                     await self._build(recipe, folder, on_line)
@@ -142,7 +142,7 @@ class Venvs:
             lock.release()
             raise
 
-    async def _build(self, recipe: Recipe, folder: Path, on_line: OnLine) -> None:
+    async def _build(self, recipe: VenvRecipe, folder: Path, on_line: OnLine) -> None:
         """Build an environment; what is not ready afterwards is not there."""
         build = Build(on_line=on_line)
         self._builds.add(build)
@@ -165,7 +165,7 @@ class Venvs:
                 # Not in a thread: this may be a task that is being cancelled.
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _install(self, recipe: Recipe, folder: Path, build: Build) -> None:
+    async def _install(self, recipe: VenvRecipe, folder: Path, build: Build) -> None:
         await in_thread(lambda wanted: shutil.rmtree(folder, ignore_errors=True))
         with_pip = importlib.util.find_spec("pip") is None
         make = [sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), str(folder)]
@@ -193,7 +193,7 @@ class Venvs:
         """Run one step of a build; tell why it failed."""
         try:
             await build.run(command, cwd=cwd)
-        except Failed as failure:
+        except BuildFailed as failure:
             raise _explain(failure, build) from failure
 
     def _trim(self, *, keep: Path) -> None:
@@ -222,7 +222,7 @@ class Venvs:
             lock.release()
 
 
-def _explain(failure: Failed, build: Build) -> AtollError:
+def _explain(failure: BuildFailed, build: Build) -> AtollError:
     """Return why a step of a build failed, for the person whose job it is."""
     lines = build.last_lines()
     if _NETWORK.search(build.output()):

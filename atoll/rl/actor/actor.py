@@ -19,14 +19,14 @@ from atoll.rl.actor.collector import Collector
 from atoll.rl.actor.learners import make_actor_learner
 from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.algorithms.a3c import ParametersOf
-from atoll.rl.channel.actor import ActorSide, spec_named
+from atoll.rl.channel.actor import ActorChannel, spec_named
 from atoll.rl.compatibility import check_tasks
 from atoll.rl.critic.service import ServiceValues
 from atoll.rl.environments.environment import task_of
 from atoll.rl.environments.film import record
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.seeds import seed_for
-from atoll.rl.state_saver import Keeper
+from atoll.rl.state_saver import StateSaver
 from atoll.run import Run
 from atoll.strategies.registry import read_options, resolve
 
@@ -154,15 +154,15 @@ class Actor:
         number = seats(rl)[: run.slot].count(seat)
         self._share = -(-seat.steps // self._table.actors)
         """Environment steps of this actor: those of its policy are divided."""
-        self._columns = Columns(
+        self._columns = VectorEnv(
             self._table, count=rl.environments, seed=run.seed, policy=index, actor=number,
             joint=rl.critic == "joint",
         )  # fmt: skip
         task = task_of(self._table, rl, self._columns.environments[0])
         check_tasks(rl, [task])
-        self._side: ActorSide | None = None
+        self._side: ActorChannel | None = None
         if rl.has_critic or rl.pool:
-            self._side = ActorSide(
+            self._side = ActorChannel(
                 run, rl=rl, policy=seat.policy, member=run.member, job=run.job,
                 stopping=lambda: run.stopping,
             )  # fmt: skip
@@ -181,7 +181,7 @@ class Actor:
         )  # fmt: skip
         self._metrics = ActorMetrics()
         self._told_at: dict[str, float] = {}
-        self._keeper = Keeper(run, member=run.member)
+        self._keeper = StateSaver(run, member=run.member)
 
     def run(self) -> dict[str, Any]:
         """Act until all steps are done or a stop is asked for; return its part of the summary."""

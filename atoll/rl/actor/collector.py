@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.errors import DataError
 from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.spaces import TaskSpec
-from atoll.rl.environments.vector_env import Columns, Rollout
+from atoll.rl.environments.vector_env import Rollout, VectorEnv
 from atoll.rl.nets.distributions import ActionSampler
 from atoll.rl.nets.policy import RunningNorm
 
@@ -53,7 +53,7 @@ class Collector:
     """
 
     def __init__(
-        self, columns: Columns, task: TaskSpec, *, actor: str = "", seed: int = 0
+        self, columns: VectorEnv, task: TaskSpec, *, actor: str = "", seed: int = 0
     ) -> None:  # fmt: skip
         self.columns, self.task, self.actor = columns, task, actor
         self.sequence = 0

@@ -20,7 +20,7 @@ from atoll.rl.actor.value_sources import AskedValues, OwnValues, PulledValues, S
 from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.algorithms.impala import load_snapshot
 from atoll.rl.algorithms.ppo import Ppo
-from atoll.rl.channel.actor import ActorSide
+from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.critic.service import ServiceValues
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
@@ -78,7 +78,7 @@ class ActorLearner(Protocol):
         ...
 
 
-class LearnsHere:
+class LocalLearner:
     """Learns by what it lives itself, and by the values of whatever critic there is."""
 
     def __init__(self, learner: Ppo | A3c, values: Source | None) -> None:
@@ -144,7 +144,7 @@ class LearnsHere:
             self._values.load_state_dict(parts_of(state, "values"))
 
 
-class FollowsLearner:
+class FollowerLearner:
     """Acts by the newest policy that a learner elsewhere has made of everybody's experience."""
 
     optimizer = None
@@ -207,7 +207,7 @@ class FollowsLearner:
 
 
 def make_actor_learner(
-    task: TaskSpec, rl: RlTable, *, side: ActorSide | None, service: ServiceValues | None,
+    task: TaskSpec, rl: RlTable, *, side: ActorChannel | None, service: ServiceValues | None,
     total_steps: int, seed: Callable[[str], int],
 ) -> ActorLearner:  # fmt: skip
     """Return a fresh policy, and what makes it better.
@@ -223,16 +223,16 @@ def make_actor_learner(
     if rl.algorithm == "impala" and side is not None:
         generator = torch.Generator().manual_seed(seed("policy"))
         policy = Policy.build(task, rl, generator=generator)
-        return FollowsLearner(policy, newest=side.newest_values)
+        return FollowerLearner(policy, newest=side.newest_values)
     values = _source(task, rl, side=side, service=service, seed=seed)
     if rl.algorithm == "a3c":
         learner = A3c(task, rl, total_steps=total_steps, seed=seed("policy"))
-        return LearnsHere(learner, None if learner.model.value is not None else values)
-    return LearnsHere(Ppo(task, rl, total_steps=total_steps, seed=seed("policy")), values)
+        return LocalLearner(learner, None if learner.model.value is not None else values)
+    return LocalLearner(Ppo(task, rl, total_steps=total_steps, seed=seed("policy")), values)
 
 
 def _source(
-    task: TaskSpec, rl: RlTable, *, side: ActorSide | None, service: ServiceValues | None,
+    task: TaskSpec, rl: RlTable, *, side: ActorChannel | None, service: ServiceValues | None,
     seed: Callable[[str], int],
 ) -> Source:  # fmt: skip
     if service is not None:

@@ -131,7 +131,7 @@ def batch_of(parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Valued:
+class ValuedTrajectory:
     """The values of one trajectory, in the units of its rewards."""
 
     values: Tensor
@@ -145,7 +145,7 @@ class Valued:
 class Values(Protocol):
     """Answers what states are worth."""
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the values of everything in a trajectory.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import AtollError
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.critic.critic import Critic
 from atoll.rl.critic.service import ServiceValues
 from atoll.rl.environments.spaces import TaskSpec
@@ -26,7 +26,7 @@ class Source(Protocol):
         """Take over what is newest; return whether anything is known at all."""
         ...
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the values of everything in a trajectory.
 
         Raises:
@@ -60,7 +60,7 @@ class OwnValues:
         """Wait for nobody."""
         return True
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the values of everything in a trajectory."""
         return self._critic.of(trajectory)
 
@@ -104,7 +104,7 @@ class PulledValues:
             self._take(found)
         return bool(self._held)
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the values by the newest weights; waits for nothing."""
         self.catch_up()
         return self._critic.of(trajectory)
@@ -143,7 +143,7 @@ class AskedValues:
         """Wait for nobody here: an answer is waited for."""
         return True
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the critic's answer.
 
         Raises:

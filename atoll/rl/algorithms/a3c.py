@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import (
     explained_variance,
     n_step,
@@ -78,7 +78,9 @@ class A3c(TrainedPolicy):
         """Everything that learns."""
         return self.model
 
-    def improve(self, trajectory: Trajectory, valued: Valued | None = None) -> dict[str, float]:
+    def improve(
+        self, trajectory: Trajectory, valued: ValuedTrajectory | None = None
+    ) -> dict[str, float]:
         """Take one gradient step; return what can be told about it.
 
         Args:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import unknown
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import (
     approximate_divergence,
     explained_variance,
@@ -42,10 +42,10 @@ APART = 1_000_003
 """Between the seeds of two policies."""
 
 
-class Taught(Protocol):
+class LearnerStep(Protocol):
     """A critic that can be told what its values should have been."""
 
-    def values_of(self, trajectories: Sequence[Trajectory]) -> list[Valued]:
+    def values_of(self, trajectories: Sequence[Trajectory]) -> list[ValuedTrajectory]:
         """Return the values of several trajectories."""
         ...
 
@@ -68,7 +68,13 @@ class ImpalaLearner:
     """All policies of a job and their critic, learning from what actors send."""
 
     def __init__(
-        self, tasks: Iterable[TaskSpec], rl: RlTable, critic: Taught, *, total_steps: int, seed: int
+        self,
+        tasks: Iterable[TaskSpec],
+        rl: RlTable,
+        critic: LearnerStep,
+        *,
+        total_steps: int,
+        seed: int,
     ) -> None:
         """Build a policy for each task.
 
@@ -156,7 +162,7 @@ class ImpalaLearner:
         return self.learners[policy]
 
     @torch.no_grad()
-    def _look(self, trajectory: Trajectory, valued: Valued) -> Look:
+    def _look(self, trajectory: Trajectory, valued: ValuedTrajectory) -> PolicySnapshot:
         """Correct a trajectory to its policy as it is now, before anything is learned."""
         learner = self._learner(trajectory.policy)
         batch = OffPolicyBatch.of(trajectory, valued, learner.policy)
@@ -164,12 +170,12 @@ class ImpalaLearner:
         log_ratios = chances.log_probability(batch.actions) - batch.before
         targets, advantages = self._vtrace(learner, batch, log_ratios)
         learner.check_advantages(advantages)
-        return Look(
+        return PolicySnapshot(
             policy=trajectory.policy, batch=batch, log_ratios=log_ratios, targets=targets,
             entropy=chances.entropy(),
         )  # fmt: skip
 
-    def _improve(self, learner: TrainedPolicy, looks: list[Look]) -> dict[str, float]:
+    def _improve(self, learner: TrainedPolicy, looks: list[PolicySnapshot]) -> dict[str, float]:
         """Do the gradient steps of one policy; return what is told about the update."""
         rate = learner.begin()
         losses = [
@@ -220,7 +226,7 @@ class ImpalaLearner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class PolicySnapshot:
     """A trajectory as its policy sees it before an update."""
 
     policy: str

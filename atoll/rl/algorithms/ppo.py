@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import (
     approximate_divergence,
     clipped_policy_loss,
@@ -132,7 +132,7 @@ class Batch:
 class Ppo(TrainedPolicy):
     """One policy and what makes it better."""
 
-    def improve(self, trajectory: Trajectory, valued: Valued) -> dict[str, float]:
+    def improve(self, trajectory: Trajectory, valued: ValuedTrajectory) -> dict[str, float]:
         """Do one update; return what can be told about it.
 
         Returns:

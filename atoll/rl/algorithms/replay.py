@@ -18,7 +18,7 @@ FORGOTTEN = 100
 """Updates after which a policy that sent nothing is not rehearsed any more."""
 
 
-class Rehearsal:
+class ReplayBuffer:
     """The newest trajectories of each policy, and when it was last learned."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import gae, vtrace
 from atoll.rl.nets.policy import Policy
 
@@ -26,7 +26,7 @@ class Evaluates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Targets:
     """One trajectory as experience of one policy: whose value, from what, which targets."""
 
     trajectory: Trajectory
@@ -38,7 +38,7 @@ class Lesson:
 
 def own_targets(
     trajectories: Sequence[Trajectory],
-    valued: Sequence[Valued],
+    valued: Sequence[ValuedTrajectory],
     *,
     gammas: Mapping[str, float],
     lam: float,
@@ -83,7 +83,7 @@ def own_targets(
 @torch.no_grad()
 def corrected_targets(
     trajectory: Trajectory,
-    valued: Valued,
+    valued: ValuedTrajectory,
     *,
     policy: Evaluates | None,
     gamma: float,
@@ -137,7 +137,7 @@ class OffPolicyBatch:
     """[B, H], what a recurrent policy remembered before the first step."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory, valued: Valued, policy: Policy) -> OffPolicyBatch:
+    def of(cls, trajectory: Trajectory, valued: ValuedTrajectory, policy: Policy) -> OffPolicyBatch:
         """Return a trajectory as such a batch, its observations prepared for `policy`."""
         with torch.no_grad():
             prepared = policy.prepared(trajectory.observations[:-1])

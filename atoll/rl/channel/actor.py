@@ -21,7 +21,7 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import DeadlineExceeded, QueueFull
 from atoll.ids import new_token
 from atoll.queues import serialization
-from atoll.rl.channel.latest import WAIT_S, Background, Newest, Publisher
+from atoll.rl.channel.latest import WAIT_S, Background, LatestValue, Publisher
 from atoll.rl.channel.messages import (
     SENT_AT,
     decode_snapshot,
@@ -33,8 +33,8 @@ from atoll.rl.channel.names import (
     AWAY_S,
     ROSTER_ITEMS,
     SNAPSHOTS_KEPT,
-    Desk,
-    Names,
+    QueueNames,
+    QueueProvider,
     most_unsaved,
     queue_options,
 )
@@ -58,12 +58,12 @@ class Experience(Protocol):
     value_version: int
 
 
-class ActorSide:
+class ActorChannel:
     """One actor's queue, and what it reads of the critic. For one thread; it has its own."""
 
     def __init__(
         self,
-        desk: Desk,
+        desk: QueueProvider,
         *,
         rl: RlTable,
         policy: str,
@@ -83,7 +83,7 @@ class ActorSide:
             encode: Makes a message of one item of experience.
             stopping: Whether to wait no longer.
         """
-        names = Names.of(rl, job=job)
+        names = QueueNames.of(rl, job=job)
         self.actor, self.policy = names.actor(member), names.task_policy(policy)
         """What this actor and its policy are called at the critic: use them in trajectories."""
         self.sequence = 0
@@ -104,12 +104,12 @@ class ActorSide:
         self._began = time.monotonic()
         self._gone = False
         """The critic said that it ends."""
-        self._heartbeat = Newest(
+        self._heartbeat = LatestValue(
             desk.topic(names.heartbeat, max_items=1), reader=self.actor, on_news=self._heard
         )
         kept = {"max_items": SNAPSHOTS_KEPT}
         topic = names.policy(self.policy) if rl.algorithm == "impala" else names.values
-        self._weights = Newest(desk.topic(topic, **kept), reader=self.actor, sparing=True)
+        self._weights = LatestValue(desk.topic(topic, **kept), reader=self.actor, sparing=True)
         self._publisher: Publisher | None = None
         if rl.critic == "corrected" and rl.algorithm != "impala":
             self._publisher = Publisher(desk.topic(names.policy(self.policy), **kept))

@@ -20,17 +20,17 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
 from atoll.rl.channel.actor_queue import ActorQueue, Arrived
 from atoll.rl.channel.critic_heartbeat import CriticHeartbeat
-from atoll.rl.channel.latest import Newest, Publisher
+from atoll.rl.channel.latest import LatestValue, Publisher
 from atoll.rl.channel.messages import SENT_AT, decode_snapshot, decode_trajectory, encode_snapshot
 from atoll.rl.channel.names import (
     SILENT_S,
     SNAPSHOTS_KEPT,
-    Desk,
-    Names,
+    QueueNames,
+    QueueProvider,
     most_unsaved,
     queue_options,
 )
-from atoll.rl.critic.actor_registry import Roster, SeenSequences, load_seen
+from atoll.rl.critic.actor_registry import ActorRegistry, SeenSequences, load_seen
 from atoll.rl.environments.spaces import TaskSpec
 
 log = logging.getLogger(__name__)
@@ -50,12 +50,12 @@ class Received:
     """From the actor's `send` to here, by the clocks of both machines; 0: not known."""
 
 
-class CriticSide:
+class CriticChannel:
     """Reads the queues of all actors in turn. For one thread; it has its own."""
 
     def __init__(
         self,
-        desk: Desk,
+        desk: QueueProvider,
         *,
         rl: RlTable,
         job: str = "",
@@ -72,7 +72,7 @@ class CriticSide:
             stopping: Whether to wait no longer.
         """
         self._desk, self._rl, self._decode, self._stopping = desk, rl, decode, stopping
-        self._names = Names.of(rl, job=job)
+        self._names = QueueNames.of(rl, job=job)
         self.counts: Counter[str] = Counter()
         """What was dropped or odd: `stale`, `duplicate`, `damaged`, `out_of_order`."""
         self.staleness: Counter[int] = Counter()
@@ -83,11 +83,11 @@ class CriticSide:
         self._arrived = threading.Condition()
         self._turn = 0
         self._last_calls: dict[str, int] = {}
-        self._policies: dict[str, Newest] = {}
+        self._policies: dict[str, LatestValue] = {}
         kept = {"max_items": SNAPSHOTS_KEPT}
         self._values = Publisher(desk.topic(self._names.values, **kept))
         self._published: dict[str, Publisher] = {}
-        self._roster = Roster(desk, self._names, on_actor=self._open)
+        self._roster = ActorRegistry(desk, self._names, on_actor=self._open)
         self._heartbeat = CriticHeartbeat(desk, self._names, beats=self._beat, every=self._extend)
         self._roster.begin()
 
@@ -293,7 +293,7 @@ class CriticSide:
         """Return the weights that a policy's actor has published, if there are newer ones."""
         if policy not in self._policies:
             topic = self._desk.topic(self._names.policy(policy), max_items=SNAPSHOTS_KEPT)
-            self._policies[policy] = Newest(topic, reader="critic").begin()
+            self._policies[policy] = LatestValue(topic, reader="critic").begin()
         found = self._policies[policy].take()
         return None if found is None else decode_snapshot(found)
 
@@ -325,7 +325,7 @@ class CriticSide:
         for publisher in (self._values, *self._published.values()):
             publisher.close(timeout_s=timeout_s)
         self._roster.close()
-        readers: list[ActorQueue | Newest] = [*self._queues.values(), *self._policies.values()]
+        readers: list[ActorQueue | LatestValue] = [*self._queues.values(), *self._policies.values()]
         for reader in readers:
             reader.end()
         for reader in readers:

@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 from atoll.errors import AtollError
 from atoll.rl.channel.latest import Background
-from atoll.rl.channel.names import BEAT_S, EXTEND_S, LEASE_S, LEAST_BEAT_GAP_S, Desk, Names
+from atoll.rl.channel.names import (
+    BEAT_S,
+    EXTEND_S,
+    LEASE_S,
+    LEAST_BEAT_GAP_S,
+    QueueNames,
+    QueueProvider,
+)
 
 
 class CriticHeartbeat:
@@ -24,8 +31,8 @@ class CriticHeartbeat:
 
     def __init__(
         self,
-        desk: Desk,
-        names: Names,
+        desk: QueueProvider,
+        names: QueueNames,
         *,
         beats: Callable[[], dict[str, int]],
         every: Callable[[], None],

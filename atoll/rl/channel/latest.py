@@ -70,7 +70,7 @@ LONGEST_INTERVAL_S = 10.0
 """Whoever takes more rarely than this gets what was published half of this before at most."""
 
 
-class Newest:
+class LatestValue:
     """Keeps the newest item of a topic; asking for it never waits."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Newest:
         self.received_bytes = 0
         self._thread: Background | None = None
 
-    def begin(self) -> Newest:
+    def begin(self) -> LatestValue:
         """Begin to read; return itself."""
         self._thread = Background(f"reader of {self._topic.name}", self._read)
         return self

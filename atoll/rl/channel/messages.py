@@ -61,7 +61,7 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, Tensor]:
     if trajectory.scale is not None:
         message["scale"] = torch.stack([_plain(part) for part in trajectory.scale])
     header = {name: getattr(trajectory, name) for name in _HEADER}
-    return with_about(message, "trajectory", **header)
+    return with_metadata(message, "trajectory", **header)
 
 
 def decode_trajectory(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Trajectory:
@@ -75,7 +75,7 @@ def decode_trajectory(message: Mapping[str, Tensor], spec: TaskSpec | None) -> T
         DataError: it is no trajectory, of another version, does not fit its task or has numbers
             that are not finite; the policy and the actor are named.
     """
-    about = about_of(message, "trajectory")
+    about = metadata_of(message, "trajectory")
     header = _header(about)
     who = f"policy {header['policy']}, actor {header['actor']}, trajectory {header['sequence']}"
     try:
@@ -88,14 +88,14 @@ def decode_trajectory(message: Mapping[str, Tensor], spec: TaskSpec | None) -> T
     return trajectory.check()
 
 
-def with_about(tensors: Mapping[str, Tensor], kind: str, **facts: Any) -> dict[str, Tensor]:
+def with_metadata(tensors: Mapping[str, Tensor], kind: str, **facts: Any) -> dict[str, Tensor]:
     """Return a message: the tensors, and `about`, which says what it is."""
     text = json.dumps({"format": FORMAT, "kind": kind, **facts}, separators=(",", ":"))
     about = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     return {ABOUT: about, **tensors}
 
 
-def about_of(message: Any, kind: str) -> dict[str, Any]:
+def metadata_of(message: Any, kind: str) -> dict[str, Any]:
     """Return what a message says about itself.
 
     Raises:
@@ -119,7 +119,7 @@ def about_of(message: Any, kind: str) -> dict[str, Any]:
     return dict(about)
 
 
-def without_about(message: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_metadata(message: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a message alone."""
     return {name: tensor for name, tensor in message.items() if name != ABOUT}
 
@@ -249,7 +249,7 @@ def encode_snapshot(snapshot: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copied = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in snapshot.items()
     }
-    return with_about(copied, KIND)
+    return with_metadata(copied, KIND)
 
 
 def decode_snapshot(message: object) -> dict[str, Tensor]:
@@ -258,7 +258,7 @@ def decode_snapshot(message: object) -> dict[str, Tensor]:
     Raises:
         DataError: it is none, or of another version.
     """
-    about_of(message, KIND)
+    metadata_of(message, KIND)
     if not isinstance(message, Mapping) or not all(isinstance(t, Tensor) for t in message.values()):
         raise DataError("weights from a topic make no sense", given=type(message).__name__)
-    return without_about(message)
+    return without_metadata(message)

@@ -12,7 +12,7 @@ from atoll.config.rl_tables import RlTable
 from atoll.queues import Queue, Topic
 
 
-class Desk(Protocol):
+class QueueProvider(Protocol):
     """Hands out queues and topics: a `Run`, or a `Shelf`."""
 
     def queue(self, name: str, **options: Any) -> Queue:
@@ -25,7 +25,7 @@ class Desk(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
+class QueueNames:
     """What everything is called.
 
     In a pool the names begin with that of the pool, and those of actors and policies with that of
@@ -38,7 +38,7 @@ class Names:
     """The job; only needed in a pool."""
 
     @classmethod
-    def of(cls, rl: RlTable, *, job: str) -> Names:
+    def of(cls, rl: RlTable, *, job: str) -> QueueNames:
         """Return the names of a job's reinforcement learning."""
         return cls(pool=rl.pool, job=job)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.rl.channel.latest import WAIT_S, Background
-from atoll.rl.channel.names import ROSTER_ITEMS, Desk, Names
+from atoll.rl.channel.names import ROSTER_ITEMS, QueueNames, QueueProvider
 from atoll.rl.environments.spaces import TaskSpec
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 MOST_ACTORS = 4_096
 
 
-class Roster:
+class ActorRegistry:
     """Reads in the background what actors tell of themselves, from the beginning.
 
     Args:
@@ -29,7 +29,9 @@ class Roster:
         on_actor: Called once for each actor that was not known, in the background.
     """
 
-    def __init__(self, desk: Desk, names: Names, *, on_actor: Callable[[str], None]) -> None:
+    def __init__(
+        self, desk: QueueProvider, names: QueueNames, *, on_actor: Callable[[str], None]
+    ) -> None:
         self.tasks: dict[str, TaskSpec] = {}
         self._on_actor = on_actor
         self._lock = threading.Lock()

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.ppo import in_order, minibatches
-from atoll.rl.algorithms.replay import Rehearsal
-from atoll.rl.algorithms.targets import Evaluates, Lesson, corrected_targets, own_targets
+from atoll.rl.algorithms.replay import ReplayBuffer
+from atoll.rl.algorithms.targets import Evaluates, Targets, corrected_targets, own_targets
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.optimizer import adam, limit_gradients, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.nets.value import Encoder, ValueNet
-from atoll.rl.nets.value_heads import OWN, UNCONDITIONED, Seat, Seats
+from atoll.rl.nets.value_heads import OWN, UNCONDITIONED, ValueHead, ValueHeads
 from atoll.rl.state_saver import load_module, parts_of, prefixed
 
 log = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ class Critic:
 
     def _begin(self) -> None:
         """Begin with a network that knows no policy."""
-        self._seats = Seats(self.kind)
+        self._seats = ValueHeads(self.kind)
         self.net = ValueNet(
             self.rl.critic_hidden,
             conditioned=self.kind not in (UNCONDITIONED, OWN),
             generator=self._generator,
         )
         self._optimizer: Optimizer | None = None
-        self._rehearsal = Rehearsal()
+        self._rehearsal = ReplayBuffer()
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -92,13 +92,13 @@ class Critic:
         """Take a policy as it is now: `corrected` weighs everybody's experience by it."""
         self._evaluators[name] = policy
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the values of everything in a trajectory, for the policy that lived it."""
         return self.values_of([trajectory])[0]
 
     def values_of(
         self, trajectories: Sequence[Trajectory], *, policies: Sequence[str] = ()
-    ) -> list[Valued]:
+    ) -> list[ValuedTrajectory]:
         """Return the values of several trajectories, in one pass through the network.
 
         Args:
@@ -114,11 +114,11 @@ class Critic:
             length, columns = trajectory.rewards.shape
             split = (length + 1) * columns
             values = answer[:split].reshape(length + 1, columns)
-            out.append(Valued(values, answer[split:], self.version))
+            out.append(ValuedTrajectory(values, answer[split:], self.version))
         return out
 
     @torch.no_grad()
-    def _answers(self, raw: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor]:
+    def _answers(self, raw: Sequence[Tensor], seats: Sequence[ValueHead]) -> list[Tensor]:
         """Return values in reward units, float32, for the rows of each input."""
         if not raw:
             return []
@@ -164,7 +164,7 @@ class Critic:
         if targets is None:
             stats = self._learn_all(some)
         else:
-            given = [Lesson(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)]
+            given = [Targets(t, t.policy, targets[i]) for i, t in zip(order, some, strict=True)]
             stats = self._study(self._sound(given), passes=self.rl.critic_epochs)
         self.version += 1
         return stats
@@ -182,11 +182,11 @@ class Critic:
         taught = {x.policy for x in lessons if any(x.trajectory is t for t in new)}
         return {name: figures for name, figures in stats.items() if name in taught}
 
-    def _sound(self, lessons: Sequence[Lesson]) -> list[Lesson]:
+    def _sound(self, lessons: Sequence[Targets]) -> list[Targets]:
         """Return the lessons whose targets can be learned."""
         return [lesson for lesson in lessons if self._is_sound(lesson)]
 
-    def _is_sound(self, lesson: Lesson) -> bool:
+    def _is_sound(self, lesson: Targets) -> bool:
         """Return whether targets can be learned; one that cannot would ruin everybody's values."""
         sizes = lesson.targets.abs()
         if bool((sizes <= LARGEST_TARGET).all()):
@@ -217,7 +217,7 @@ class Critic:
             if some:
                 encoder.norm.update(torch.cat(some))
 
-    def _lessons(self, trajectories: Sequence[Trajectory]) -> list[Lesson]:
+    def _lessons(self, trajectories: Sequence[Trajectory]) -> list[Targets]:
         """Return what each policy learns from them."""
         rl = self.rl
         if self.kind != CORRECTED:
@@ -225,7 +225,7 @@ class Critic:
             gammas = {name: seat.spec.gamma for name, seat in self._seats.by_name.items()}
             found = own_targets(trajectories, valued, gammas=gammas, lam=rl.gae_lambda)
             return [
-                Lesson(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)
+                Targets(t, t.policy, part) for t, part in zip(trajectories, found, strict=True)
             ]  # fmt: skip
         pairs = [
             (t, name)
@@ -235,7 +235,7 @@ class Critic:
         ]
         valued = self.values_of([t for t, _ in pairs], policies=[name for _, name in pairs])
         return [
-            Lesson(t, name, corrected_targets(
+            Targets(t, name, corrected_targets(
                 t, answer, policy=self._evaluators.get(name),
                 gamma=self._seats[name].spec.gamma, lam=rl.gae_lambda,
                 rho_clip=rl.rho_clip, c_clip=rl.c_clip,
@@ -248,7 +248,7 @@ class Critic:
         mine, other = self._seats[name].spec, self._seats[actor].spec
         return mine.task == other.task and name in self._evaluators
 
-    def _study(self, lessons: Sequence[Lesson], *, passes: int) -> dict[str, dict[str, float]]:
+    def _study(self, lessons: Sequence[Targets], *, passes: int) -> dict[str, dict[str, float]]:
         """Regress the targets of all lessons, a group of rows for each policy."""
         if not lessons:
             return {}
@@ -270,7 +270,7 @@ class Critic:
             )
         }
 
-    def _scaled(self, goals: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor]:
+    def _scaled(self, goals: Sequence[Tensor], seats: Sequence[ValueHead]) -> list[Tensor]:
         """Let each head take in its targets, and return them in its units."""
         heads = self.net.all_heads()
         for index, head in enumerate(heads):
@@ -288,7 +288,7 @@ class Critic:
         self,
         rows: Sequence[Tensor],
         wanted: Sequence[Tensor],
-        seats: Sequence[Seat],
+        seats: Sequence[ValueHead],
         *,
         passes: int,
     ) -> Tensor:
@@ -316,7 +316,9 @@ class Critic:
                 taken += 1
         return total / max(1, taken)
 
-    def _by_encoder(self, picked: Sequence[Tensor], seats: Sequence[Seat]) -> list[Tensor | None]:
+    def _by_encoder(
+        self, picked: Sequence[Tensor], seats: Sequence[ValueHead]
+    ) -> list[Tensor | None]:
         """Join the groups that one encoder reads."""
         out: list[Tensor | None] = []
         for index in range(len(self.net.encoders)):
@@ -324,7 +326,9 @@ class Critic:
             out.append(torch.cat(some) if some else None)
         return out
 
-    def _figures(self, seat: Seat, goal: Tensor, value: Tensor, loss: float) -> dict[str, float]:
+    def _figures(
+        self, seat: ValueHead, goal: Tensor, value: Tensor, loss: float
+    ) -> dict[str, float]:
         mean, deviation = self.net.all_heads()[seat.head].scale()
         spread = float(goal.double().var(correction=0))
         left = float((goal.double() - value.double()).var(correction=0))

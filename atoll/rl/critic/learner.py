@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.impala import ImpalaLearner
-from atoll.rl.channel.critic import CriticSide
+from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
@@ -41,7 +41,7 @@ class SeparateCritics:
             self._critics[spec.policy] = Critic(self._rl, seed=seed, kind="own")
         self._critics[spec.policy].add_policy(spec)
 
-    def values_of(self, trajectories: Sequence[Trajectory]) -> list[Valued]:
+    def values_of(self, trajectories: Sequence[Trajectory]) -> list[ValuedTrajectory]:
         """Return the values of several trajectories."""
         return [self._critics[one.policy].of(one) for one in trajectories]
 
@@ -89,7 +89,7 @@ class CriticLearner:
         self._answering: Critic | None = None
         """A copy that nobody learns in, for who asks."""
 
-    def answer(self, trajectory: Trajectory) -> Valued:
+    def answer(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return values as they were published last; from any thread.
 
         Raises:
@@ -114,7 +114,7 @@ class CriticLearner:
         self._critic.add_policy(spec)
         self._tasks[spec.policy] = spec
 
-    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticChannel) -> dict[str, Any]:
         """Learn from trajectories of any policies; correct by their newest weights if need be."""
         if self._rl.critic == "corrected":
             self._follow(side)
@@ -123,7 +123,7 @@ class CriticLearner:
         side.counts["not_finite"] += self._critic.refused - before
         return told
 
-    def publish(self, side: CriticSide) -> None:
+    def publish(self, side: CriticChannel) -> None:
         """Publish its weights, or let who asks be answered by them."""
         snapshot = self._critic.snapshot()
         if self._rl.values == "service":
@@ -140,7 +140,7 @@ class CriticLearner:
         """Take up what `state_dict` returned."""
         self._critic.load_state_dict(state)
 
-    def _follow(self, side: CriticSide) -> None:
+    def _follow(self, side: CriticChannel) -> None:
         """Take the newest weights of each policy, by which others' experience is weighed."""
         for name, task in self._tasks.items():
             weights = side.newest_policy(name)
@@ -187,11 +187,11 @@ class PoliciesLearner:
         # Names of modules have no dots, those of policies may.
         self.module[spec.policy.replace(".", "_")] = self._learner.learners[spec.policy].policy
 
-    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticChannel) -> dict[str, Any]:
         """Improve the policies whose trajectories these are, and the critic."""
         return self._learner.learn(trajectories)
 
-    def publish(self, side: CriticSide) -> None:
+    def publish(self, side: CriticChannel) -> None:
         """Publish each policy that has changed for its actors."""
         for policy in self._tasks:
             version = self._learner.version(policy)

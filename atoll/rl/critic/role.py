@@ -14,10 +14,10 @@ from atoll.checkpoint import save_weights
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, DataError
 from atoll.rl.actor.trajectory import Trajectory
-from atoll.rl.channel.critic import CriticSide, Decode, Received
+from atoll.rl.channel.critic import CriticChannel, Decode, Received
 from atoll.rl.channel.messages import decode_trajectory
 from atoll.rl.environments.spaces import TaskSpec
-from atoll.rl.state_saver import Keeper
+from atoll.rl.state_saver import StateSaver
 from atoll.run import Run
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,11 @@ class SharedLearner(Protocol):
         """
         ...
 
-    def learn(self, trajectories: Sequence[Trajectory], side: CriticSide) -> dict[str, Any]:
+    def learn(self, trajectories: Sequence[Trajectory], side: CriticChannel) -> dict[str, Any]:
         """Do one update; return figures by policy."""
         ...
 
-    def publish(self, side: CriticSide) -> None:
+    def publish(self, side: CriticChannel) -> None:
         """Tell everybody what it knows, in the background."""
         ...
 
@@ -90,8 +90,8 @@ class CriticRole:
     ) -> None:  # fmt: skip
         """Begin to listen; `decode` returns the experience in a message."""
         self._rl, self._run, self._learner = spec.rl, run, learner
-        self._keeper = Keeper(run, member=run.member)
-        self._side = CriticSide(
+        self._keeper = StateSaver(run, member=run.member)
+        self._side = CriticChannel(
             run, rl=spec.rl, job=run.job, decode=decode, stopping=lambda: run.stopping
         )
         self._refused: set[str] = set()

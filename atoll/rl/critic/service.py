@@ -15,16 +15,16 @@ from atoll.errors import AtollError, DataError, DeadlineExceeded
 from atoll.ids import new_token
 from atoll.queues import Item, Topic
 from atoll.queues.serialization import encode, size
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.channel.latest import WAIT_S, Background
 from atoll.rl.channel.messages import (
     ABOUT,
-    about_of,
     decode_trajectory,
     encode_trajectory,
-    with_about,
+    metadata_of,
+    with_metadata,
 )
-from atoll.rl.channel.names import Desk, Names
+from atoll.rl.channel.names import QueueNames, QueueProvider
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,16 @@ class ServiceValues:
     """What an actor asks for the values of its trajectories. For one thread."""
 
     def __init__(
-        self, desk: Desk, *, rl: RlTable, member: str, job: str = "", timeout_s: float = TIMEOUT_S
+        self,
+        desk: QueueProvider,
+        *,
+        rl: RlTable,
+        member: str,
+        job: str = "",
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Ask for `member`, and wait `timeout_s` for each answer."""
-        names = Names.of(rl, job=job)
+        names = QueueNames.of(rl, job=job)
         self._actor, self._timeout_s = names.actor(member), timeout_s
         # An ask that nobody answers in time is worth nothing, so the oldest make room.
         self._asks = desk.queue(names.ask, **_asks_options())
@@ -56,7 +62,7 @@ class ServiceValues:
         self.waited_s: list[float] = []
         """Seconds that each of the last thousand answers took."""
 
-    def of(self, trajectory: Trajectory) -> Valued:
+    def of(self, trajectory: Trajectory) -> ValuedTrajectory:
         """Return the values of everything in a trajectory.
 
         Raises:
@@ -69,7 +75,7 @@ class ServiceValues:
             found = self._ask(message, deadline)
             if found is None:
                 continue
-            about = about_of(found, "answer")
+            about = metadata_of(found, "answer")
             if not about.get("refused"):
                 self.waited_s = [*self.waited_s[-999:], time.monotonic() - began]
                 return _valued(found, about, trajectory)
@@ -91,12 +97,12 @@ class ServiceValues:
             for entry in self._subscription.read(ANSWERS_KEPT, wait_s=min(left_s, WAIT_S)):
                 answer = entry.value
                 self.received_bytes += size(encode(answer))
-                if about_of(answer, "answer").get("ask") == number:
+                if metadata_of(answer, "answer").get("ask") == number:
                     return answer
         return None
 
 
-class ServiceDesk:
+class ValueService:
     """Answers at the critic, in a thread of its own.
 
     Args:
@@ -108,9 +114,14 @@ class ServiceDesk:
     """
 
     def __init__(
-        self, desk: Desk, *, rl: RlTable, of: Callable[[Trajectory], Valued], job: str = ""
+        self,
+        desk: QueueProvider,
+        *,
+        rl: RlTable,
+        of: Callable[[Trajectory], ValuedTrajectory],
+        job: str = "",
     ) -> None:
-        self._desk, self._names, self._of = desk, Names.of(rl, job=job), of
+        self._desk, self._names, self._of = desk, QueueNames.of(rl, job=job), of
         self._asks = desk.queue(self._names.ask, **_asks_options())
         self._topics: dict[str, Topic] = {}
         self.answered = 0
@@ -135,7 +146,7 @@ class ServiceDesk:
     def _answer_one(self, item: Item) -> None:
         try:
             message = dict(item.value)
-            who = about_of({ABOUT: message.pop("asks")}, "ask")
+            who = metadata_of({ABOUT: message.pop("asks")}, "ask")
             actor, number = str(who["actor"]), str(who["ask"])
         except (AtollError, KeyError, TypeError, ValueError) as error:
             self.refused += 1
@@ -157,11 +168,11 @@ class ServiceDesk:
         except (AtollError, KeyError, RuntimeError) as error:
             self.refused += 1
             log.warning("values could not be told: %s: %s", type(error).__name__, error)
-            return with_about({}, "answer", ask=number, refused=str(error)[:500])
+            return with_metadata({}, "answer", ask=number, refused=str(error)[:500])
         self.compute_s = [*self.compute_s[-999:], time.monotonic() - began]
         self.answered += 1
         tensors = {"values": valued.values.float(), "cut_values": valued.cut_values.float()}
-        return with_about(tensors, "answer", ask=number, version=valued.version)
+        return with_metadata(tensors, "answer", ask=number, version=valued.version)
 
 
 def _asks_options() -> dict[str, Any]:
@@ -173,12 +184,12 @@ def _asks_options() -> dict[str, Any]:
 
 def _named(actor: str, number: str) -> dict[str, Tensor]:
     """Return who asks, as one more tensor of a trajectory."""
-    return {"asks": with_about({}, "ask", actor=actor, ask=number)["about"]}
+    return {"asks": with_metadata({}, "ask", actor=actor, ask=number)["about"]}
 
 
 def _valued(
     answer: Mapping[str, Tensor], about: Mapping[str, Any], trajectory: Trajectory
-) -> Valued:
+) -> ValuedTrajectory:
     values, cuts = answer.get("values"), answer.get("cut_values")
     length, columns = trajectory.rewards.shape
     expected = ((length + 1, columns), (len(trajectory.cut_at),))
@@ -189,4 +200,4 @@ def _valued(
         )
     if not bool(torch.isfinite(values).all()):
         raise DataError("the critic's answer is not finite", given=trajectory.policy)
-    return Valued(values=values, cut_values=cuts, version=int(about["version"]))
+    return ValuedTrajectory(values=values, cut_values=cuts, version=int(about["version"]))

@@ -97,7 +97,7 @@ def make_environment(table: PolicyTable, *, render: bool = False) -> Environment
             made = _made(table, {"render_mode": "rgb_array"} if render else {})
         if is_parallel(made):
             return ManyAgents(made, name=table.env)
-        return OneAgent(made, name=table.env)
+        return SingleAgent(made, name=table.env)
     except AtollError:
         raise
     except Exception as error:
@@ -113,7 +113,7 @@ def task_of(table: PolicyTable, rl: RlTable, environment: Environment) -> TaskSp
     )  # fmt: skip
 
 
-class OneAgent:
+class SingleAgent:
     """An environment of Gymnasium.
 
     Args:
@@ -154,7 +154,7 @@ class OneAgent:
 
     def render(self) -> Array | None:
         """Return a picture of it."""
-        return picture_of(self._environment)
+        return render_frame(self._environment)
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -221,7 +221,7 @@ def actions_of(space: Any, *, name: str) -> tuple[Actions, Callable[[Array], Any
     )  # fmt: skip
 
 
-def picture_of(environment: Any) -> Array | None:
+def render_frame(environment: Any) -> Array | None:
     """Return a picture [height, width, 3] of an environment; None: it was not made for that."""
     if getattr(environment, "render_mode", None) != "rgb_array":
         return None
@@ -264,7 +264,7 @@ def _made(table: PolicyTable, extra: Mapping[str, Any]) -> Any:
     return gymnasium.make(table.env, disable_env_checker=True, **options)
 
 
-def bringing(package: str) -> str:
+def install_hint(package: str) -> str:
     """Return what to do so that a package is there."""
     package = package.partition(".")[0]
     extra = EXTRAS.get(package.lower())
@@ -289,7 +289,10 @@ def _explained(table: PolicyTable, error: Exception) -> ConfigError:
         what = f": there is no module {missing} here"
         remedy = "install it, or name the folder it is in as `code` in [job]: that travels along"
     elif missing:
-        what, remedy = f": the package {missing.partition('.')[0]} is missing", bringing(missing)
+        what, remedy = (
+            f": the package {missing.partition('.')[0]} is missing",
+            install_hint(missing),
+        )
     return ConfigError(
         f"the environment of policy {table.name or '?'} cannot be made{what}",
         given=f"env = {table.env!r}, options = {said}",

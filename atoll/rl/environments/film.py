@@ -16,7 +16,7 @@ from atoll.config.rl_tables import PolicyTable
 from atoll.errors import ConfigError, ScriptError
 from atoll.rl.environments.environment import (
     Environment,
-    bringing,
+    install_hint,
     make_environment,
     missing_package,
 )
@@ -100,7 +100,7 @@ def record(policy: Greedy, table: PolicyTable, path: Path, *, seed: int) -> Reco
         missing = missing_package(error)  # pictures may need one that living does not
         if missing:
             why = f"the package {missing} is missing"
-            raise _no_pictures(table, why, remedy=bringing(missing)) from error
+            raise _no_pictures(table, why, remedy=install_hint(missing)) from error
         raise ScriptError(
             "an environment raised while it was recorded",
             given=f"policy {table.name}, seed {seed}: {type(error).__name__}: {error}",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, DataError
-from atoll.rl.environments.environment import actions_of, observations_of, picture_of
+from atoll.rl.environments.environment import actions_of, observations_of, render_frame
 
 Array = NDArray[Any]
 
@@ -115,7 +115,7 @@ class ManyAgents:
 
     def render(self) -> Array | None:
         """Return a picture of it."""
-        return picture_of(self._environment)
+        return render_frame(self._environment)
 
     def close(self) -> None:
         """Give back what it holds."""

@@ -51,7 +51,7 @@ class Rollout:
     """Of the episodes that ended, the mean over the agents."""
 
 
-class Columns:
+class VectorEnv:
     """Environments of one policy, stepped together; each restarts by itself when it ends.
 
     Args:

@@ -18,7 +18,7 @@ JOINT, UNCONDITIONED, OWN = "joint", "unconditioned", "own"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ValueHead:
     """One policy in the network."""
 
     spec: TaskSpec
@@ -26,7 +26,7 @@ class Seat:
     head: int
 
 
-class Seats:
+class ValueHeads:
     """The policies of one network.
 
     Args:
@@ -35,10 +35,10 @@ class Seats:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.by_name: dict[str, Seat] = {}
+        self.by_name: dict[str, ValueHead] = {}
         self._encoders: dict[tuple[str, int], int] = {}
 
-    def __getitem__(self, name: str) -> Seat:
+    def __getitem__(self, name: str) -> ValueHead:
         """Return the seat of a policy.
 
         Raises:
@@ -72,7 +72,7 @@ class Seats:
             self._encoders[key] = net.add_encoder(features)
         single = self.kind == UNCONDITIONED and bool(self.by_name)
         head = 0 if single else net.add_head()
-        self.by_name[spec.policy] = Seat(spec, self._encoders[key], head)
+        self.by_name[spec.policy] = ValueHead(spec, self._encoders[key], head)
 
     def check_same(self, spec: TaskSpec) -> None:
         """Refuse a policy that came with other spaces than the ones it has here.
@@ -113,7 +113,7 @@ class Seats:
             )
         return int(torch.Size(spec.state).numel()) + spec.agents
 
-    def inputs(self, trajectory: Trajectory, seat: Seat, *, cut: bool) -> Tensor:
+    def inputs(self, trajectory: Trajectory, seat: ValueHead, *, cut: bool) -> Tensor:
         """Return what is read for each value, [rows, features]: all steps, then the cut ones.
 
         Without `cut` only the steps that were acted in.

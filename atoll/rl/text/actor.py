@@ -15,13 +15,13 @@ from atoll.config import JobSpec
 from atoll.config.rl_roles import Seat
 from atoll.errors import AtollError, DataError
 from atoll.rl.actor.actor import ActorMetrics
-from atoll.rl.channel.actor import ActorSide
+from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.environments.spaces import DISCRETE, Actions, TaskSpec
-from atoll.rl.state_saver import Keeper
+from atoll.rl.state_saver import StateSaver
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.episodes import Episodes, encode_episodes
 from atoll.rl.text.language_policy import LanguagePolicy
-from atoll.rl.text.start import Beginning
+from atoll.rl.text.start import StartModel
 from atoll.run import Run
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class TextActor:
         ConfigError: prompts do not fit into the model.
     """
 
-    def __init__(self, spec: JobSpec, run: Run, seat: Seat, beginning: Beginning) -> None:
+    def __init__(self, spec: JobSpec, run: Run, seat: Seat, beginning: StartModel) -> None:
         rl, name = spec.rl, seat.policy
         self._rl, self._run, self._seat, self._beginning = rl, run, seat, beginning
         self._policy = LanguagePolicy(
@@ -63,18 +63,18 @@ class TextActor:
         )  # fmt: skip
         self._critic: TextCritic | None = None
         """The own one, or a copy of the pooled one's newest."""
-        self._side: ActorSide | None = None
+        self._side: ActorChannel | None = None
         if rl.has_critic:
             names = [policy.name for policy in rl.policies]
             self._critic = TextCritic(names, beginning.model, rl, seed=run.seed)
-            self._side = ActorSide(
+            self._side = ActorChannel(
                 run, rl=rl, policy=name, member=run.member, job=run.job, encode=encode_episodes,
                 stopping=lambda: run.stopping,
             )  # fmt: skip
         elif rl.algorithm != "grpo":
             self._critic = TextCritic([name], beginning.model, rl, seed=run.seed)
         self._metrics = ActorMetrics(last=rl.environments * rl.group)
-        self._keeper = Keeper(run, member=run.member)
+        self._keeper = StateSaver(run, member=run.member)
         self._before: float | None = None
 
     def run(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class TextActor:
             told["value_loss"] = critic.learn([episodes])[policy.name]["value_loss"]
         self._report(episodes, told)
 
-    def _wait_for_values(self, side: ActorSide) -> None:
+    def _wait_for_values(self, side: ActorChannel) -> None:
         """Begin when the value model does, so that neither is long alone."""
         deadline = time.monotonic() + START_S
         while not self._follow(side) and not self._run.stopping:
@@ -141,7 +141,7 @@ class TextActor:
                 break
             time.sleep(0.05)
 
-    def _follow(self, side: ActorSide) -> bool:
+    def _follow(self, side: ActorChannel) -> bool:
         """Take the newest value model; return whether a newer one has come."""
         weights = side.newest_values()
         if weights is None or self._critic is None:

@@ -25,7 +25,7 @@ from atoll.errors import ConfigError, DataError
 from atoll.models import GPT
 from atoll.rl import seeds
 from atoll.rl.algorithms.losses import explained_variance
-from atoll.rl.channel.critic import CriticSide
+from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.optimizer import adam, load_optimizer_tensors, optimizer_tensors
 from atoll.rl.nets.value import PopArt
@@ -298,11 +298,11 @@ class TextCriticLearner:
                 expected=", ".join(self._critic.policies),
             )  # fmt: skip
 
-    def learn(self, trajectories: Sequence[Any], side: CriticSide) -> dict[str, Any]:
+    def learn(self, trajectories: Sequence[Any], side: CriticChannel) -> dict[str, Any]:
         """Do one update with completions of any policies; return figures by policy."""
         return self._critic.learn(trajectories)
 
-    def publish(self, side: CriticSide) -> None:
+    def publish(self, side: CriticChannel) -> None:
         """Publish its weights."""
         side.publish(self._critic.snapshot(), version=self.version)
 

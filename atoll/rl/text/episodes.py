@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import DataError
-from atoll.rl.channel.messages import about_of, with_about
+from atoll.rl.channel.messages import metadata_of, with_metadata
 from atoll.rl.environments.spaces import TaskSpec
 
 
@@ -134,7 +134,7 @@ def encode_episodes(episodes: Episodes) -> dict[str, Tensor]:
         "rewards": episodes.rewards[mask].to(torch.float32),
         "scores": episodes.scores.to(torch.float32, copy=True),
     }
-    return with_about(message, KIND, **header)
+    return with_metadata(message, KIND, **header)
 
 
 def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Episodes:
@@ -149,7 +149,7 @@ def decode_episodes(message: Mapping[str, Tensor], spec: TaskSpec | None) -> Epi
         DataError: it is something else, of another version, does not fit its task or has numbers
             that are not finite; the policy and the actor are named.
     """
-    about = about_of(message, KIND)
+    about = metadata_of(message, KIND)
     header: dict[str, Any] = {}
     for name, kind in _HEADER.items():
         value = about.get(name)

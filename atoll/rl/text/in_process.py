@@ -11,13 +11,13 @@ from collections.abc import Callable
 from atoll.config import JobSpec
 from atoll.rl.text.critic import TextCritic
 from atoll.rl.text.language_policy import LanguagePolicy
-from atoll.rl.text.start import Beginning
+from atoll.rl.text.start import StartModel
 
 Told = Callable[[str, dict[str, float]], None]
 """Hears of an update: the policy, and what happened."""
 
 
-class Together:
+class TextInProcessRun:
     """A whole job for language models in this process.
 
     Args:
@@ -25,7 +25,7 @@ class Together:
         beginning: What it starts from, already trained; it is not changed.
     """
 
-    def __init__(self, spec: JobSpec, beginning: Beginning) -> None:
+    def __init__(self, spec: JobSpec, beginning: StartModel) -> None:
         rl, seed = spec.rl, spec.job.seed
         self.policies = [
             LanguagePolicy(

@@ -11,7 +11,7 @@ from atoll.rl.text.actor import TextActor
 from atoll.rl.text.compatibility import check_text
 from atoll.rl.text.critic import TextCritic, TextCriticLearner
 from atoll.rl.text.episodes import decode_episodes
-from atoll.rl.text.start import shared_beginning
+from atoll.rl.text.start import shared_start_model
 from atoll.run import Run
 
 
@@ -23,7 +23,7 @@ def run_text_job(spec: JobSpec, run: Run) -> dict[str, Any]:
     """
     check_text(spec)
     seat = seats(spec.rl)[run.slot]
-    beginning = shared_beginning(spec, run)
+    beginning = shared_start_model(spec, run)
     if beginning is None:
         return _nothing(seat)
     if seat.role == ACTOR:

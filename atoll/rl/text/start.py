@@ -97,7 +97,7 @@ def _batch(
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartModel:
     """What every member of a job for language models builds the same."""
 
     tasks: dict[str, TextTask]
@@ -108,7 +108,7 @@ class Beginning:
     """Whether the model has learned something yet, elsewhere."""
 
 
-def begin(spec: JobSpec) -> Beginning:
+def start_model(spec: JobSpec) -> StartModel:
     """Return tasks, tokens and the model of a job; without `start` the model is fresh.
 
     Raises:
@@ -126,7 +126,7 @@ def begin(spec: JobSpec) -> Beginning:
                 given=f"start = {rl.start!r}, a {type(model).__name__}",
                 expected="weights of the model gpt",
             )
-        return Beginning(tasks, Wording(tokenizer), model, trained=True)
+        return StartModel(tasks, Wording(tokenizer), model, trained=True)
     tokenizer = make_tokenizer("bytes")
     with torch.random.fork_rng(devices=[]):  # the layers draw from torch's own state
         torch.manual_seed(seed_for(spec.job.seed, "weights"))
@@ -134,11 +134,11 @@ def begin(spec: JobSpec) -> Beginning:
             GPT,
             build_model(spec.model.name, vocab_size=tokenizer.vocab_size, **spec.model.options),
         )
-    return Beginning(tasks, Wording(tokenizer), model.eval(), trained=False)
+    return StartModel(tasks, Wording(tokenizer), model.eval(), trained=False)
 
 
-def train_beginning(
-    beginning: Beginning, spec: JobSpec, *, stopping: Callable[[], bool] = lambda: False
+def train_start_model(
+    beginning: StartModel, spec: JobSpec, *, stopping: Callable[[], bool] = lambda: False
 ) -> float:
     """Teach a fresh model the examples of all tasks, in place; return its last loss.
 
@@ -159,7 +159,7 @@ WAIT_S = 300.0
 """After so long a member trains the beginning itself: the seed makes it the same."""
 
 
-class Desk(Protocol):
+class TopicProvider(Protocol):
     """What is needed of a run."""
 
     @property
@@ -182,7 +182,9 @@ class Desk(Protocol):
         ...
 
 
-def shared_beginning(spec: JobSpec, desk: Desk, *, wait_s: float = WAIT_S) -> Beginning | None:
+def shared_start_model(
+    spec: JobSpec, desk: TopicProvider, *, wait_s: float = WAIT_S
+) -> StartModel | None:
     """Return what all members start from; None if a stop was asked for meanwhile.
 
     The member in slot 0 trains it, unless it was trained already: by a process before, or elsewhere
@@ -192,7 +194,7 @@ def shared_beginning(spec: JobSpec, desk: Desk, *, wait_s: float = WAIT_S) -> Be
         ConfigError: a task, or the model, cannot be made.
         CheckpointError: the weights that `start` names cannot be used.
     """
-    beginning = begin(spec)
+    beginning = start_model(spec)
     if beginning.trained:
         return beginning
     topic = desk.topic(TOPIC, max_items=1)
@@ -202,7 +204,7 @@ def shared_beginning(spec: JobSpec, desk: Desk, *, wait_s: float = WAIT_S) -> Be
         _load(beginning, decode_snapshot(entry.value))
         return beginning
     if not desk.stopping:
-        loss = train_beginning(beginning, spec, stopping=lambda: desk.stopping)
+        loss = train_start_model(beginning, spec, stopping=lambda: desk.stopping)
         log.info("trained on examples: %.3f nats per token", loss)
     if desk.stopping:
         return None
@@ -210,5 +212,5 @@ def shared_beginning(spec: JobSpec, desk: Desk, *, wait_s: float = WAIT_S) -> Be
     return beginning
 
 
-def _load(beginning: Beginning, tensors: Mapping[str, Tensor]) -> None:
+def _load(beginning: StartModel, tensors: Mapping[str, Tensor]) -> None:
     load_module(beginning.model, tensors, what="the model that all start from")

@@ -38,6 +38,6 @@ class Entry:
     """Its page, below the project's root."""
 
 
-def table(entries: Iterable[Entry]) -> Mapping[str, Entry]:
+def entry_table(entries: Iterable[Entry]) -> Mapping[str, Entry]:
     """Return entries by name, in their order."""
     return MappingProxyType({entry.name: entry for entry in entries})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.strategies.catalogue.entry import Entry, Paper, table
+from atoll.strategies.catalogue.entry import Entry, Paper, entry_table
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -29,7 +29,7 @@ _DP_SGD = _arxiv(
     "1705.09056", "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017
 )
 
-METHODS: Mapping[str, Entry] = table(
+METHODS: Mapping[str, Entry] = entry_table(
     [
         _entry(
             "alone",

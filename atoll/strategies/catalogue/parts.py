@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.strategies.catalogue.entry import Entry, Paper, table
+from atoll.strategies.catalogue.entry import Entry, Paper, entry_table
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -38,7 +38,7 @@ _LOW_RANK = _arxiv(
     2019,
 )
 
-CODECS: Mapping[str, Entry] = table(
+CODECS: Mapping[str, Entry] = entry_table(
     [
         _codec("fp32", "every number as it is", "fast links, references"),
         _codec("fp16", "half precision", "half the bytes where values stay within 6e-5 to 65504"),
@@ -157,7 +157,7 @@ CODECS: Mapping[str, Entry] = table(
 )
 """Codec -> what it is."""
 
-AGGREGATES: Mapping[str, Entry] = table(
+AGGREGATES: Mapping[str, Entry] = entry_table(
     [
         _aggregate("mean", "the weighted mean", "members that trust each other"),
         _aggregate("sum", "the weighted sum", "gradients that are meant to be added up"),
@@ -209,7 +209,7 @@ AGGREGATES: Mapping[str, Entry] = table(
 )
 """Rule that makes one vector of the members' -> what it is."""
 
-COLLECTIVES: Mapping[str, Entry] = table(
+COLLECTIVES: Mapping[str, Entry] = entry_table(
     [
         _collective("auto", "what suits codec and members", "nearly always"),
         _collective(
@@ -240,7 +240,7 @@ COLLECTIVES: Mapping[str, Entry] = table(
 )
 """How a mean travels on the direct route -> what it is."""
 
-ADMISSIONS: Mapping[str, Entry] = table(
+ADMISSIONS: Mapping[str, Entry] = entry_table(
     [
         _aggregate("finite", "contributions that are not finite are refused", "always"),
         _aggregate(

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.strategies.inner.base import Parts
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.precision import check_precision
 from atoll.strategies.inner.whole import WholeParts
 
 
-def divide(
+def split_model(
     model: nn.Module,
-    recipe: Recipe,
+    recipe: InnerOptions,
     *,
     mesh: DeviceMesh,
     device: torch.device,

@@ -49,7 +49,7 @@ class _Bucket:
     dtype: torch.dtype
 
 
-class Circles:
+class Subgroups:
     """Process groups of some ranks each, made when they are first needed. Collective."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Transport:
     """
 
     def __init__(
-        self, parts: Mapping[str, Tensor], *, device: torch.device, circles: Circles
+        self, parts: Mapping[str, Tensor], *, device: torch.device, circles: Subgroups
     ) -> None:
         """Tell the others what is here.
 
@@ -244,14 +244,14 @@ _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of glibc's malloc.h."""
 
 
-def keep_little() -> None:
+def limit_heap() -> None:
     """Let large blocks of this process go back to the system as soon as they are freed."""
     system = _glibc()
     if system is not None:
         system.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Give back what this process has freed: for moments after much was, as it takes a while."""
     system = _glibc()
     if system is not None:

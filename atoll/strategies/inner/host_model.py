@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from atoll.errors import StorageFull
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 
 PULL, PUSH = "pull", "push"
 """Verbs of :class:`atoll.strategies.inner.worker.Worker`."""
 
 
-class Picture:
-    """`Task.elsewhere` of an island's first rank; see :class:`atoll.task.Elsewhere`.
+class HostModel:
+    """`Task.elsewhere` of an island's first rank; see :class:`atoll.task.HeldElsewhere`.
 
     Both ways are exact, bit for bit. From the thread that trains only.
     """
 
-    def __init__(self, crew: Crew, *, vector: Tensor | None = None) -> None:
+    def __init__(self, crew: CommandBroadcaster, *, vector: Tensor | None = None) -> None:
         """Take the picture for true.
 
         Args:
@@ -61,7 +61,7 @@ class Picture:
 
     @property
     def vector(self) -> Tensor | None:
-        """The picture's memory; see :meth:`atoll.task.Elsewhere.vector`."""
+        """The picture's memory; see :meth:`atoll.task.HeldElsewhere.vector`."""
         return self._vector
 
     def spoil(self) -> None:
@@ -95,7 +95,7 @@ LEAST_BYTES = 1 << 16
 """Smaller tensors stay in memory."""
 
 
-class OnDisk:
+class HostModelOnDisk:
     """Vectors of one process; the files go with it, however it ends, where the system can."""
 
     def __init__(self, folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:

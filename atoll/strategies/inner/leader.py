@@ -8,22 +8,26 @@ from collections.abc import Callable
 from torch import Tensor
 
 from atoll.errors import LossNotFinite
-from atoll.island.command_broadcaster import Crew
-from atoll.strategies.base import Outer, StepResult, note
-from atoll.strategies.inner.host_model import Picture
+from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.strategies.base import Outer, StepResult, extend_history_hash
+from atoll.strategies.inner.host_model import HostModel
 from atoll.strategies.inner.worker import GRADIENTS, STEP, UPDATE, Stepped
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.task import Task
 
 
-class Spread:
+class IslandLeader:
     """The ranks step together; the outer strategy has its two moments around that.
 
     Gradients stay in the island: a method that combines those of members has nothing to see here.
     """
 
     def __init__(
-        self, crew: Crew, picture: Picture, *, after_round: Callable[[Outer], None] | None = None
+        self,
+        crew: CommandBroadcaster,
+        picture: HostModel,
+        *,
+        after_round: Callable[[Outer], None] | None = None,
     ) -> None:
         """Lead the ranks of a crew, whose work makes the picture old.
 
@@ -63,7 +67,7 @@ class Spread:
             if done.taken:
                 self._picture.trained()
             task.advance(taken=done.taken)
-            sync = note(task, outer.sync(task))
+            sync = extend_history_hash(task, outer.sync(task))
         self._due = self._due or sync is not None
         return StepResult(done.loss, done.norm, tokens, sync)
 

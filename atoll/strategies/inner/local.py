@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.strategies.base import Outer, StepResult, note
+from atoll.strategies.base import Outer, StepResult, extend_history_hash
 from atoll.strategies.inner.base import Rows
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.parallelize import apply_compile, apply_recompute
 from atoll.strategies.inner.precision import Scaler, apply_precision, check_precision
 from atoll.strategies.inner.units import pieces, units_of
@@ -29,7 +29,9 @@ class Local:
     counts is that of the mean.
     """
 
-    def __init__(self, loss_of: LossOf, *, clip: float = 0.0, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self, loss_of: LossOf, *, clip: float = 0.0, recipe: InnerOptions | None = None
+    ) -> None:
         """Set how a step is computed.
 
         Args:
@@ -37,7 +39,7 @@ class Local:
             clip: The largest gradient norm, 0 for any.
             recipe: Precision, accumulation, recomputation and compilation; none: nothing of it.
         """
-        self._loss_of, self._clip, self._recipe = loss_of, clip, recipe or Recipe()
+        self._loss_of, self._clip, self._recipe = loss_of, clip, recipe or InnerOptions()
         self.scaler = Scaler(self._recipe.precision)
         """Of the loss, against underflow in fp16."""
         self._rows = Rows(accumulate=self._recipe.accumulate)
@@ -78,7 +80,7 @@ class Local:
         with task.gate.moving():
             outer.gradients(task)
             length = self._update(task, value)
-            return StepResult(value, length, tokens, note(task, outer.sync(task)))
+            return StepResult(value, length, tokens, extend_history_hash(task, outer.sync(task)))
 
     def _backward(self, model: nn.Module, batch: Any) -> tuple[float, int]:
         """Compute the gradients of a batch in its parts; return the mean loss and the tokens."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 META = torch.device("meta")
 
 
-def blank_copy(model: nn.Module) -> nn.Module:
+def meta_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model whose parameters have no memory; its buffers are copied.
 
     A parameter in two places is one there, too.
@@ -27,7 +27,7 @@ def blank_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, known)
 
 
-def made_blank(make: Callable[[], nn.Module]) -> nn.Module:
+def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     """Return a model made without memory for its tensors, if it may be made like that.
 
     A model that keeps tensors which are neither parameters nor buffers is made whole: nobody else
@@ -43,7 +43,7 @@ def made_blank(make: Callable[[], nn.Module]) -> nn.Module:
     return make() if stray else model
 
 
-class Blanks:
+class MetaInit:
     """What of a model has no memory yet."""
 
     def __init__(self, device: torch.device) -> None:

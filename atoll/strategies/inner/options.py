@@ -25,7 +25,7 @@ from atoll.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class InnerOptions:
     """How one member computes a step; see `IslandTable` and `TrainTable` for the words."""
 
     shape: MeshShape = field(default_factory=MeshShape)
@@ -45,7 +45,7 @@ class Recipe:
     cuts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Recipe:
+    def of(cls, spec: JobSpec) -> InnerOptions:
         """Return the recipe of a job."""
         train, island = spec.train, spec.island
         return cls(

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.config.train_checks import recomputed_every
-from atoll.strategies.inner.meta_init import Blanks
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.meta_init import MetaInit
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.precision import dtype_of
 from atoll.strategies.inner.replicate import replicate, without_sync
 from atoll.strategies.inner.shard import set_sync, shard
@@ -79,13 +79,13 @@ def _keeping_products() -> Any:
     return contexts(known)
 
 
-def assemble(
+def parallelize(
     module: nn.Module,
     units: Sequence[nn.Module],
     *,
     model: nn.Module,
     mesh: DeviceMesh,
-    recipe: Recipe,
+    recipe: InnerOptions,
     device: torch.device,
     later: bool = False,
 ) -> nn.Module:
@@ -119,7 +119,7 @@ def apply_data(
     units: Sequence[nn.Module],
     *,
     mesh: DeviceMesh,
-    recipe: Recipe,
+    recipe: InnerOptions,
     device: torch.device,
     later: bool = False,
 ) -> nn.Module:
@@ -133,14 +133,14 @@ def apply_data(
             dtype=dtype_of(recipe.precision),
         )  # fmt: skip
         return module
-    Blanks(device).give_memory([module])
+    MetaInit(device).give_memory([module])
     module.to(device)
     if replicas == 1 or later:
         return module
     return replicate(module, mesh.get_group("replicate"))
 
 
-def synced(module: nn.Module, *, last: bool, recipe: Recipe) -> AbstractContextManager[Any]:
+def synced(module: nn.Module, *, last: bool, recipe: InnerOptions) -> AbstractContextManager[Any]:
     """Return the context of one of several backward passes: only the last one ends the sum."""
     if isinstance(module, DistributedDataParallel):
         return without_sync(module, last=last)

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.strategies.inner.precision import checked_scale
-from atoll.strategies.inner.sharded_optimizer import far_state
+from atoll.strategies.inner.sharded_optimizer import remote_state
 from atoll.strategies.inner.worker import FETCH, GIVE, OUTLINE, SCALE, TAKE, Worker
 
 
-class FarOptimizer(Optimizer):
+class RemoteOptimizer(Optimizer):
     """`Task.optimizer` of an island's first rank.
 
     Its groups are where schedules set rates. Its state comes and goes as that of an optimizer of
@@ -28,7 +28,12 @@ class FarOptimizer(Optimizer):
     """
 
     def __init__(
-        self, whole: Optimizer, *, names: Mapping[str, Tensor], crew: Crew, worker: Worker
+        self,
+        whole: Optimizer,
+        *,
+        names: Mapping[str, Tensor],
+        crew: CommandBroadcaster,
+        worker: Worker,
     ) -> None:
         """Stand for an optimizer of the picture, which never steps itself.
 
@@ -79,7 +84,7 @@ class FarOptimizer(Optimizer):
     def far_state_dict(self) -> dict[str, Any]:
         """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
         fetch = partial(self._crew.call, FETCH)
-        return self._as_whole(far_state(self._crew.call(OUTLINE), fetch=fetch))
+        return self._as_whole(remote_state(self._crew.call(OUTLINE), fetch=fetch))
 
     def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         self._whole.state.clear()
@@ -100,14 +105,14 @@ class FarOptimizer(Optimizer):
         self._crew.call(GIVE)
 
 
-class FarScaler:
+class RemoteScaler:
     """`Task.scaler` of an island's first rank; see :class:`atoll.task.LossScale`.
 
     The scalers of all ranks are equal after every step: the first one's state is that of all, and
     reading it asks nobody. Setting it is a command: from the thread that trains only.
     """
 
-    def __init__(self, crew: Crew, worker: Worker) -> None:
+    def __init__(self, crew: CommandBroadcaster, worker: Worker) -> None:
         """Stand for the scalers of all ranks; `worker` is this rank's part of them."""
         self._crew, self._worker = crew, worker
 

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from atoll.strategies.inner.meta_init import Blanks
+from atoll.strategies.inner.meta_init import MetaInit
 from atoll.strategies.inner.units import pieces
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
@@ -42,7 +42,7 @@ def gathered_in(dtype: torch.dtype | None) -> MixedPrecisionPolicy:
     )
 
 
-def keep_digits(module: nn.Module) -> None:
+def keep_full_precision(module: nn.Module) -> None:
     """Let norms and embeddings of a module give fp32 whatever their weights are in; in place."""
     for part in module.modules():
         if isinstance(part, nn.Embedding):
@@ -99,10 +99,10 @@ def shard(
     if any(part.dtype == torch.float64 for part in module.parameters()):
         dtype = None  # autocast leaves these as they are
     if dtype is not None:
-        keep_digits(module)
+        keep_full_precision(module)
     half = gathered_in(dtype)
     own = _large(_unshared(pieces(module, units)))
-    blanks = Blanks(_device_of(mesh))
+    blanks = MetaInit(_device_of(mesh))
     for piece in own:
         blanks.give_memory(piece)
         together: Any = piece if len(piece) > 1 else piece[0]

@@ -20,14 +20,14 @@ from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
 from atoll.strategies.inner.gather_scatter import (
-    Circles,
     Kind,
+    Subgroups,
     Transport,
     as_part,
     local_of,
     local_part,
 )
-from atoll.task import Far
+from atoll.task import RemoteState
 
 ELEMENTWISE = frozenset(
     {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"}
@@ -39,7 +39,7 @@ EPSILON = 1e-6
 """Beside the norm that gradients are divided by, as in torch."""
 
 
-class OwnPart:
+class LocalShard:
     """The optimizer of one rank; made for a whole model, it steps on a part from now on."""
 
     def __init__(
@@ -144,7 +144,7 @@ AT_ONCE = 1024
 _BETWEEN = "\n"
 
 
-class Moments:
+class OptimizerState:
     """One rank's optimizer; every method is collective."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Moments:
         *,
         steps_on: Mapping[str, Tensor] | None = None,
         device: torch.device,
-        circles: Circles,
+        circles: Subgroups,
     ) -> None:
         """Look at an optimizer.
 
@@ -256,8 +256,8 @@ class Moments:
         self._optimizer.load_state_dict({"state": state, "param_groups": packed})
 
 
-def far_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str, dict[str, Any]]:
-    """Return the state that an outline is of, with a :class:`Far` for every large tensor.
+def remote_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str, dict[str, Any]]:
+    """Return the state that an outline is of, with a :class:`RemoteState` for every large tensor.
 
     Args:
         outline: On the first rank.
@@ -265,7 +265,7 @@ def far_state(outline: Outline, *, fetch: Callable[..., Tensor]) -> dict[str, di
     """
     return {
         name: {
-            key: Far(entry.shape, entry.dtype, partial(fetch, name=name, key=key))
+            key: RemoteState(entry.shape, entry.dtype, partial(fetch, name=name, key=key))
             if isinstance(entry, Kind)
             else entry
             for key, entry in own.items()

@@ -13,13 +13,13 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from atoll.strategies.inner.gather_scatter import Circles, Transport
+from atoll.strategies.inner.gather_scatter import Subgroups, Transport
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
 
 
-def rest_of(model: nn.Module) -> dict[str, Tensor]:
+def untrained_state(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's frozen parameters, and saved buffers of no floating-point type, by name."""
     saved = model.state_dict(keep_vars=True).keys()
     frozen: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if not p.requires_grad}
@@ -31,7 +31,7 @@ def rest_of(model: nn.Module) -> dict[str, Tensor]:
     return frozen | counts
 
 
-class Rest:
+class UntrainedState:
     """One rank's part of it; every method is collective."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Rest:
         *,
         picture: Mapping[str, Tensor] | None,
         device: torch.device,
-        circles: Circles,
+        circles: Subgroups,
     ) -> None:
         """Look at what is here.
 

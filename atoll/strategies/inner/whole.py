@@ -13,12 +13,12 @@ from torch.distributed.fsdp import FSDPModule
 from atoll.errors import ConfigError
 from atoll.strategies.inner.base import Rows, sum_over_data
 from atoll.strategies.inner.gradient_norm import complete
-from atoll.strategies.inner.options import Recipe
-from atoll.strategies.inner.parallelize import assemble, synced
+from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.parallelize import parallelize, synced
 from atoll.strategies.inner.precision import apply_precision
 from atoll.strategies.inner.replicate import average, average_changes, replicate
 from atoll.strategies.inner.units import units_of
-from atoll.strategies.inner.untrained_state import rest_of
+from atoll.strategies.inner.untrained_state import untrained_state
 
 Criterion = Callable[[Any, Tensor], Tensor]
 
@@ -30,7 +30,7 @@ class WholeParts:
     """
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, *, mesh: DeviceMesh, device: torch.device
+        self, model: nn.Module, recipe: InnerOptions, *, mesh: DeviceMesh, device: torch.device
     ) -> None:
         """Take a model over, equal on all ranks; collective.
 
@@ -42,7 +42,7 @@ class WholeParts:
         criterion_of(model)  # raises before anything is changed
         self._rows = Rows.of(mesh, accumulate=recipe.accumulate)
         apply_precision(model, recipe.precision, device)
-        self._module = assemble(
+        self._module = parallelize(
             model, units_of(model), model=model, mesh=mesh, recipe=recipe, device=device,
             later=True,
         )  # fmt: skip
@@ -51,7 +51,7 @@ class WholeParts:
         self._group: Any = mesh.get_group("replicate") if copied else None
         self._unused: bool | None = None
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._buffers, self._rest = saved_buffers(model), rest_of(model)
+        self._buffers, self._rest = saved_buffers(model), untrained_state(model)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the trained parameters by name; see :meth:`Parts.parameters`."""

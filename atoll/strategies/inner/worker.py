@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.strategies.inner.base import Parts
-from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.gather_scatter import Circles, Transport, give_back
+from atoll.strategies.inner.divide import split_model
+from atoll.strategies.inner.gather_scatter import Subgroups, Transport, trim_heap
 from atoll.strategies.inner.gradient_norm import GradientNorm
 from atoll.strategies.inner.host_model import PULL, PUSH
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.precision import Scaler
-from atoll.strategies.inner.sharded_optimizer import Moments, Outline, OwnPart, State, clip_factor
-from atoll.strategies.inner.untrained_state import Rest, rest_of
+from atoll.strategies.inner.sharded_optimizer import (
+    LocalShard,
+    OptimizerState,
+    Outline,
+    State,
+    clip_factor,
+)
+from atoll.strategies.inner.untrained_state import UntrainedState, untrained_state
 
 BUILD, STEP, LOSS, SEED = "build", "step", "loss", "seed"
 GRADIENTS, UPDATE, SCALE = "gradients", "update", "scale"
@@ -58,14 +64,14 @@ class Worker:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: CommandBroadcaster,
         *,
         mesh: DeviceMesh,
         device: torch.device,
-        recipe: Recipe,
+        recipe: InnerOptions,
         make_model: MakeModel,
         make_optimizer: MakeOptimizer,
-        divided: Divide = divide,
+        divided: Divide = split_model,
     ) -> None:
         """Set what is done at every verb; nothing is built before the first command.
 
@@ -80,7 +86,7 @@ class Worker:
         """
         self.mesh, self._device, self._recipe = mesh, device, recipe
         self._make_model, self._make_optimizer, self._divide = make_model, make_optimizer, divided
-        self._circles = Circles()
+        self._circles = Subgroups()
         self.scaler = Scaler(recipe.precision)
         """Of the loss, against underflow; equal on all ranks."""
         self.picture: Mapping[str, Tensor] | None = None
@@ -115,7 +121,7 @@ class Worker:
             group["params"] = []
         optimizer.state.clear()
         del names
-        more = bool(rest_of(model))
+        more = bool(untrained_state(model))
         given = {"sample": (sample[0], sample[1])} if sample else {}
         self._parts = self._divide(
             model, self._recipe, mesh=self.mesh, device=self._device, **given
@@ -123,9 +129,9 @@ class Worker:
         self._fill(model)
         del model
         parameters, buffers = self._parts.parameters(), self._parts.buffers()
-        self._own = OwnPart(optimizer, parameters, groups=groups, state=state)
+        self._own = LocalShard(optimizer, parameters, groups=groups, state=state)
         self._norm, self.scaler = GradientNorm(self._parts), Scaler(self._recipe.precision)
-        self._moments = Moments(
+        self._moments = OptimizerState(
             optimizer, parameters, steps_on=self._own.steps_on, device=self._device,
             circles=self._circles,
         )  # fmt: skip
@@ -134,7 +140,7 @@ class Worker:
         )
         self._rest = None
         if more:  # most models are trained whole
-            self._rest = Rest(
+            self._rest = UntrainedState(
                 self._parts.rest(), picture=self.picture, device=self._device,
                 circles=self._circles,
             )  # fmt: skip
@@ -146,7 +152,7 @@ class Worker:
         held = {**parts.parameters(), **parts.rest(), **dict(model.named_buffers())}
         here = {name: tensor for name, tensor in held.items() if not tensor.is_meta}
         Transport(here, device=self._device, circles=self._circles).deal(self.picture)
-        give_back()
+        trim_heap()
 
     def seed(self, *, seed: int) -> None:
         """Seed torch: what dropout draws differs from rows to rows and from stage to stage.

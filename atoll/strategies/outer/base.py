@@ -64,7 +64,7 @@ class OuterDefaults:
 
 
 @contextmanager
-def carrying(flat: Flat, vector: Tensor) -> Iterator[None]:
+def as_carrier(flat: Flat, vector: Tensor) -> Iterator[None]:
     """Put a vector into a model's tensors inside; afterwards they are as before."""
     before = flat.read()
     flat.write(vector)

@@ -37,21 +37,25 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
-from atoll.group.run_round import Transacted
+from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import HIDDEN, Outer, SyncResult, Traffic
 from atoll.strategies.outer.every_step_base import (
-    Came,
+    EveryStepBase,
+    ExchangeContext,
+    ExchangeResult,
     Exchanging,
-    Floor,
-    Lockstep,
     buffer_volume,
     hashed,
     one_round,
 )
 from atoll.strategies.outer.overlapped import in_a_row
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.rounds.background_round import Found, Passing, Taken
-from atoll.strategies.rounds.compressed_allreduce import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.rounds.background_round import DelayedRound, Found, TakenResult
+from atoll.strategies.rounds.compressed_allreduce import (
+    CompressedMean,
+    both_ways,
+    compressed_volume,
+)
 from atoll.strategies.traffic import total, volume
 from atoll.strategies.vectors.flat import length
 from atoll.strategies.vectors.masks import Mask
@@ -82,7 +86,7 @@ class Cocktail:
         return CocktailOuter(self)
 
 
-class CocktailOuter(Lockstep):
+class CocktailOuter(EveryStepBase):
     """See the module's docstring."""
 
     one_model = False
@@ -92,7 +96,7 @@ class CocktailOuter(Lockstep):
         """Check the options."""
         super().__init__(weight=options.weight)
         self.options = options
-        self._passing: Passing | None = None
+        self._passing: DelayedRound | None = None
         self._due = False
         """The round of this step was not begun beside the last one: it is held first."""
         self._stopping = False
@@ -162,7 +166,7 @@ class CocktailOuter(Lockstep):
         """Begin a round in the background."""
         entered = self._clock.monotonic()
         passing, exchange, norm, weight = self._prepared(task)
-        floor = Floor(self._meeting.group, nullcontext, weight)
+        floor = ExchangeContext(self._meeting.group, nullcontext, weight)
         passing.work = self._meeting.start(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )
@@ -172,7 +176,7 @@ class CocktailOuter(Lockstep):
 
     def _prepared(
         self, task: Task
-    ) -> tuple[Passing, Exchanging[tuple[Squeezed, Tensor | None]], float, float]:
+    ) -> tuple[DelayedRound, Exchanging[tuple[CompressedMean, Tensor | None]], float, float]:
         """Return a round that can begin: what is to be exchanged, its norm and its weight.
 
         Raises:
@@ -190,12 +194,12 @@ class CocktailOuter(Lockstep):
             )
         owed = self._owed[positions]
 
-        def squeeze(floor: Floor, plan: RoundPlan) -> Came[Squeezed]:
+        def squeeze(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[CompressedMean]:
             return both_ways(floor, plan, difference, owed, codec=codec)
 
         weight = self._weigher.weight(task) or 1.0
         self._weigher.reset(task)
-        passing = Passing(positions, self._buffers.read())
+        passing = DelayedRound(positions, self._buffers.read())
         return passing, self._with_buffers(squeeze), norm, weight
 
     def _take(self, task: Task) -> SyncResult:
@@ -207,7 +211,7 @@ class CocktailOuter(Lockstep):
             GroupError: the members cannot agree any more.
         """
         passing, self._passing, self._due = self._passing, None, True
-        agreed: Transacted[Found] | None = None
+        agreed: CommittedRound[Found] | None = None
         seconds = dict.fromkeys(("prepare", "join", "reduce", "commit"), 0.0)
         if passing is None:
             passing, exchange, norm, weight = self._prepared(task)
@@ -223,7 +227,7 @@ class CocktailOuter(Lockstep):
             seconds |= {"prepare": passing.prepare_s, "reduce": waited_s, HIDDEN: hidden_s}
         taken = passing.loaded
         if agreed is not None:
-            taken = Taken.of(agreed.reduced, passing.buffers)
+            taken = TakenResult.of(agreed.reduced, passing.buffers)
             self._stopping = agreed.plan.stopping
         if taken is None:
             raise RuntimeError("a round is either under way or loaded")
@@ -233,8 +237,8 @@ class CocktailOuter(Lockstep):
         self,
         task: Task,
         positions: Tensor,
-        taken: Taken,
-        agreed: Transacted[Found] | None,
+        taken: TakenResult,
+        agreed: CommittedRound[Found] | None,
         seconds: dict[str, float],
     ) -> SyncResult:
         """Move the parameters and the common copy."""
@@ -264,8 +268,8 @@ class CocktailOuter(Lockstep):
     def _told(
         self,
         number: int,
-        taken: Taken,
-        agreed: Transacted[Found] | None,
+        taken: TakenResult,
+        agreed: CommittedRound[Found] | None,
         seconds: Mapping[str, float],
     ) -> SyncResult:
         """Return a round that was applied."""
@@ -284,11 +288,11 @@ class CocktailOuter(Lockstep):
         entered, codec = self._clock.monotonic(), make_codec("fp32")
         vector = self._flat.read()
 
-        def mean(floor: Floor, plan: RoundPlan) -> Came[Tensor]:
+        def mean(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Tensor]:
             found = floor.reduce([vector, self._owed], codec=codec, key="whole")
             mean, owed = found.tensors
             mean.add_(owed, alpha=float(len(found.contributors)))
-            return Came(mean, found.contributors, found.weight, found.digest)
+            return ExchangeResult(mean, found.contributors, found.weight, found.digest)
 
         exchange = self._with_buffers(mean)
         prepare_s = self._clock.monotonic() - entered
@@ -324,11 +328,11 @@ class CocktailOuter(Lockstep):
         self._number = int(state["shared.number"])
         self._adopt("shared.common", self._common, state)
         self._adopt("own.owed", self._owed, state)
-        loaded = Taken.load(state, buffers=self._buffers.num_elements)
+        loaded = TakenResult.load(state, buffers=self._buffers.num_elements)
         self._passing = None
         if loaded is not None:
             positions = self._mask.at(self._number)
-            self._passing = Passing(positions, self._buffers.read(), loaded=loaded)
+            self._passing = DelayedRound(positions, self._buffers.read(), loaded=loaded)
         self._due, self._stopping = loaded is None, False
 
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
@@ -337,7 +341,7 @@ class CocktailOuter(Lockstep):
         mask, beside = self._masks(parameters), buffer_volume(buffers, peers, rank=rank)
         rounds = [start_volume(peers, rank=rank)]
         for number in range(steps):
-            squeezed = squeezed_volume(self._codec, mask.size(number), peers, rank=rank)
+            squeezed = compressed_volume(self._codec, mask.size(number), peers, rank=rank)
             rounds.append(one_round([squeezed, beside]))
         last = volume(make_codec("fp32"), 2 * parameters, peers, rank=rank)
         return total([*rounds, one_round([last, beside])])

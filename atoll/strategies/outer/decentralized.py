@@ -25,10 +25,10 @@ from atoll.strategies.base import Committed, SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import outcome, start_volume
-from atoll.strategies.rounds.all_to_all import VectorSwap
-from atoll.strategies.rounds.initial_sync import same_start
-from atoll.strategies.rounds.round_client import Meeting
-from atoll.strategies.traffic import swapped, total, volume
+from atoll.strategies.rounds.all_to_all import VectorAllToAll
+from atoll.strategies.rounds.initial_sync import broadcast_start
+from atoll.strategies.rounds.round_client import RoundClient
+from atoll.strategies.traffic import all_to_all_volume, total, volume
 from atoll.strategies.vectors.flat import Flat, digest, length
 from atoll.task import Task
 
@@ -36,7 +36,7 @@ BASE = "shared.base"
 COUNTERS = "own.counters"
 
 
-class ApartOuter(OuterDefaults, ABC):
+class DecentralizedOuter(OuterDefaults, ABC):
     """See the module's docstring."""
 
     one_model = False
@@ -84,8 +84,8 @@ class ApartOuter(OuterDefaults, ABC):
             ConfigError: the codec does not encode whole vectors.
         """
         self._group, self._codec = group, codec
-        self._swaps = VectorSwap(group, codec)
-        self._meeting = Meeting(group, self._clock, codec=codec)
+        self._swaps = VectorAllToAll(group, codec)
+        self._meeting = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters = task.num_parameters
@@ -96,7 +96,7 @@ class ApartOuter(OuterDefaults, ABC):
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
         self._base = digest(vector)
         self._stand(task)
         self._plan(task)
@@ -202,7 +202,7 @@ class ApartOuter(OuterDefaults, ABC):
             self._round_volume(elements, peers, round_=number, rank=rank)
             for number in range(1, 1 + self._rounds(steps))
         ]
-        return total([start, *rounds, *[swapped([], [])] * self._last_rounds, end])
+        return total([start, *rounds, *[all_to_all_volume([], [])] * self._last_rounds, end])
 
     def _rounds(self, steps: int) -> int:
         """Return how many rounds there are between start and end."""

@@ -35,19 +35,19 @@ from torch import Tensor
 from atoll.codec.base import Codec, Packet
 from atoll.codec.sparse.cosine import Pieces, cosines
 from atoll.errors import ConfigError, GroupError, WireError
-from atoll.group.base import Group, Parcel, Swapped
+from atoll.group.base import AllToAllResult, Group, PeerMessage
 from atoll.strategies.base import Outer, Traffic
 from atoll.strategies.outer.base import own_step
 from atoll.strategies.outer.every_step_base import (
-    Came,
+    ExchangeContext,
+    ExchangeResult,
     Exchanging,
-    Floor,
     GradientRounds,
     buffer_volume,
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.traffic import swapped, times, total
+from atoll.strategies.traffic import all_to_all_volume, times, total
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
 
@@ -207,10 +207,10 @@ class DeMoOuter(GradientRounds[Tensor]):
         where = positions.numpy().astype("<u2").tobytes()
         sent = Packet(b"".join((packet.data, where)), f"demo:{packet.codec}", packet.sizes)
 
-        def swap(floor: Floor, plan: RoundPlan) -> Came[Tensor]:
+        def swap(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Tensor]:
             if plan.route == "alone":
-                return Came(self._kept, (floor.group.me,), floor.weight, "alone")
-            return self._mean(floor.swap([Parcel(tuple(plan.members), sent)]))
+                return ExchangeResult(self._kept, (floor.group.me,), floor.weight, "alone")
+            return self._mean(floor.swap([PeerMessage(tuple(plan.members), sent)]))
 
         return swap
 
@@ -220,7 +220,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         whole[self._spectrum.offsets + positions] = values
         return whole
 
-    def _mean(self, swapped: Swapped) -> Came[Tensor]:
+    def _mean(self, swapped: AllToAllResult) -> ExchangeResult[Tensor]:
         """Return for every coefficient the mean over those that sent it, in member order.
 
         Who sent something unusable is left out; everybody sees the same packets.
@@ -243,7 +243,7 @@ class DeMoOuter(GradientRounds[Tensor]):
             raise GroupError("there is nothing to average", given="no usable coefficients")
         total /= weights.where(weights > 0, 1.0)
         weight = math.fsum(swapped.weights[member] for member in contributors)
-        return Came(total, tuple(contributors), weight, swapped.digest)
+        return ExchangeResult(total, tuple(contributors), weight, swapped.digest)
 
     def _open(self, packet: Packet) -> tuple[Tensor, Tensor] | None:
         """Return positions and values; None if they cannot be used."""
@@ -292,6 +292,6 @@ class DeMoOuter(GradientRounds[Tensor]):
             spectrum = Spectrum(shapes, side=self.options.side, topk=self.options.topk)
         nbytes = self._codec.nbytes(spectrum.sent) + POSITION_BYTES * spectrum.sent
         others = peers - 1
-        each = swapped([(nbytes, others)] if others else [], [nbytes] * others)
+        each = all_to_all_volume([(nbytes, others)] if others else [], [nbytes] * others)
         each = one_round([each, buffer_volume(buffers, peers, rank=rank)])
         return total([start_volume(peers, rank=rank), times(each, steps)])

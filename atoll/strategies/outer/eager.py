@@ -39,10 +39,10 @@ from atoll.strategies.base import Outer, SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
-from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
-from atoll.strategies.rounds.background_round import Flight, Landed, Means
-from atoll.strategies.rounds.initial_sync import same_start
-from atoll.strategies.rounds.round_client import Exchange, Told
+from atoll.strategies.outer.periodic import WeightRule, finite_length, start_volume
+from atoll.strategies.rounds.background_round import BackgroundRound, Means, RoundResult
+from atoll.strategies.rounds.initial_sync import broadcast_start
+from atoll.strategies.rounds.round_client import Exchange, PeriodReport
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import digest, pseudo_gradient
 from atoll.task import Task
@@ -94,7 +94,7 @@ class EagerOuter(OverlappedOuter):
                 )  # fmt: skip
         self.options = options
         self.shared_steps = options.shared_steps
-        self._weigher = Weigher(options.weight)
+        self._weigher = WeightRule(options.weight)
         self._common_optimizer, self._own_optimizer = self._new_optimizer(), self._new_optimizer()
         self._digest = ""
         """Of the common state; empty: members are not known to stand on the same."""
@@ -106,7 +106,7 @@ class EagerOuter(OverlappedOuter):
         """The own pseudo-gradient that is, or will be, under way; None: there is none."""
         self._weight = 0.0
         self._norm: float | None = None
-        self._told: Told | None = None
+        self._told: PeriodReport | None = None
 
     def _new_optimizer(self) -> OuterSGD:
         return OuterSGD(lr=self.options.outer_lr, momentum=self.options.outer_momentum)
@@ -147,7 +147,7 @@ class EagerOuter(OverlappedOuter):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        self._start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        self._start, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
         self._digest = digest(self._start)
         self._settle(task)
         return started(rounds, number=number, digest=self._base)
@@ -166,7 +166,7 @@ class EagerOuter(OverlappedOuter):
                 period=self._told,
             )  # fmt: skip
             self._told = None
-            self._flight = Flight(task.step, self._clock.monotonic() - entered, work)
+            self._flight = BackgroundRound(task.step, self._clock.monotonic() - entered, work)
 
     def sync(self, task: Task) -> SyncResult | None:
         """Take the round of the period that ends here, and let the own share go ahead."""
@@ -227,7 +227,7 @@ class EagerOuter(OverlappedOuter):
 
         return mean
 
-    def _land(self, task: Task, flight: Flight | None) -> tuple[int, Landed]:
+    def _land(self, task: Task, flight: BackgroundRound | None) -> tuple[int, RoundResult]:
         """Return the number and the result of the round under way, or of one that is held now."""
         number = task.round
         if flight is not None:
@@ -237,9 +237,9 @@ class EagerOuter(OverlappedOuter):
         exchange = self._exchange(task, waiting=True)
         agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=self._norm)
         task.round += 1
-        return number, Landed.of(agreed, agreed.seconds)
+        return number, RoundResult.of(agreed, agreed.seconds)
 
-    def _mean_of(self, landed: Landed) -> Tensor | None:
+    def _mean_of(self, landed: RoundResult) -> Tensor | None:
         """Return the mean that a round brought; None in the first period."""
         if self._first:
             return None
@@ -248,7 +248,9 @@ class EagerOuter(OverlappedOuter):
             alone=landed.alone,
         )  # fmt: skip
 
-    def _last_round(self, task: Task, flight: Flight | None, *, reached: Tensor) -> SyncResult:
+    def _last_round(
+        self, task: Task, flight: BackgroundRound | None, *, reached: Tensor
+    ) -> SyncResult:
         """Take a round into the common state only: the own one ends there."""
         number, landed = self._land(task, flight)
         began = self._clock.monotonic()
@@ -259,7 +261,7 @@ class EagerOuter(OverlappedOuter):
         self,
         task: Task,
         number: int,
-        landed: Landed,
+        landed: RoundResult,
         mean: Tensor | None,
         *,
         reached: Tensor,
@@ -279,7 +281,9 @@ class EagerOuter(OverlappedOuter):
         self._first, self._taken = False, task.step
         return self._result(number, landed, began=began, delta_norm=norm)
 
-    def _go_ahead(self, task: Task, delta: Tensor, mean: Tensor | None, landed: Landed) -> Tensor:
+    def _go_ahead(
+        self, task: Task, delta: Tensor, mean: Tensor | None, landed: RoundResult
+    ) -> Tensor:
         """Move the own state by the others' last share and the own new one; return where it was."""
         share = self._share_in(landed)
         before = self._theta
@@ -298,7 +302,7 @@ class EagerOuter(OverlappedOuter):
         self._weigher.reset(task)
         return before
 
-    def _share_in(self, landed: Landed) -> float:
+    def _share_in(self, landed: RoundResult) -> float:
         """Return which part of a round's weight was this member's, as far as it had any."""
         if self._first or self._sent is None:
             return 1.0 / max(1, len(landed.contributors))
@@ -359,7 +363,7 @@ class EagerOuter(OverlappedOuter):
             self._share, self._weight = state["own.shares"].tolist()
             self._norm = None if self._sent is None else float(self._sent.norm())
             self._own_optimizer.load_state_dict(under("own.outer.", state))
-            self._flight = Flight.load(state)
+            self._flight = BackgroundRound.load(state)
         load_codec_state(self._codec, state)
         self._next = self._next_due(self._taken)
 

@@ -27,12 +27,19 @@ from atoll.codec.base import Codec
 from atoll.errors import ConfigError, LossNotFinite, unknown
 from atoll.group.base import Group
 from atoll.group.collectives.costs import moved_bytes, star_bytes, wire_elements
-from atoll.strategies.base import Committed, Outer, SyncResult, Traffic, any_overflowed, told_weight
+from atoll.strategies.base import (
+    Committed,
+    Outer,
+    SyncResult,
+    Traffic,
+    any_overflowed,
+    reported_weight,
+)
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.base import SCALINGS, OuterDefaults, ScaledRate
-from atoll.strategies.outer.periodic import Weigher, outcome, start_volume
-from atoll.strategies.rounds.initial_sync import same_start
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.outer.periodic import WeightRule, outcome, start_volume
+from atoll.strategies.rounds.initial_sync import broadcast_start
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import Flat, digest, length
 from atoll.task import Task
@@ -90,7 +97,7 @@ class EveryStepOuter(OuterDefaults):
     def __init__(self, options: EveryStep, *, clock: Clock | None = None) -> None:
         """Check the options."""
         self.options = options
-        self._weigher = Weigher(options.weight)
+        self._weigher = WeightRule(options.weight)
         self._clock: Clock = clock if clock is not None else RealClock()
         self._base = "start"
         self._last: SyncResult | None = None
@@ -99,7 +106,7 @@ class EveryStepOuter(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for gradients of the task's parameters."""
-        self._meeting, self._codec = Meeting(group, self._clock, codec=codec), codec
+        self._meeting, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat.of(task)
@@ -118,7 +125,7 @@ class EveryStepOuter(OuterDefaults):
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = same_start(task, self._state, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._state, self._meeting, base=self._base)
         self._base = digest(vector)
         return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
 
@@ -171,7 +178,7 @@ class EveryStepOuter(OuterDefaults):
         tokens = 1.0
         if self._weigher.kind == "tokens":
             tokens = float(max(task.tokens - self._weigher.tokens, 0) or 1)
-        return told_weight(tokens, overflowed=task.overflowed)
+        return reported_weight(tokens, overflowed=task.overflowed)
 
     def sync(self, task: Task) -> SyncResult | None:
         """Return the round that this step's gradients were agreed in."""

@@ -22,13 +22,13 @@ from atoll.clock import Clock, RealClock
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
-from atoll.group.base import Group, Parcel, Reduced, Resting, Swapped
-from atoll.group.run_round import Transacted
-from atoll.strategies.base import Committed, SyncResult, Traffic, any_overflowed, told_weight
+from atoll.group.base import AllToAllResult, Group, PeerMessage, Reduced, Resting
+from atoll.group.run_round import CommittedRound
+from atoll.strategies.base import Committed, SyncResult, Traffic, any_overflowed, reported_weight
 from atoll.strategies.outer.base import OuterDefaults
-from atoll.strategies.outer.periodic import Weigher, outcome
-from atoll.strategies.rounds.initial_sync import same_start
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.outer.periodic import WeightRule, outcome
+from atoll.strategies.rounds.initial_sync import broadcast_start
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.traffic import total, volume
 from atoll.strategies.vectors.flat import Flat, digest, length
 from atoll.task import Task
@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Came(Generic[V]):
+class ExchangeResult(Generic[V]):
     """What the exchanges of one round came to: the same on every member, but for `value`."""
 
     value: V
@@ -50,7 +50,7 @@ class Came(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class ExchangeContext:
     """Where members exchange things: waits so that others may read the state meanwhile."""
 
     group: Group
@@ -64,14 +64,14 @@ class Floor:
         with self.resting():
             return work.wait()
 
-    def swap(self, parcels: Sequence[Parcel]) -> Swapped:
+    def swap(self, parcels: Sequence[PeerMessage]) -> AllToAllResult:
         """Return what others gave; see :meth:`Group.swap`."""
         work = self.group.swap(parcels, weight=self.weight)
         with self.resting():
             return work.wait()
 
 
-Exchanging = Callable[[Floor, RoundPlan], Came[V]]
+Exchanging = Callable[[ExchangeContext, RoundPlan], ExchangeResult[V]]
 
 
 def hashed(*digests: str) -> str:
@@ -79,12 +79,12 @@ def hashed(*digests: str) -> str:
     return hashlib.blake2b("\0".join(digests).encode(), digest_size=16).hexdigest()
 
 
-class Lockstep(OuterDefaults):
+class EveryStepBase(OuterDefaults):
     """Rounds in every step; see the module's docstring."""
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens` or `equal`."""
-        self._weigher = Weigher(weight)
+        self._weigher = WeightRule(weight)
         self._clock: Clock = clock if clock is not None else RealClock()
         self._base = "start"
         self._last: SyncResult | None = None
@@ -93,7 +93,7 @@ class Lockstep(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for the task's parameters and buffers."""
-        self._meeting, self._codec = Meeting(group, self._clock), codec
+        self._meeting, self._codec = RoundClient(group, self._clock), codec
         self._parameters = task.parameters()
         self._flat = Flat(self._parameters, task=task)
         self._buffers = Flat(task.buffers(), task=task)
@@ -109,7 +109,7 @@ class Lockstep(OuterDefaults):
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = same_start(task, self._whole, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._whole, self._meeting, base=self._base)
         self._base = digest(vector)
         return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
 
@@ -130,9 +130,9 @@ class Lockstep(OuterDefaults):
 
     def _hold(
         self, task: Task, exchange: Exchanging[V], *, weight: float, norm: float
-    ) -> Transacted[Came[V]]:
+    ) -> CommittedRound[ExchangeResult[V]]:
         """Return what all members committed."""
-        floor = Floor(self._meeting.group, task.gate.resting, weight)
+        floor = ExchangeContext(self._meeting.group, task.gate.resting, weight)
         return self._meeting.hold_with(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )
@@ -143,14 +143,21 @@ class Lockstep(OuterDefaults):
             return lambda floor, plan: _beside(exchange(floor, plan), None)
         buffers, codec = self._buffers.read(), make_codec("fp32")
 
-        def both(floor: Floor, plan: RoundPlan) -> Came[tuple[V, Tensor | None]]:
+        def both(
+            floor: ExchangeContext, plan: RoundPlan
+        ) -> ExchangeResult[tuple[V, Tensor | None]]:
             came = exchange(floor, plan)
             return _beside(came, floor.reduce([buffers], codec=codec, key="buffers"))
 
         return both
 
     def _note(
-        self, task: Task, agreed: Transacted[Came[V]], *, seconds: Mapping[str, float], norm: float
+        self,
+        task: Task,
+        agreed: CommittedRound[ExchangeResult[V]],
+        *,
+        seconds: Mapping[str, float],
+        norm: float,
     ) -> SyncResult:
         """A round was applied: move on, and return what it was like."""
         came = agreed.reduced
@@ -211,17 +218,19 @@ class Lockstep(OuterDefaults):
         return self._flat.num_elements, self._buffers.num_elements
 
 
-def _beside(came: Came[V], buffers: Reduced | None) -> Came[tuple[V, Tensor | None]]:
+def _beside(
+    came: ExchangeResult[V], buffers: Reduced | None
+) -> ExchangeResult[tuple[V, Tensor | None]]:
     """Put the mean of the buffers beside what else was exchanged."""
     if buffers is None:
-        return Came((came.value, None), came.contributors, came.weight, came.digest)
-    return Came(
+        return ExchangeResult((came.value, None), came.contributors, came.weight, came.digest)
+    return ExchangeResult(
         (came.value, buffers.tensors[0]), came.contributors, came.weight,
         hashed(came.digest, buffers.digest),
     )  # fmt: skip
 
 
-class GradientRounds(Lockstep, ABC, Generic[V]):
+class GradientRounds(EveryStepBase, ABC, Generic[V]):
     """Rounds about gradients, before the optimizer's step: every member takes the same step."""
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
@@ -237,7 +246,7 @@ class GradientRounds(Lockstep, ABC, Generic[V]):
         prepare_s = self._clock.monotonic() - entered
         task.period.done += 1  # the step whose gradients these are
         try:
-            weight = told_weight(self._weight(task), overflowed=task.overflowed)
+            weight = reported_weight(self._weight(task), overflowed=task.overflowed)
             agreed = self._hold(task, exchange, weight=weight, norm=norm)
         finally:
             task.free_period()

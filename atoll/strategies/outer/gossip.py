@@ -39,10 +39,10 @@ from atoll.clock import Clock
 from atoll.errors import ConfigError, unknown
 from atoll.strategies.base import Outer, SyncResult, Traffic
 from atoll.strategies.graphs import GRAPHS, UNEVEN, mixing, neighbours, pushing
-from atoll.strategies.outer.decentralized import ApartOuter
-from atoll.strategies.rounds.all_to_all import Got
+from atoll.strategies.outer.decentralized import DecentralizedOuter
+from atoll.strategies.rounds.all_to_all import AllToAllVectors
 from atoll.strategies.rounds.round_client import Exchange
-from atoll.strategies.traffic import swapped
+from atoll.strategies.traffic import all_to_all_volume
 from atoll.strategies.vectors.flat import length
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
@@ -76,7 +76,7 @@ class Gossip:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class GossipState:
     """What a round of gossip came to for one member."""
 
     vector: Tensor
@@ -89,7 +89,7 @@ class Mixed:
     digest: str
 
 
-class GossipOuter(ApartOuter):
+class GossipOuter(DecentralizedOuter):
     """See the module's docstring."""
 
     def __init__(self, options: Gossip, *, clock: Clock | None = None) -> None:
@@ -153,11 +153,11 @@ class GossipOuter(ApartOuter):
             digest=self._base, aborted=agreed.attempts - 1,
         )  # fmt: skip
 
-    def _exchange(self, task: Task) -> Exchange[Mixed]:
+    def _exchange(self, task: Task) -> Exchange[GossipState]:
         """Return what gives this member's values to its neighbours, and mixes theirs in."""
         values = self._before if self._mass == 1.0 else self._before * self._mass
 
-        def exchange(plan: RoundPlan) -> Mixed:
+        def exchange(plan: RoundPlan) -> GossipState:
             members = plan.members
             me, weights = members.index(self._group.me), self._weights(len(members), plan.round)
             receivers = [
@@ -170,7 +170,9 @@ class GossipOuter(ApartOuter):
 
         return exchange
 
-    def _mix(self, got: Got, values: Tensor, weights: Tensor, members: list[str]) -> Mixed:
+    def _mix(
+        self, got: AllToAllVectors, values: Tensor, weights: Tensor, members: list[str]
+    ) -> GossipState:
         """Return the own values with those of the neighbours that came."""
         me, own = members.index(self._group.me), got.own[KEY]
         row, column = weights[me].tolist(), weights[:, me].tolist()
@@ -181,13 +183,13 @@ class GossipOuter(ApartOuter):
             given = sum(coming.values())
         facts = tuple(got.weights), sum(got.weights.values()), got.digest
         if len(members) == 1 or (not coming and not given and self._mass == 1.0):
-            return Mixed(values, 1.0, True, *facts)
+            return GossipState(values, 1.0, True, *facts)
         vector = torch.sub(values, own).add_(own, alpha=1.0 - given)
         mass = (1.0 - given) * self._mass
         for member, weight in coming.items():
             vector.add_(got.others[member][KEY], alpha=weight)
             mass += weight * got.weights[member]
-        return Mixed(vector, mass if self.options.push_sum else 1.0, False, *facts)
+        return GossipState(vector, mass if self.options.push_sum else 1.0, False, *facts)
 
     # ----------------------------------------------------------------------------- state
 
@@ -204,4 +206,6 @@ class GossipOuter(ApartOuter):
         nbytes = self._codec.nbytes(elements)
         found = neighbours(self.options.graph, peers, round_=round_)
         receivers = sum(rank in senders for senders in found)
-        return swapped([(nbytes, receivers)] if receivers else [], [nbytes] * len(found[rank]))
+        return all_to_all_volume(
+            [(nbytes, receivers)] if receivers else [], [nbytes] * len(found[rank])
+        )

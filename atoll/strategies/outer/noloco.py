@@ -33,10 +33,10 @@ from atoll.clock import Clock
 from atoll.errors import ConfigError
 from atoll.strategies.base import Outer, SyncResult, Traffic
 from atoll.strategies.graphs import pairs
-from atoll.strategies.outer.decentralized import ApartOuter
-from atoll.strategies.rounds.all_to_all import Got
+from atoll.strategies.outer.decentralized import DecentralizedOuter
+from atoll.strategies.rounds.all_to_all import AllToAllVectors
 from atoll.strategies.rounds.round_client import Exchange
-from atoll.strategies.traffic import swapped
+from atoll.strategies.traffic import all_to_all_volume
 from atoll.strategies.vectors.flat import length, pseudo_gradient
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
@@ -84,7 +84,7 @@ class Paired:
     digest: str
 
 
-class NoLoCoOuter(ApartOuter):
+class NoLoCoOuter(DecentralizedOuter):
     """See the module's docstring."""
 
     def __init__(self, options: NoLoCo, *, clock: Clock | None = None) -> None:
@@ -156,7 +156,7 @@ class NoLoCoOuter(ApartOuter):
 
         return exchange
 
-    def _paired(self, got: Got, partner: str) -> Paired:
+    def _paired(self, got: AllToAllVectors, partner: str) -> Paired:
         facts = tuple(got.weights), sum(got.weights.values()), got.digest
         theirs, own = got.others.get(partner), got.own
         if theirs is None:
@@ -221,6 +221,6 @@ class NoLoCoOuter(ApartOuter):
 
     def _round_volume(self, elements: int, peers: int, *, round_: int, rank: int) -> Traffic:
         if pairs(peers, round_=round_)[rank] == rank:
-            return swapped([], [])
+            return all_to_all_volume([], [])
         nbytes = self._codec.nbytes(elements)
-        return swapped([(nbytes, 1)] * 2, [nbytes] * 2)
+        return all_to_all_volume([(nbytes, 1)] * 2, [nbytes] * 2)

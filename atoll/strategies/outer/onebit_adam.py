@@ -38,15 +38,19 @@ from atoll.group.base import Group
 from atoll.strategies.base import Outer, Traffic
 from atoll.strategies.outer.base import own_step
 from atoll.strategies.outer.every_step_base import (
-    Came,
+    ExchangeContext,
+    ExchangeResult,
     Exchanging,
-    Floor,
     GradientRounds,
     buffer_volume,
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.rounds.compressed_allreduce import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.rounds.compressed_allreduce import (
+    CompressedMean,
+    both_ways,
+    compressed_volume,
+)
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import tree_sum
 from atoll.task import Task
@@ -74,7 +78,7 @@ class OneBitAdam:
         return OneBitAdamOuter(self)
 
 
-Value = Tensor | Squeezed
+Value = Tensor | CompressedMean
 """The mean gradient of the warm-up, or what came of the momenta."""
 
 
@@ -119,9 +123,9 @@ class OneBitAdamOuter(GradientRounds[Value]):
         if task.step < self._warm_steps:
             self._warm = True
 
-            def mean(floor: Floor, plan: RoundPlan) -> Came[Value]:
+            def mean(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Value]:
                 reduced = floor.reduce([gradient], codec=self._exact, key="gradient")
-                return Came(
+                return ExchangeResult(
                     reduced.tensors[0], reduced.contributors, reduced.weight, reduced.digest
                 )
 
@@ -131,9 +135,9 @@ class OneBitAdamOuter(GradientRounds[Value]):
             self._freeze(task)
         wanted = self._moved(task, gradient)
 
-        def squeeze(floor: Floor, plan: RoundPlan) -> Came[Value]:
+        def squeeze(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Value]:
             came = both_ways(floor, plan, wanted, self._owed, codec=self._codec)
-            return Came(came.value, came.contributors, came.weight, came.digest)
+            return ExchangeResult(came.value, came.contributors, came.weight, came.digest)
 
         return squeeze
 
@@ -151,7 +155,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
 
     def apply(self, task: Task, value: Value, *, counted: bool) -> float:
         """Give Adam its gradient, or step along the momentum."""
-        if not isinstance(value, Squeezed):
+        if not isinstance(value, CompressedMean):
             self._write_gradients(value)
             return float(value.norm())
         self._momentum = value.mean.clone()
@@ -237,7 +241,7 @@ class OneBitAdamOuter(GradientRounds[Value]):
         beside = buffer_volume(buffers, peers, rank=rank)
         warm = min(steps, self._warm_steps)
         exact = volume(make_codec("fp32"), parameters, peers, rank=rank)
-        squeezed = squeezed_volume(self._codec, parameters, peers, rank=rank)
+        squeezed = compressed_volume(self._codec, parameters, peers, rank=rank)
         return total(
             [
                 start_volume(peers, rank=rank),

@@ -21,9 +21,9 @@ from atoll.group.base import Group
 from atoll.group.run_round import Agreed
 from atoll.strategies.base import Committed, SyncResult
 from atoll.strategies.codec_selection import codec_state
-from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, carrying
-from atoll.strategies.rounds.background_round import Flight, Landed
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.outer.base import SHARED_STATE, OuterDefaults, as_carrier
+from atoll.strategies.rounds.background_round import BackgroundRound, RoundResult
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
 
@@ -36,7 +36,7 @@ class OverlappedOuter(OuterDefaults, ABC):
     def __init__(self, *, clock: Clock | None) -> None:
         """Have nothing under way."""
         self._clock: Clock = clock if clock is not None else RealClock()
-        self._flight: Flight | None = None
+        self._flight: BackgroundRound | None = None
         self._next = 0
         self._taken = 0
         """Step at which the common state was last changed, or confirmed."""
@@ -59,7 +59,7 @@ class OverlappedOuter(OuterDefaults, ABC):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
         self._task, self._codec = task, codec
-        self._meeting = Meeting(group, self._clock, codec=codec)
+        self._meeting = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._start = self._flat.read()
@@ -70,7 +70,7 @@ class OverlappedOuter(OuterDefaults, ABC):
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
         """Put the common parameters into the model inside; see :meth:`Outer.evaluating`."""
-        return carrying(self._flat, self._start)
+        return as_carrier(self._flat, self._start)
 
     def committed(self, task: Task) -> Committed:
         """Return the common state, without what is under way; see :meth:`Outer.committed`."""
@@ -107,7 +107,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         }
 
     def _result(
-        self, number: int, landed: Landed, *, began: float, delta_norm: float
+        self, number: int, landed: RoundResult, *, began: float, delta_norm: float
     ) -> SyncResult:
         """Return a round that was taken; applying its result began at `began`."""
         apply_s = self._clock.monotonic() - began

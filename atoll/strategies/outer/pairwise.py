@@ -36,15 +36,15 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.errors import AtollError, ConfigError
 from atoll.group.base import Work
-from atoll.group.run_round import Transacted
+from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import HIDDEN, Committed, Outer, SyncResult, Traffic
 from atoll.strategies.graphs import pairs
 from atoll.strategies.outer.base import SHARED_STATE
-from atoll.strategies.outer.decentralized import ApartOuter
+from atoll.strategies.outer.decentralized import DecentralizedOuter
 from atoll.strategies.outer.overlapped import in_a_row
-from atoll.strategies.rounds.all_to_all import Got
+from atoll.strategies.rounds.all_to_all import AllToAllVectors
 from atoll.strategies.rounds.round_client import Exchange
-from atoll.strategies.traffic import swapped
+from atoll.strategies.traffic import all_to_all_volume
 from atoll.strategies.vectors.flat import length
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
@@ -81,7 +81,7 @@ class Pairwise:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class PairwiseResult:
     """What a meeting came to for one member."""
 
     move: Tensor | None
@@ -96,18 +96,18 @@ class Met:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _PairExchange:
     """A meeting under way, or one whose result waits to be taken."""
 
     step: int
     """At which it began."""
     prepare_s: float
-    work: Work[Transacted[Met]] | None
+    work: Work[CommittedRound[PairwiseResult]] | None
     """None: the result was loaded from a saved state."""
-    loaded: Met | None = None
+    loaded: PairwiseResult | None = None
 
 
-class PairwiseOuter(ApartOuter):
+class PairwiseOuter(DecentralizedOuter):
     """See the module's docstring."""
 
     _last_rounds = 1
@@ -118,7 +118,7 @@ class PairwiseOuter(ApartOuter):
         if options.delay < 0:
             raise ConfigError("delay is too small", given=options.delay, expected="0 or more")
         self.options = options
-        self._flight: _Flight | None = None
+        self._flight: _PairExchange | None = None
         self._due = 0
         """Step from which on the next meeting may begin."""
         self._common = 0
@@ -144,7 +144,7 @@ class PairwiseOuter(ApartOuter):
         work = self._meeting.start(
             task, self._exchange(before, telling=1.0 + task.step), base=self._base
         )
-        self._flight = _Flight(task.step, self._clock.monotonic() - entered, work)
+        self._flight = _PairExchange(task.step, self._clock.monotonic() - entered, work)
 
     def sync(self, task: Task) -> SyncResult | None:
         """Take the result of a meeting, if it is there or has to be."""
@@ -180,10 +180,10 @@ class PairwiseOuter(ApartOuter):
         )  # fmt: skip
         return result, met.weights
 
-    def _take(self, task: Task, flight: _Flight) -> SyncResult:
+    def _take(self, task: Task, flight: _PairExchange) -> SyncResult:
         """Bring this member to the middle of its pair; what it learned since stays on top."""
         number, entered = task.round, self._clock.monotonic()
-        agreed: Transacted[Met] | None = None
+        agreed: CommittedRound[PairwiseResult] | None = None
         self._flight = None
         if flight.work is not None:
             try:
@@ -219,17 +219,17 @@ class PairwiseOuter(ApartOuter):
             aborted=agreed.attempts - 1 if agreed is not None else 0,
         )  # fmt: skip
 
-    def _note(self, task: Task, met: Met) -> None:
+    def _note(self, task: Task, met: PairwiseResult) -> None:
         """A meeting was committed, and its result is taken."""
         self._advance(task, met.digest)
         training = [weight for weight in met.weights.values() if weight != DONE]
         if training:
             self._common = int(min(training)) - 1
 
-    def _exchange(self, values: Tensor | None, *, telling: float) -> Exchange[Met]:
+    def _exchange(self, values: Tensor | None, *, telling: float) -> Exchange[PairwiseResult]:
         """Return what gives this member's values to its partner, if it trains; on any thread."""
 
-        def exchange(plan: RoundPlan) -> Met:
+        def exchange(plan: RoundPlan) -> PairwiseResult:
             members, me = plan.members, self._group.me
             partner = members[pairs(len(members), round_=plan.round)[members.index(me)]]
             to = [partner] if partner != me and values is not None else []
@@ -237,7 +237,7 @@ class PairwiseOuter(ApartOuter):
                 plan, {KEY: values} if values is not None else {}, to=to, weight=telling,
                 resting=nullcontext,
             )  # fmt: skip
-            return Met(_move(got, partner), got.weights, got.digest)
+            return PairwiseResult(_move(got, partner), got.weights, got.digest)
 
         return exchange
 
@@ -277,7 +277,7 @@ class PairwiseOuter(ApartOuter):
         places = {COMMON: torch.tensor(self._common), DUE: torch.tensor(self._due)}
         return super().state_dict() | places | pending
 
-    def _landed(self, flight: _Flight) -> Met | None:
+    def _landed(self, flight: _PairExchange) -> PairwiseResult | None:
         """Wait for the result of a meeting; None if there will be none."""
         if flight.work is None:
             return flight.loaded
@@ -304,16 +304,16 @@ class PairwiseOuter(ApartOuter):
 
     def _round_volume(self, elements: int, peers: int, *, round_: int, rank: int) -> Traffic:
         if pairs(peers, round_=round_)[rank] == rank:
-            return swapped([], [])
+            return all_to_all_volume([], [])
         nbytes = self._codec.nbytes(elements)
-        return swapped([(nbytes, 1)], [nbytes])
+        return all_to_all_volume([(nbytes, 1)], [nbytes])
 
     def _rounds(self, steps: int) -> int:
         """Return how many meetings there are, if each takes no longer than `every` steps."""
         return -(-steps // max(self._every, self.options.delay))
 
 
-def _move(got: Got, partner: str) -> Tensor | None:
+def _move(got: AllToAllVectors, partner: str) -> Tensor | None:
     """Return what brings a member to the middle; None if not both gave their values."""
     theirs = got.others.get(partner)
     if theirs is None or KEY not in got.own or got.weights.get(partner, DONE) == DONE:
@@ -321,7 +321,7 @@ def _move(got: Got, partner: str) -> Tensor | None:
     return (theirs[KEY] - got.own[KEY]).div_(2)
 
 
-def _pending(step: int, met: Met) -> dict[str, Tensor]:
+def _pending(step: int, met: PairwiseResult) -> dict[str, Tensor]:
     """Return the result of a meeting that began at a step, for a saved state."""
     names = " ".join([met.digest, *met.weights])
     move = {} if met.move is None else {PENDING + "move": met.move}
@@ -332,12 +332,12 @@ def _pending(step: int, met: Met) -> dict[str, Tensor]:
     }
 
 
-def _loaded(state: Mapping[str, Tensor]) -> _Flight | None:
+def _loaded(state: Mapping[str, Tensor]) -> _PairExchange | None:
     """Return the meeting whose result is in a saved state."""
     if PENDING + "step" not in state:
         return None
     digest, *names = bytes(state[PENDING + "names"].tolist()).decode().split()
     weights = dict(zip(names, state[PENDING + "weights"].tolist(), strict=True))
     move = state.get(PENDING + "move")
-    met = Met(move.clone() if move is not None else None, weights, digest)
-    return _Flight(int(state[PENDING + "step"]), 0.0, None, met)
+    met = PairwiseResult(move.clone() if move is not None else None, weights, digest)
+    return _PairExchange(int(state[PENDING + "step"]), 0.0, None, met)

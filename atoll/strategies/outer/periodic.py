@@ -26,12 +26,12 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group, Reduced
-from atoll.group.run_round import Transacted
+from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import Committed, SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
-from atoll.strategies.outer.base import OuterDefaults, carrying
-from atoll.strategies.rounds.initial_sync import DIGEST_ELEMENTS, same_start
-from atoll.strategies.rounds.round_client import Meeting, integrated
+from atoll.strategies.outer.base import OuterDefaults, as_carrier
+from atoll.strategies.rounds.initial_sync import DIGEST_ELEMENTS, broadcast_start
+from atoll.strategies.rounds.round_client import RoundClient, restore_mean
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import EXACT, FEDNOVA, evened, mean_steps
 from atoll.strategies.vectors.flat import Flat, digest, length, pseudo_gradient
@@ -45,7 +45,7 @@ KEY = "delta"
 """Names the codec's residual state."""
 
 
-class Weigher:
+class WeightRule:
     """Weights of one member's contributions: what it trained since the last round."""
 
     def __init__(self, kind: str, *, among: Sequence[str] = WEIGHTS) -> None:
@@ -92,7 +92,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def __init__(self, *, weight: str, clock: Clock | None = None) -> None:
         """Weigh contributions by `tokens`, `equal` or `fednova`."""
-        self._weigher = Weigher(weight, among=(*WEIGHTS, FEDNOVA))
+        self._weigher = WeightRule(weight, among=(*WEIGHTS, FEDNOVA))
         self._clock: Clock = clock if clock is not None else RealClock()
         self._next = 0
         self._base = "start"
@@ -128,7 +128,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
-        self._meeting, self._codec = Meeting(group, self._clock, codec=codec), codec
+        self._meeting, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
@@ -182,7 +182,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         """Put the common state into the model inside; see :meth:`Outer.evaluating`."""
         if self.one_model and task.step == self._weigher.step:
             return nullcontext()  # it is there already
-        return carrying(self._flat, self._start)
+        return as_carrier(self._flat, self._start)
 
     def _round(self, task: Task, *, last: bool = False) -> SyncResult:
         entered = self._clock.monotonic()
@@ -201,7 +201,7 @@ class PeriodicOuter(OuterDefaults, ABC):
                 return work.wait()
 
         agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
-        agreed = integrated(agreed, codec=self._codec, key=KEY)
+        agreed = restore_mean(agreed, codec=self._codec, key=KEY)
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
         delta_norm = float(mean.norm())
@@ -216,7 +216,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
 
     def _exchange_evened(self, task: Task, delta: Tensor, weight: float) -> Reduced:
-        """Reduce pseudo-gradients of equally many steps; see :mod:`atoll.strategies.vectors.exact_math`."""
+        """Reduce pseudo-gradients of equally many steps; see `vectors.exact_math`."""
         group, steps = self._meeting.group, self._weigher.steps(task)
         tau, sent, received = mean_steps(
             group, steps=steps, weight=weight, resting=task.gate.resting()
@@ -245,7 +245,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        self._start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        self._start, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
         self._settle(task)
         seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in rounds[0].seconds}
         return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)
@@ -329,7 +329,7 @@ def start_volume(peers: int, *, rank: int) -> Traffic:
 
 
 def outcome(
-    agreed: Transacted[Any],
+    agreed: CommittedRound[Any],
     number: int,
     seconds: Mapping[str, float],
     *,

@@ -37,9 +37,9 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.strategies.base import Outer, Traffic
 from atoll.strategies.outer.every_step_base import (
-    Came,
+    ExchangeContext,
+    ExchangeResult,
     Exchanging,
-    Floor,
     GradientRounds,
     buffer_volume,
     dense_codec,
@@ -186,29 +186,31 @@ class PowerSGDOuter(GradientRounds[Factors]):
         ]
         warm = task.step < self.options.warmup_steps
 
-        def exchange(floor: Floor, plan: RoundPlan) -> Came[Factors]:
+        def exchange(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Factors]:
             if not warm and plan.route != "alone":
                 return self._exchange(floor, wanted, start)
             reduced = floor.reduce([wanted], codec=self._codec, key="whole")
             factors = Factors([], [], [], wanted[:0], whole=reduced.tensors[0])
-            return Came(factors, reduced.contributors, reduced.weight, reduced.digest)
+            return ExchangeResult(factors, reduced.contributors, reduced.weight, reduced.digest)
 
         return exchange
 
-    def _exchange(self, floor: Floor, wanted: Tensor, start: list[Tensor]) -> Came[Factors]:
+    def _exchange(
+        self, floor: ExchangeContext, wanted: Tensor, start: list[Tensor]
+    ) -> ExchangeResult[Factors]:
         matrices = self._layout.matrices
         plain = self._plain(wanted)
         mine = [m.of(wanted) @ q for m, q in zip(matrices, start, strict=True)]
         first = floor.reduce([plain, *mine], codec=self._codec, key="p")
         if not matrices:
             factors = Factors([], [], [], first.tensors[0])
-            return Came(factors, first.contributors, first.weight, first.digest)
+            return ExchangeResult(factors, first.contributors, first.weight, first.digest)
         left = [_axes(p) for p in first.tensors[1:]]
         mine = [m.of(wanted).T @ p for m, p in zip(matrices, left, strict=True)]
         second = floor.reduce(mine, codec=self._codec, key="q")
         factors = Factors(left, mine, second.tensors, first.tensors[0])
         both = tuple(name for name in first.contributors if name in second.contributors)
-        return Came(factors, both, second.weight, hashed(first.digest, second.digest))
+        return ExchangeResult(factors, both, second.weight, hashed(first.digest, second.digest))
 
     def apply(self, task: Task, value: Factors, *, counted: bool) -> float:
         """Multiply the factors; keep what they could not hold."""

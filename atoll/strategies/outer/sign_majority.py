@@ -34,15 +34,19 @@ from atoll.group.base import Group
 from atoll.strategies.base import Outer, Traffic
 from atoll.strategies.outer.base import own_step
 from atoll.strategies.outer.every_step_base import (
-    Came,
+    ExchangeContext,
+    ExchangeResult,
     Exchanging,
-    Floor,
     GradientRounds,
     buffer_volume,
     one_round,
 )
 from atoll.strategies.outer.periodic import start_volume
-from atoll.strategies.rounds.compressed_allreduce import Squeezed, both_ways, squeezed_volume
+from atoll.strategies.rounds.compressed_allreduce import (
+    CompressedMean,
+    both_ways,
+    compressed_volume,
+)
 from atoll.strategies.traffic import times, total, volume
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
@@ -68,7 +72,7 @@ class SignMajority:
         return SignMajorityOuter(self)
 
 
-Voted = Tensor | Squeezed
+Voted = Tensor | CompressedMean
 """The mean vote, or with feedback what came of the scaled signs."""
 
 
@@ -112,17 +116,19 @@ class SignMajorityOuter(GradientRounds[Voted]):
             wanted = gradient + self._error
             self._wanted = wanted
 
-            def squeeze(floor: Floor, plan: RoundPlan) -> Came[Voted]:
+            def squeeze(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Voted]:
                 came = both_ways(floor, plan, wanted, self._owed, codec=self._codec)
-                return Came(came.value, came.contributors, came.weight, came.digest)
+                return ExchangeResult(came.value, came.contributors, came.weight, came.digest)
 
             return squeeze
         self._flip = 1.0 if task.round % 2 == 0 else -1.0
         votes = (gradient * self._flip >= 0).float().mul_(2.0).sub_(1.0)
 
-        def vote(floor: Floor, plan: RoundPlan) -> Came[Voted]:
+        def vote(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Voted]:
             reduced = floor.reduce([votes], codec=self._codec, key="votes")
-            return Came(reduced.tensors[0], reduced.contributors, reduced.weight, reduced.digest)
+            return ExchangeResult(
+                reduced.tensors[0], reduced.contributors, reduced.weight, reduced.digest
+            )
 
         return vote
 
@@ -130,7 +136,7 @@ class SignMajorityOuter(GradientRounds[Voted]):
         """Step along the vote."""
         if self.options.momentum:
             self._momentum.copy_(self._gradient)
-        if isinstance(value, Squeezed):
+        if isinstance(value, CompressedMean):
             torch.sub(self._wanted, value.sent, out=self._error)
             self._owed[value.owned] = value.left
             direction = value.mean
@@ -155,7 +161,7 @@ class SignMajorityOuter(GradientRounds[Voted]):
     def traffic(self, elements: int, peers: int, *, steps: int, rank: int = 0) -> Traffic:
         """Return what a member sends; see :meth:`Outer.traffic`."""
         parameters, buffers = self._split(elements)
-        of = squeezed_volume if self.options.feedback else volume
+        of = compressed_volume if self.options.feedback else volume
         votes = of(self._codec, parameters, peers, rank=rank)
         each = one_round([votes, buffer_volume(buffers, peers, rank=rank)])
         return total([start_volume(peers, rank=rank), times(each, steps)])

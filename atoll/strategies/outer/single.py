@@ -20,7 +20,7 @@ from atoll.group.base import Group
 from atoll.strategies.base import Committed, Outer, SyncResult, Traffic
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import outcome
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.traffic import times, volume
 from atoll.strategies.vectors.flat import Flat, digest
 from atoll.task import Task
@@ -30,7 +30,7 @@ BASE = "alone"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone:
+class NoSync:
     """Options of training without agreement."""
 
     every: int = 100
@@ -42,16 +42,16 @@ class Alone:
         Raises:
             ConfigError: an option is out of range.
         """
-        return AloneOuter(self)
+        return NoSyncOuter(self)
 
 
-class AloneOuter(OuterDefaults):
+class NoSyncOuter(OuterDefaults):
     """See the module's docstring."""
 
     one_model = False
     inherits = False
 
-    def __init__(self, options: Alone) -> None:
+    def __init__(self, options: NoSync) -> None:
         """Check the options."""
         if options.every < 1:
             raise ConfigError("every is too small", given=options.every, expected="1 or more")
@@ -60,7 +60,7 @@ class AloneOuter(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Remember the group."""
-        self._meeting = Meeting(group, RealClock())
+        self._meeting = RoundClient(group, RealClock())
         self._state = Flat.of(task)
         self._held = task.step
         task.free_period()

@@ -33,10 +33,10 @@ from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
 from atoll.strategies.base import Outer, SyncResult, Traffic
 from atoll.strategies.outer.every_step_base import (
-    Came,
+    EveryStepBase,
+    ExchangeContext,
+    ExchangeResult,
     Exchanging,
-    Floor,
-    Lockstep,
     buffer_volume,
     dense_codec,
     one_round,
@@ -79,7 +79,7 @@ class Sparta:
         return SpartaOuter(self)
 
 
-class SpartaOuter(Lockstep):
+class SpartaOuter(EveryStepBase):
     """See the module's docstring."""
 
     one_model = False
@@ -130,7 +130,7 @@ class SpartaOuter(Lockstep):
         values = self._flat.read(self._vector)[positions]
         norm = self._length(task, values)
 
-        def part(floor: Floor, plan: RoundPlan) -> Came[Tensor]:
+        def part(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Tensor]:
             return _mean(floor, values, self._codec, key="part")
 
         def apply(mean: Tensor) -> None:
@@ -152,7 +152,7 @@ class SpartaOuter(Lockstep):
             torch.sub(self._start, vector, out=vector)
         norm = self._length(task, vector)
 
-        def whole(floor: Floor, plan: RoundPlan) -> Came[Tensor]:
+        def whole(floor: ExchangeContext, plan: RoundPlan) -> ExchangeResult[Tensor]:
             return _mean(floor, vector, codec, key="whole")
 
         def apply(mean: Tensor) -> None:
@@ -235,7 +235,9 @@ class SpartaOuter(Lockstep):
 Applying = Callable[[Tensor], None]
 
 
-def _mean(floor: Floor, values: Tensor, codec: Codec, *, key: str) -> Came[Tensor]:
+def _mean(
+    floor: ExchangeContext, values: Tensor, codec: Codec, *, key: str
+) -> ExchangeResult[Tensor]:
     """Exchange one mean."""
     reduced = floor.reduce([values], codec=codec, key=key)
-    return Came(reduced.tensors[0], reduced.contributors, reduced.weight, reduced.digest)
+    return ExchangeResult(reduced.tensors[0], reduced.contributors, reduced.weight, reduced.digest)

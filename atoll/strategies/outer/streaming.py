@@ -40,10 +40,10 @@ from atoll.strategies.base import Outer, SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
-from atoll.strategies.outer.periodic import Weigher, finite_length, start_volume
+from atoll.strategies.outer.periodic import WeightRule, finite_length, start_volume
 from atoll.strategies.outer.streaming_plan import StreamingPlan
-from atoll.strategies.rounds.background_round import Flight, Landed, Means
-from atoll.strategies.rounds.initial_sync import same_start
+from atoll.strategies.rounds.background_round import BackgroundRound, Means, RoundResult
+from atoll.strategies.rounds.initial_sync import broadcast_start
 from atoll.strategies.rounds.round_client import Exchange
 from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.flat import digest, pseudo_gradient
@@ -106,7 +106,7 @@ class StreamingOuter(OverlappedOuter):
             every=options.every, count=options.fragments, delay=options.delay,
             since=options.shared_steps, staggered=options.staggered,
         )  # fmt: skip
-        self._weighers = [Weigher(options.weight) for _ in range(options.fragments)]
+        self._weighers = [WeightRule(options.weight) for _ in range(options.fragments)]
         self._optimizers = [
             OuterSGD(lr=options.outer_lr, momentum=options.outer_momentum)
             for _ in range(options.fragments)
@@ -157,7 +157,7 @@ class StreamingOuter(OverlappedOuter):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        start, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        start, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
         self._keep(start)
         self._settle(task)
         self._begun = True
@@ -191,12 +191,12 @@ class StreamingOuter(OverlappedOuter):
 
     # ------------------------------------------------------------------------ rounds
 
-    def _begin_round(self, task: Task, which: Sequence[int]) -> Flight:
+    def _begin_round(self, task: Task, which: Sequence[int]) -> BackgroundRound:
         """Begin a round on a background thread."""
         entered = self._clock.monotonic()
         exchange, norm = self._offer(task, which)
         work = self._meeting.start(task, exchange, base=self._base, norm=norm)
-        return Flight(task.step, self._clock.monotonic() - entered, work)
+        return BackgroundRound(task.step, self._clock.monotonic() - entered, work)
 
     def _hold(self, task: Task, which: Sequence[int]) -> SyncResult:
         """Hold a round while training waits."""
@@ -205,7 +205,7 @@ class StreamingOuter(OverlappedOuter):
         number, prepare_s = task.round, self._clock.monotonic() - entered
         agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
         task.round += 1
-        landed = Landed.of(agreed, agreed.seconds | {"prepare": prepare_s})
+        landed = RoundResult.of(agreed, agreed.seconds | {"prepare": prepare_s})
         return self._apply(task, landed, which, number=number, mix=0.0, current=True)
 
     def _offer(
@@ -236,7 +236,7 @@ class StreamingOuter(OverlappedOuter):
 
         return exchange, math.sqrt(squares)
 
-    def _take(self, task: Task, flight: Flight) -> SyncResult:
+    def _take(self, task: Task, flight: BackgroundRound) -> SyncResult:
         """Take the result of a round that ran beside training."""
         number = task.round
         landed = flight.land(task, self._meeting, self._clock)
@@ -250,7 +250,7 @@ class StreamingOuter(OverlappedOuter):
     def _apply(
         self,
         task: Task,
-        landed: Landed,
+        landed: RoundResult,
         which: Sequence[int],
         *,
         number: int,
@@ -340,7 +340,7 @@ class StreamingOuter(OverlappedOuter):
         if self._resumed:  # a newcomer has another member's state, and counts from now
             for weigher, row in zip(self._weighers, state["own.counters"], strict=True):
                 weigher.load(row)
-            self._flight = Flight.load(state)
+            self._flight = BackgroundRound.load(state)
         load_codec_state(self._codec, state)
         self._next = self._schedule.next_due(self._taken)
         if self._flight is not None:

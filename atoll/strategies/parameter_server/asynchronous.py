@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from atoll.errors import ConfigError
 from atoll.strategies.base import Outer
-from atoll.strategies.parameter_server.base import ServedOuter
+from atoll.strategies.parameter_server.base import ParameterServerOuter
 from atoll.strategies.parameter_server.options import check_lateness
 from atoll.wire.parameter_server_messages import Setup
 
@@ -67,7 +67,7 @@ class Asynchronous:
         return AsynchronousOuter(self)
 
 
-class AsynchronousOuter(ServedOuter):
+class AsynchronousOuter(ParameterServerOuter):
     """See the module's docstring."""
 
     def __init__(self, options: Asynchronous) -> None:

@@ -3,9 +3,9 @@
 Between anchors nobody waits for anybody, unless the servers' clocks say so: a member pushes what it
 has learned and gets the newest vector back. Every `anchor_every` steps of the schedule, at the end,
 and whenever a server has forgotten everything, the members hold an ordinary committed round (see
-`atoll.strategies.parameter_server.sync_points`). The common state is that of the last anchor: who comes late takes it
-over, checkpoints keep it, and servers are loaded with it. A server that dies takes with it what
-nobody had pulled yet, and its momentum falls back to the anchor's.
+`atoll.strategies.parameter_server.sync_points`). The common state is that of the last anchor: who
+comes late takes it over, checkpoints keep it, and servers are loaded with it. A server that dies
+takes with it what nobody had pulled yet, and its momentum falls back to the anchor's.
 
 How far the schedule has come is what all members together have done: steps divided by members.
 """
@@ -25,11 +25,16 @@ from atoll.errors import ConfigError, LossNotFinite, from_dict
 from atoll.group.base import Group
 from atoll.strategies.base import SyncResult
 from atoll.strategies.outer.periodic import outcome
-from atoll.strategies.parameter_server.client import Serving, Shards, Taken, rule_state
-from atoll.strategies.parameter_server.state import ServedState
-from atoll.strategies.parameter_server.sync_points import Anchored, Shard, View, meet
-from atoll.strategies.rounds.initial_sync import same_start
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.parameter_server.client import (
+    ParameterServerClient,
+    PulledState,
+    Shards,
+    rule_state,
+)
+from atoll.strategies.parameter_server.state import ParameterServerState
+from atoll.strategies.parameter_server.sync_points import Shard, SyncPoints, View, hold_sync_point
+from atoll.strategies.rounds.initial_sync import broadcast_start
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.vectors.flat import Flat, length, pseudo_gradient
 from atoll.task import Period, Task
 from atoll.wire.messages import RoundPlan
@@ -38,7 +43,7 @@ from atoll.wire.parameter_server_messages import Setup
 log = logging.getLogger(__name__)
 
 
-class ServedOuter(ServedState):
+class ParameterServerOuter(ParameterServerState):
     """Members of parameter servers; see the module's docstring."""
 
     # ------------------------------------------------------------ what a subclass may decide
@@ -65,7 +70,7 @@ class ServedOuter(ServedState):
                 expected='aggregate = "mean", and a codec whose packets stand for themselves',
                 remedy='outer = "diloco" works with both',
             )
-        self._meeting, self._codec, self._group = Meeting(group, self._clock), codec, group
+        self._meeting, self._codec, self._group = RoundClient(group, self._clock), codec, group
         self._flat = Flat.of(task)
         codec.fit([tensor.shape for tensor in self._flat.tensors])
         self._shards = Shards(
@@ -76,7 +81,7 @@ class ServedOuter(ServedState):
         self._rules = [rule_state(self._setup_of(n)) for n in range(self._num_servers)]
         self._versions = [0] * self._num_servers
         self._anchor_versions = [0] * self._num_servers
-        self._serving = Serving(group, self._shards, self._clock)
+        self._serving = ParameterServerClient(group, self._shards, self._clock)
         self._weigher.reset(task)
         self._mark_bytes()
         self._new_period(task, self._every, self._every)
@@ -97,7 +102,7 @@ class ServedOuter(ServedState):
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, and load the servers with them."""
         number = task.round
-        vector, rounds = same_start(task, self._flat, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
         last = rounds[-1]
         self._anchor, self._start = vector, vector.clone()
         self._settle(task, last.plan, last.reduced.contributors)
@@ -184,7 +189,7 @@ class ServedOuter(ServedState):
         self._take(task, taken)
         return True
 
-    def _undelivered(self, vector: Tensor, taken: Taken) -> Tensor | None:
+    def _undelivered(self, vector: Tensor, taken: PulledState) -> Tensor | None:
         """Return the part of a push that servers which know nothing could not apply."""
         if not taken.lost or not self.moves:
             return None
@@ -193,7 +198,7 @@ class ServedOuter(ServedState):
             self._shards.put(owed, number, self._shards.take(vector, number))
         return owed
 
-    def _take(self, task: Task, taken: Taken) -> None:
+    def _take(self, task: Task, taken: PulledState) -> None:
         """Go on from what the servers hold."""
         for number, values in taken.values.items():
             self._shards.put(self._start, number, values)
@@ -227,11 +232,11 @@ class ServedOuter(ServedState):
         period = replace(self._meeting.period(task), steps=self._since)
         step = max(task.step, int(self._serving.progress + 1e-6))
 
-        def exchange(plan: RoundPlan) -> Anchored:
+        def exchange(plan: RoundPlan) -> SyncPoints:
             fetch = not self._alone and plan.members[0] == self._group.me
             shards = [self._known(server, fetch=fetch) for server in range(self._num_servers)]
             view = View(shards, float(step), done)
-            return meet(self._group, plan, view, resting=nullcontext)
+            return hold_sync_point(self._group, plan, view, resting=nullcontext)
 
         prepare_s = self._clock.monotonic() - entered
         work = self._meeting.start(task, exchange, base=self._base, period=period)

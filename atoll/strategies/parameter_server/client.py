@@ -25,9 +25,18 @@ from atoll.codec.base import Codec, Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import DeadlineExceeded, PeerLost, from_dict
 from atoll.group.base import Group, Work
-from atoll.group.in_process.servers import Asked, rule_state
+from atoll.group.in_process.servers import ServerRequest, rule_state
 from atoll.strategies.parameter_server.sync_points import Shard
-from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Load, Push, Rest, Setup
+from atoll.wire.parameter_server_messages import (
+    Answer,
+    Ask,
+    Attach,
+    Fetch,
+    Leftover,
+    Load,
+    Push,
+    Setup,
+)
 
 POINTS = 128
 """Points of each server on the ring."""
@@ -109,14 +118,14 @@ EAGER_S = 5.0
 """How long it waits right after an anchor: it can as well train meanwhile."""
 PAUSE_S = 0.5
 
-__all__ = ["Serving", "Taken", "rule_state"]
+__all__ = ["ParameterServerClient", "PulledState", "rule_state"]
 
 Loading = Callable[[int], tuple[Shard, Setup, float]]
 """Returns what a server is loaded with: its part of the anchor, how it works, the progress."""
 
 
 @dataclass(slots=True)
-class Taken:
+class PulledState:
     """What the servers answered to one push or attach."""
 
     versions: list[int]
@@ -132,7 +141,7 @@ class Taken:
     """Whether any server applied it."""
 
 
-class Serving:
+class ParameterServerClient:
     """Asks servers on behalf of one member."""
 
     def __init__(self, group: Group, shards: Shards, clock: Clock) -> None:
@@ -158,7 +167,7 @@ class Serving:
 
     def attach(
         self, anchor: int, members: Sequence[str], loading: Loading, *, patient: bool
-    ) -> Taken | None:
+    ) -> PulledState | None:
         """Enter all servers, and load those that ask for it.
 
         Args:
@@ -174,7 +183,7 @@ class Serving:
             DeadlineExceeded: a server was away for too long.
         """
         deadline = self._clock.monotonic() + (WAIT_S if patient else EAGER_S)
-        taken = Taken([0] * len(self._shards))
+        taken = PulledState([0] * len(self._shards))
         ask = Attach(anchor, members=list(members), want=not members)
         for number, work in enumerate(
             [  # at once: a server may hold back its answer until others have come to all of them
@@ -194,7 +203,9 @@ class Serving:
         self.attached, self._busy_since = True, self._clock.monotonic()
         return taken
 
-    def _entered(self, ask: Attach, number: int, loading: Loading, deadline: float) -> Asked | None:
+    def _entered(
+        self, ask: Attach, number: int, loading: Loading, deadline: float
+    ) -> ServerRequest | None:
         """Return a server's answer to an attach; None if it is away until the deadline."""
         while True:
             try:
@@ -222,12 +233,12 @@ class Serving:
         steps: int,
         weight: float,
         rate: float,
-    ) -> Taken:
+    ) -> PulledState:
         """Push a vector to all servers at once and return what they hold then."""
         self.seq += 1
         codec.begin(self.seq)
         began = self._clock.monotonic()
-        works: list[Work[Asked]] = []
+        works: list[Work[ServerRequest]] = []
         for number in range(len(self._shards)):
             part = self._shards.take(vector, number).contiguous()
             packet = codec.encode(part, key=f"push-{number}")
@@ -236,7 +247,7 @@ class Serving:
                 busy_s=began - self._busy_since, weight=weight, rate=rate,
             )  # fmt: skip
             works.append(self._group.ask_server(ask, packet, server=number))
-        taken = Taken(list(versions), accepted=False)
+        taken = PulledState(list(versions), accepted=False)
         for number, work in enumerate(works):
             try:
                 self._note(taken, number, self._wait(work))
@@ -252,7 +263,7 @@ class Serving:
         """Tell the servers that no push follows before the next anchor; best effort."""
         if not self.attached:
             return
-        ask = Rest(anchor, final=final)
+        ask = Leftover(anchor, final=final)
         works = [self._group.ask_server(ask, server=n) for n in range(len(self._shards))]
         for number, work in enumerate(works):
             try:
@@ -291,7 +302,7 @@ class Serving:
         finally:
             self._waited_s += self._clock.monotonic() - began
 
-    def _note(self, taken: Taken, number: int, asked: Asked) -> None:
+    def _note(self, taken: PulledState, number: int, asked: ServerRequest) -> None:
         """Take one server's answer in."""
         answer = asked.answer
         if answer.kind == "refused":

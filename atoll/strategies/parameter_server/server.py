@@ -31,7 +31,7 @@ from atoll.codec.base import Codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.strategies.base import Outer
-from atoll.strategies.parameter_server.base import ServedOuter
+from atoll.strategies.parameter_server.base import ParameterServerOuter
 from atoll.strategies.parameter_server.options import check_lateness
 from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
@@ -82,7 +82,7 @@ class Server:
         return ServerOuter(self)
 
 
-class ServerOuter(ServedOuter):
+class ServerOuter(ParameterServerOuter):
     """See the module's docstring."""
 
     def __init__(self, options: Server) -> None:

@@ -16,12 +16,12 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.strategies.base import Committed, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
-from atoll.strategies.outer.base import OuterDefaults, carrying
-from atoll.strategies.outer.periodic import Weigher, start_volume
-from atoll.strategies.parameter_server.client import Serving, Shards
-from atoll.strategies.parameter_server.sync_points import Anchored, Shard, digest_of, marks
-from atoll.strategies.rounds.round_client import Meeting
-from atoll.strategies.traffic import swapped, total, volume
+from atoll.strategies.outer.base import OuterDefaults, as_carrier
+from atoll.strategies.outer.periodic import WeightRule, start_volume
+from atoll.strategies.parameter_server.client import ParameterServerClient, Shards
+from atoll.strategies.parameter_server.sync_points import Shard, SyncPoints, digest_of, marks
+from atoll.strategies.rounds.round_client import RoundClient
+from atoll.strategies.traffic import all_to_all_volume, total, volume
 from atoll.strategies.vectors.flat import Flat, digest
 from atoll.task import Task
 from atoll.wire.parameter_server_messages import Setup
@@ -32,15 +32,15 @@ REPLIES = ("fp32", "bf16", "fp16")
 _RULE = "shared.rule."
 
 
-class ServedState(OuterDefaults, ABC):
+class ParameterServerState(OuterDefaults, ABC):
     """Options, state and formulas of :class:`ServedOuter`."""
 
-    _meeting: Meeting
+    _meeting: RoundClient
     _group: Group
     _codec: Codec
     _flat: Flat
     _shards: Shards
-    _serving: Serving
+    _serving: ParameterServerClient
     _start: Tensor
     """What this member pulled last."""
     _anchor: Tensor
@@ -81,7 +81,7 @@ class ServedState(OuterDefaults, ABC):
             )  # fmt: skip
         self._every, self._num_servers, self._reply = every, servers, make_codec(reply)
         self._anchor_every = anchor_every or 10 * every
-        self._weigher = Weigher(weight)
+        self._weigher = WeightRule(weight)
         self._clock: Clock = clock if clock is not None else RealClock()
         self._base = "start"
         self._epoch, self._anchor_step = -1, 0
@@ -122,7 +122,7 @@ class ServedState(OuterDefaults, ABC):
         theta = self._shards.take(self._anchor, number)
         return Shard(theta, vectors, scalars, self._anchor_versions[number])
 
-    def _adopt(self, found: Anchored) -> float:
+    def _adopt(self, found: SyncPoints) -> float:
         """Take over what was agreed on; return how far the vector moved."""
         before = self._anchor.clone()
         for number, shard in enumerate(found.shards):
@@ -149,7 +149,7 @@ class ServedState(OuterDefaults, ABC):
 
     def evaluating(self, task: Task) -> AbstractContextManager[None]:
         """Put the state of the last anchor into the model: what all members have in common."""
-        return nullcontext() if self._alone else carrying(self._flat, self._anchor)
+        return nullcontext() if self._alone else as_carrier(self._flat, self._anchor)
 
     # -------------------------------------------------------------------------- state
 
@@ -225,7 +225,7 @@ class ServedState(OuterDefaults, ABC):
         packed = sum(held) + self._num_servers * len(self._rules[0][1])
         anchor = total_round(
             volume(exact, marks(peers, self._num_servers), peers, rank=rank),
-            swapped(
+            all_to_all_volume(
                 [(exact.nbytes(packed), peers - 1)] if rank == 0 and peers > 1 else [],
                 [exact.nbytes(packed)] if rank else [],
             ),

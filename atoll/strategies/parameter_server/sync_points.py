@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import GroupError, PeerLost
-from atoll.group.base import Group, Parcel, Reduced, Resting
+from atoll.group.base import Group, PeerMessage, Reduced, Resting
 from atoll.wire.messages import RoundPlan
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchored:
+class SyncPoints:
     """What all members agreed on."""
 
     shards: list[Shard]
@@ -96,7 +96,7 @@ def marks(members: int, servers: int) -> int:
     return members * (2 + DIGITS + MARKS * servers)
 
 
-def meet(group: Group, plan: RoundPlan, view: View, *, resting: Resting) -> Anchored:
+def hold_sync_point(group: Group, plan: RoundPlan, view: View, *, resting: Resting) -> SyncPoints:
     """Return what the members of a plan agree on; changes nothing.
 
     Raises:
@@ -121,7 +121,7 @@ def meet(group: Group, plan: RoundPlan, view: View, *, resting: Resting) -> Anch
         for n, values in zip(numbers, torch.split(given, sizes), strict=True):
             version = _number(table[giver, 2 + DIGITS + MARKS * n + 1 :])
             shards[n] = view.shards[n].unpack(values, version=version)
-    return Anchored(
+    return SyncPoints(
         [shards[n] for n in range(len(view.shards))],
         progress=max(_number(table[row, 2:]) for row in present) / FINE,
         done=all(bool(table[row, 1]) for row in present),
@@ -175,7 +175,7 @@ def _given(
     """
     codec, mine = make_codec("fp32"), giver == group.me
     others = tuple(member for member in members if member != giver)
-    work = group.swap([Parcel(others, codec.encode(vector))] if mine and others else [])
+    work = group.swap([PeerMessage(others, codec.encode(vector))] if mine and others else [])
     with resting():
         swapped = work.wait()
     if mine:
@@ -203,4 +203,4 @@ def digest_of(shards: Sequence[Shard], *, anchor: int) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["Anchored", "Shard", "View", "digest_of", "marks", "meet"]
+__all__ = ["Shard", "SyncPoints", "View", "digest_of", "hold_sync_point", "marks"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import AtollError, ConfigError
-from atoll.group.base import Group, Parcel, Resting
+from atoll.group.base import Group, PeerMessage, Resting
 from atoll.strategies.vectors.flat import length
 from atoll.wire.messages import RoundPlan
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class AllToAllVectors:
     """What one swap of vectors brought."""
 
     own: Mapping[str, Tensor]
@@ -35,7 +35,7 @@ class Got:
     digest: str
 
 
-class VectorSwap:
+class VectorAllToAll:
     """Encodes, swaps and decodes, for one member; a round may be tried several times."""
 
     def __init__(self, group: Group, codec: Codec) -> None:
@@ -63,7 +63,7 @@ class VectorSwap:
         to: Sequence[str],
         weight: float,
         resting: Resting,
-    ) -> Got:
+    ) -> AllToAllVectors:
         """Give vectors to members of a plan and get theirs.
 
         Args:
@@ -80,10 +80,10 @@ class VectorSwap:
             self._codec.settle(committed=False)
         self._tried = True
         self._codec.begin(plan.round)
-        own, parcels = dict(vectors), list[Parcel]()
+        own, parcels = dict(vectors), list[PeerMessage]()
         for key, vector in vectors.items() if to else ():
             packet = self._codec.encode(vector, key=key)
-            parcels.append(Parcel(tuple(to), packet))
+            parcels.append(PeerMessage(tuple(to), packet))
             if not self._exact:
                 own[key] = self._codec.base.decode(packet)
         work = self._group.swap(parcels, weight=weight)
@@ -94,7 +94,7 @@ class VectorSwap:
             found = self._decoded(member, packets, own)
             if found is not None:
                 others[member] = found
-        return Got(own, others, got.weights, got.digest)
+        return AllToAllVectors(own, others, got.weights, got.digest)
 
     def settle(self, *, committed: bool) -> None:
         """Tell the codec what became of the round."""

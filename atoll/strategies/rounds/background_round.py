@@ -24,11 +24,11 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.errors import AtollError, PeerLost
 from atoll.group.base import Reduced, Work
-from atoll.group.run_round import Transacted
+from atoll.group.run_round import CommittedRound
 from atoll.strategies.base import HIDDEN
-from atoll.strategies.outer.every_step_base import Came
-from atoll.strategies.rounds.compressed_allreduce import Squeezed
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.outer.every_step_base import ExchangeResult
+from atoll.strategies.rounds.compressed_allreduce import CompressedMean
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.task import Task
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class RoundResult:
     """The result of a round, as it is taken."""
 
     vectors: tuple[Tensor, ...]
@@ -82,7 +82,7 @@ class Landed:
     aborted: int = 0
 
     @classmethod
-    def of(cls, agreed: Transacted[Means], seconds: Mapping[str, float]) -> Self:
+    def of(cls, agreed: CommittedRound[Means], seconds: Mapping[str, float]) -> Self:
         """Return what a round came to."""
         means = agreed.reduced
         return cls(
@@ -92,18 +92,18 @@ class Landed:
 
 
 @dataclass(slots=True)
-class Flight:
+class BackgroundRound:
     """A round under way, or one whose result waits to be taken."""
 
     step: int
     """At which it was begun."""
     prepare_s: float
     """What it took to begin it; training stood still for that."""
-    work: Work[Transacted[Means]] | None
+    work: Work[CommittedRound[Means]] | None
     """None: the result was loaded from a saved state."""
-    loaded: Landed | None = None
+    loaded: RoundResult | None = None
 
-    def land(self, task: Task, meeting: Meeting, clock: Clock) -> Landed:
+    def land(self, task: Task, meeting: RoundClient, clock: Clock) -> RoundResult:
         """Wait for the result, and do what its verdict says; the task's round moves on.
 
         Raises:
@@ -124,7 +124,7 @@ class Flight:
         task.round += 1
         whole_s = sum(agreed.seconds.values())
         seconds = {"prepare": self.prepare_s, "join": 0.0, "reduce": waited_s, "commit": 0.0}
-        return Landed.of(agreed, seconds | {HIDDEN: max(0.0, whole_s - waited_s)})
+        return RoundResult.of(agreed, seconds | {HIDDEN: max(0.0, whole_s - waited_s)})
 
     def end(self) -> None:
         """Wait until nothing is under way any more, whatever comes of it."""
@@ -142,7 +142,7 @@ class Flight:
         found = self.loaded
         if self.work is not None:
             try:
-                found = Landed.of(self.work.wait(), {})
+                found = RoundResult.of(self.work.wait(), {})
             except AtollError as error:
                 log.info("the state is saved without the round under way: %s", error)
         if found is None:
@@ -166,7 +166,7 @@ class Flight:
         vectors = tuple(state[f"{PENDING}{number}"].clone() for number in range(count))
         seconds = dict.fromkeys(("prepare", "join", "reduce", "commit"), 0.0)
         names = bytes(state[PENDING + "contributors"].tolist()).decode().split()
-        landed = Landed(vectors, tuple(names), weight, bool(alone), seconds)
+        landed = RoundResult(vectors, tuple(names), weight, bool(alone), seconds)
         return cls(int(step), 0.0, None, landed)
 
 
@@ -174,17 +174,17 @@ def _text(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-Found = Came[tuple[Squeezed, Tensor | None]]
+Found = ExchangeResult[tuple[CompressedMean, Tensor | None]]
 """What a round's exchanges came to: the differences, and the mean of the buffers."""
 
 _PENDING = "pending."
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenResult:
     """The result of a round, as it is applied or saved."""
 
-    squeezed: Squeezed
+    squeezed: CompressedMean
     moved: Tensor
     """What the buffers move by."""
     contributors: tuple[str, ...]
@@ -223,7 +223,7 @@ class Taken:
         digest, weight, alone, *names = bytes(about.tolist()).decode().split(" ")
         mean = state[f"shared.{_PENDING}mean"].clone()
         start, stop = state.get(f"own.{_PENDING}owned", torch.zeros(2)).long().tolist()
-        squeezed = Squeezed(
+        squeezed = CompressedMean(
             mean, state.get(f"own.{_PENDING}sent", mean).clone(), slice(start, stop),
             state.get(f"own.{_PENDING}left", mean[:0]).clone(), alone=alone == "1",
         )  # fmt: skip
@@ -232,22 +232,22 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Passing:
+class DelayedRound:
     """A round under way, or one whose result was loaded and waits to be taken."""
 
     positions: Tensor
     buffers: Tensor
     """As they were when it began."""
     prepare_s: float = 0.0
-    work: Work[Transacted[Found]] | None = None
-    loaded: Taken | None = None
+    work: Work[CommittedRound[Found]] | None = None
+    loaded: TakenResult | None = None
 
     def pending(self) -> dict[str, Tensor]:
         """Return the result once it is there; nothing if there will be none."""
         if self.work is None:
             return {} if self.loaded is None else self.loaded.state()
         try:
-            return Taken.of(self.work.wait().reduced, self.buffers).state()
+            return TakenResult.of(self.work.wait().reduced, self.buffers).state()
         except AtollError:
             return {}  # whoever takes it learns why
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.errors import PeerLost, PeerRefused, WireError
-from atoll.group.base import Parcel
+from atoll.group.base import PeerMessage
 from atoll.group.collectives.topology import partition
 from atoll.strategies.base import Traffic
-from atoll.strategies.outer.every_step_base import Came, Floor, hashed
+from atoll.strategies.outer.every_step_base import ExchangeContext, ExchangeResult, hashed
 from atoll.wire.messages import RoundPlan
 
 ALIGNMENT = 8
@@ -33,7 +33,7 @@ ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Squeezed:
+class CompressedMean:
     """What one member got, and what it has to remember once the round is committed."""
 
     mean: Tensor
@@ -49,8 +49,8 @@ class Squeezed:
 
 
 def both_ways(
-    floor: Floor, plan: RoundPlan, values: Tensor, owed: Tensor, *, codec: Codec
-) -> Came[Squeezed]:
+    floor: ExchangeContext, plan: RoundPlan, values: Tensor, owed: Tensor, *, codec: Codec
+) -> ExchangeResult[CompressedMean]:
     """Return the outcome of two swaps; see the module's docstring.
 
     Args:
@@ -67,15 +67,17 @@ def both_ways(
     me, members = floor.group.me, plan.members
     if plan.route == "alone":
         whole = slice(0, values.numel())
-        squeezed = Squeezed(values + owed, values, whole, torch.zeros_like(owed), alone=True)
-        return Came(squeezed, (me,), floor.weight, "alone")
+        squeezed = CompressedMean(values + owed, values, whole, torch.zeros_like(owed), alone=True)
+        return ExchangeResult(squeezed, (me,), floor.weight, "alone")
     sizes = parts_of(values.numel(), len(members), codec)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     places = {m: slice(a, a + n) for m, a, n in zip(members, starts, sizes, strict=True)}
     codec.begin(plan.round)
     packets = {m: codec.encode(values[p].contiguous(), key="up") for m, p in places.items()}
     sent = torch.cat([codec.decode(packet) for packet in packets.values()])
-    up = floor.swap([Parcel((m,), p) for m, p in packets.items() if m != me and p.num_elements])
+    up = floor.swap(
+        [PeerMessage((m,), p) for m, p in packets.items() if m != me and p.num_elements]
+    )
     if me not in up.weights:
         raise PeerLost("the others did not get what this member sent", given=me)
     given = {m: found[0] for m, found in up.packets.items() if found}
@@ -85,15 +87,15 @@ def both_ways(
     answer = codec.encode(total, key="down")
     left = total - codec.decode(answer)
     others = tuple(member for member in members if member != me)
-    down = floor.swap([Parcel(others, answer)] if answer.num_elements else [])
+    down = floor.swap([PeerMessage(others, answer)] if answer.num_elements else [])
     answers = {m: found[0] for m, found in down.packets.items() if found} | {me: answer}
     mean = torch.empty_like(values)
     for member, place in places.items():
         if place.stop > place.start:
             _answer(answers, member, codec, out=mean[place])
-    squeezed = Squeezed(mean, sent, mine, left)
+    squeezed = CompressedMean(mean, sent, mine, left)
     weight = math.fsum(up.weights.values())
-    return Came(squeezed, up.contributors, weight, hashed(up.digest, down.digest))
+    return ExchangeResult(squeezed, up.contributors, weight, hashed(up.digest, down.digest))
 
 
 def parts_of(elements: int, peers: int, codec: Codec) -> list[int]:
@@ -102,7 +104,7 @@ def parts_of(elements: int, peers: int, codec: Codec) -> list[int]:
     return partition(elements, peers, block=block)
 
 
-def squeezed_volume(codec: Codec, elements: int, peers: int, *, rank: int) -> Traffic:
+def compressed_volume(codec: Codec, elements: int, peers: int, *, rank: int) -> Traffic:
     """Return what a member of a rank sends and receives in one :func:`both_ways`."""
     if peers < 2:
         return Traffic(1, 0, 0, 0, 0)

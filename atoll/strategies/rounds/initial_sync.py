@@ -11,7 +11,7 @@ from atoll.codec.registry import make_codec
 from atoll.errors import GroupError
 from atoll.group.policy import exactly
 from atoll.group.run_round import Agreed
-from atoll.strategies.rounds.round_client import Meeting
+from atoll.strategies.rounds.round_client import RoundClient
 from atoll.strategies.vectors.flat import Flat, digest
 from atoll.task import Task
 
@@ -21,8 +21,8 @@ DIGEST_ELEMENTS = 32
 """Numbers that a comparison of digests sends: 16 bytes, and their squares."""
 
 
-def same_start(
-    task: Task, flat: Flat, meeting: Meeting, *, base: str
+def broadcast_start(
+    task: Task, flat: Flat, meeting: RoundClient, *, base: str
 ) -> tuple[Tensor, list[Agreed]]:
     """Make every member's tensors those of the first member; return them as one vector.
 

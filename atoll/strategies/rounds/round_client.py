@@ -12,10 +12,10 @@ from atoll.clock import Clock
 from atoll.codec.base import Codec
 from atoll.codec.wrappers.auto import auto_inside
 from atoll.group.base import Decidable, Group, Reduced, Resting, Work, flatten, unflatten
-from atoll.group.run_round import Agreed, Transacted, transact
-from atoll.strategies.codec_selection import Choosing
+from atoll.group.run_round import Agreed, CommittedRound, run_round
+from atoll.strategies.codec_selection import CodecSelection
 from atoll.task import Task
-from atoll.wire.messages import Account, Lease, RoundPlan
+from atoll.wire.messages import Lease, MemberStats, RoundPlan
 
 T = TypeVar("T", bound=Decidable)
 
@@ -24,7 +24,7 @@ Exchange = Callable[[RoundPlan], T]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PeriodReport:
     """What a member did in the period that ends with a round."""
 
     tokens: int
@@ -36,14 +36,14 @@ class Told:
     loss: float | None
 
 
-class Meeting:
+class RoundClient:
     """Tells the group how fast this member was and where its data stands, round by round."""
 
     def __init__(self, group: Group, clock: Clock, *, codec: Codec | None = None) -> None:
         """Measure the first period from now; `codec` may be one that suits itself to the link."""
         self.group, self._clock = group, clock
         auto = auto_inside(codec) if codec is not None else None
-        self._choosing = Choosing(group, auto, clock=clock) if auto is not None else None
+        self._choosing = CodecSelection(group, auto, clock=clock) if auto is not None else None
         self._ended = clock.monotonic()
         self._phases: dict[str, float] = {}
 
@@ -68,15 +68,15 @@ class Meeting:
             self.group, xs, codec=codec, weight=weight, key=key, resting=task.gate.resting
         )
         agreed = self.hold_with(task, mean, base=base, norm=norm)
-        return integrated(agreed, codec=codec, key=key)
+        return restore_mean(agreed, codec=codec, key=key)
 
     def hold_with(
         self, task: Task, exchange: Exchange[T], *, base: str, norm: float | None = None
-    ) -> Transacted[T]:
-        """Do what :meth:`hold` does, with any exchange; see :func:`atoll.group.run_round.transact`."""
+    ) -> CommittedRound[T]:
+        """Do what :meth:`hold` does, with any exchange; see `atoll.group.run_round`."""
         told = self._told(task, base=base, norm=norm)
         measured = self._measured(exchange)
-        agreed = transact(self.group, measured, resting=task.gate.resting, **told)
+        agreed = run_round(self.group, measured, resting=task.gate.resting, **told)
         self.obey(task, agreed)
         return agreed
 
@@ -87,8 +87,8 @@ class Meeting:
         *,
         base: str,
         norm: float | None = None,
-        period: Told | None = None,
-    ) -> Work[Transacted[T]]:
+        period: PeriodReport | None = None,
+    ) -> Work[CommittedRound[T]]:
         """Begin a round on a background thread, so that training goes on meanwhile.
 
         One at a time per group, and nothing else may use the group until it has ended. What
@@ -99,7 +99,7 @@ class Meeting:
         told = self._told(task, base=base, norm=norm, period=period)
         measured = self._measured(exchange)
         return Work.start(
-            lambda: transact(self.group, measured, **told), name=f"round-{self.group.me}"
+            lambda: run_round(self.group, measured, **told), name=f"round-{self.group.me}"
         )
 
     def _measured(self, exchange: Exchange[T]) -> Exchange[T]:
@@ -107,10 +107,10 @@ class Meeting:
         choosing = self._choosing
         return exchange if choosing is None else lambda plan: choosing.around(exchange, plan)
 
-    def period(self, task: Task) -> Told:
+    def period(self, task: Task) -> PeriodReport:
         """Return what was done since the last round; the losses are taken out of the task."""
         place = task.stretch.place() if task.stretch is not None else None
-        return Told(
+        return PeriodReport(
             tokens=task.tokens,
             steps=task.period.done,
             busy_s=self._clock.monotonic() - self._ended,
@@ -119,7 +119,7 @@ class Meeting:
         )
 
     def _told(
-        self, task: Task, *, base: str, norm: float | None, period: Told | None = None
+        self, task: Task, *, base: str, norm: float | None, period: PeriodReport | None = None
     ) -> dict[str, Any]:
         """Return what goes along with a round that begins now."""
         told = period if period is not None else self.period(task)
@@ -130,10 +130,10 @@ class Meeting:
             "steps": told.steps,
             "busy_s": told.busy_s,
             "lease": told.lease,
-            "account": Account(phases=self._phases, update_norm=norm, loss=told.loss),
+            "account": MemberStats(phases=self._phases, update_norm=norm, loss=told.loss),
         }
 
-    def obey(self, task: Task, agreed: Transacted[T], *, ahead: bool = False) -> None:
+    def obey(self, task: Task, agreed: CommittedRound[T], *, ahead: bool = False) -> None:
         """Do what the verdict of a round says about this member's pace and data.
 
         `ahead`: training went on during the round. The data then moves only to another slot: in its
@@ -167,7 +167,7 @@ class Meeting:
         self._ended, self._phases = self._clock.monotonic(), {}
 
 
-def integrated(agreed: Agreed, *, codec: Codec, key: str) -> Agreed:
+def restore_mean(agreed: Agreed, *, codec: Codec, key: str) -> Agreed:
     """Return a committed mean as what it stands for; see :meth:`Codec.integrate`."""
     reduced = agreed.reduced
     vector = reduced.tensors[0].view(-1) if len(reduced.tensors) == 1 else flatten(reduced.tensors)

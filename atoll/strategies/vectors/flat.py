@@ -137,7 +137,7 @@ def digest(vector: Tensor) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def tensors_in(roots: list[Any]) -> Iterator[Tensor]:
+def iter_tensors(roots: list[Any]) -> Iterator[Tensor]:
     """Yield the tensors that objects of strategies and codecs hold, through what these hold."""
     seen: set[int] = set()
     todo = list(roots)

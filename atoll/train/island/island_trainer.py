@@ -16,18 +16,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from atoll.config import JobSpec
 from atoll.config.rank_environment import RankPlace
 from atoll.errors import ConfigError
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh, device_of, world
 from atoll.strategies.base import Inner, Outer
-from atoll.strategies.inner.gather_scatter import give_back, keep_little
-from atoll.strategies.inner.host_model import OnDisk, Picture, in_one_piece
-from atoll.strategies.inner.leader import Spread
-from atoll.strategies.inner.meta_init import blank_copy, made_blank
-from atoll.strategies.inner.options import Recipe
-from atoll.strategies.inner.remote_optimizer import FarOptimizer, FarScaler
+from atoll.strategies.inner.gather_scatter import limit_heap, trim_heap
+from atoll.strategies.inner.host_model import HostModel, HostModelOnDisk, in_one_piece
+from atoll.strategies.inner.leader import IslandLeader
+from atoll.strategies.inner.meta_init import meta_copy, on_meta
+from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.remote_optimizer import RemoteOptimizer, RemoteScaler
 from atoll.strategies.inner.worker import BUILD, LOSS, SEED, Worker
 from atoll.strategies.outer.periodic import PeriodicOuter
-from atoll.strategies.vectors.flat import tensors_in
+from atoll.strategies.vectors.flat import iter_tensors
 from atoll.train.build import Built, whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
@@ -41,11 +41,11 @@ STEPS_APART = 7_919
 """From the seed of a start at one step to that of a start at the next."""
 
 
-class Island:
+class TrainerIsland:
     """One rank's place in an island that runs the built-in trainer; the same on each of them."""
 
     def __init__(
-        self, spec: JobSpec, crew: Crew, *, mesh: DeviceMesh, device: torch.device
+        self, spec: JobSpec, crew: CommandBroadcaster, *, mesh: DeviceMesh, device: torch.device
     ) -> None:
         """Take a place; nothing is built before the first rank says so.
 
@@ -58,10 +58,10 @@ class Island:
         self.crew, self._spec, self._mesh = crew, spec, mesh
         self._whole: Any = None
         """On the first rank: the picture."""
-        self._disk: OnDisk | None = None
+        self._disk: HostModelOnDisk | None = None
         self._gave_back = 0.0
         self._worker = Worker(
-            crew, mesh=mesh, device=device, recipe=Recipe.of(spec), make_model=self._made,
+            crew, mesh=mesh, device=device, recipe=InnerOptions.of(spec), make_model=self._made,
             make_optimizer=lambda model: build_optimizer(model, spec.train),
         )  # fmt: skip
 
@@ -72,10 +72,10 @@ class Island:
         """
         if self._whole is not None:
             several = self._mesh["pipeline"].size() > 1
-            return copy.deepcopy(self._whole) if several else blank_copy(self._whole)
+            return copy.deepcopy(self._whole) if several else meta_copy(self._whole)
         if self._spec.job.threads:
             torch.set_num_threads(self._spec.job.threads)
-        return made_blank(lambda: whole_model(self._spec))
+        return on_meta(lambda: whole_model(self._spec))
 
     # -------------------------------------------------------------------- on the first rank
 
@@ -101,13 +101,13 @@ class Island:
         new = self._disk.new if self._disk is not None else torch.empty
         vector = in_one_piece([*task.parameters(), *task.buffers()], new=new)
         self.crew.call(BUILD, self._sample(built))
-        self._picture = Picture(self.crew, vector=vector)
+        self._picture = HostModel(self.crew, vector=vector)
         task.elsewhere = self._picture
-        task.optimizer = FarOptimizer(
+        task.optimizer = RemoteOptimizer(
             task.optimizer, names=named, crew=self.crew, worker=self._worker
         )
 
-    def _disk_in(self, folder: Path, built: Built) -> OnDisk | None:
+    def _disk_in(self, folder: Path, built: Built) -> HostModelOnDisk | None:
         """Return where the picture and the strategy's vectors go; None: they stay in memory."""
         if self._spec.island.memory == RAM:
             return None
@@ -118,20 +118,20 @@ class Island:
                 expected="diloco, average or slowmo",
                 remedy=f"memory = {RAM!r} in [island]",
             )
-        return OnDisk(folder)
+        return HostModelOnDisk(folder)
 
     def _rested(self, outer: Outer) -> None:
         """Let go of memory that a round needed and the steps until the next one do not."""
         if self._disk is not None:
             held = list(self._whole.parameters()) + list(self._whole.buffers())
             known = {id(tensor) for tensor in held}
-            own = [t for t in tensors_in([outer]) if id(t) not in known]
+            own = [t for t in iter_tensors([outer]) if id(t) not in known]
             self._disk.take(own, besides=held)
             self._disk.let_go()
         now = time.monotonic()
         if now - self._gave_back >= BETWEEN_S:
             self._gave_back = now
-            give_back()
+            trim_heap()
 
     def _sample(self, built: Built) -> list[Tensor]:
         """Return a batch by which a pipeline finds out how long its units take."""
@@ -150,13 +150,13 @@ class Island:
         self.crew.call(SEED, seed=own + STEPS_APART * step)
 
     @property
-    def scaler(self) -> FarScaler:
+    def scaler(self) -> RemoteScaler:
         """The scale of the loss, on all ranks."""
-        return FarScaler(self.crew, self._worker)
+        return RemoteScaler(self.crew, self._worker)
 
     def inner(self) -> Inner:
         """Return how a step is computed."""
-        return Spread(self.crew, self._picture, after_round=self._rested)
+        return IslandLeader(self.crew, self._picture, after_round=self._rested)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch, computed by all ranks."""
@@ -165,22 +165,22 @@ class Island:
 
 
 @contextlib.contextmanager
-def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
+def entered(spec: JobSpec, *, place: RankPlace) -> Iterator[TrainerIsland]:
     """Be a rank of an island inside; collective.
 
     Raises:
         ConfigError: the mesh has another number of ranks, or there is no device for this one.
     """
-    keep_little()
+    limit_heap()
     device = device_of(place, wanted=spec.island.device)
     with world(place, device=device, timeout_s=spec.island.timeout_s):
         mesh = build_mesh(spec.mesh, device=device)
-        crew = Crew(rank=place.rank, ranks=place.ranks)
-        yield Island(spec, crew, mesh=mesh, device=device)
+        crew = CommandBroadcaster(rank=place.rank, ranks=place.ranks)
+        yield TrainerIsland(spec, crew, mesh=mesh, device=device)
 
 
 @contextlib.contextmanager
-def leading(spec: JobSpec, *, place: RankPlace) -> Iterator[Island]:
+def leading(spec: JobSpec, *, place: RankPlace) -> Iterator[TrainerIsland]:
     """Be the first rank of an island inside; afterwards the others go home.
 
     Raises:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from atoll.strategies.inner.host_model import Picture
-from atoll.train.island.script_ranks import Ranks
+from atoll.strategies.inner.host_model import HostModel
+from atoll.train.island.script_ranks import ScriptRanks
 from atoll.train.results.script_meter import ScriptMeter
 
 
-class Leading:
-    """Fits :class:`atoll.strategies.wrapped_optimizer.Others`."""
+class ScriptLeader:
+    """Fits :class:`atoll.strategies.wrapped_optimizer.OtherOptimizers`."""
 
-    def __init__(self, ranks: Ranks, *, meter: ScriptMeter, asked: Callable[[], None]) -> None:
+    def __init__(
+        self, ranks: ScriptRanks, *, meter: ScriptMeter, asked: Callable[[], None]
+    ) -> None:
         """Lead nobody yet.
 
         Args:
@@ -22,7 +24,7 @@ class Leading:
             asked: Called when another rank's process was asked to leave.
         """
         self._ranks, self._meter, self._asked = ranks, meter, asked
-        self.picture: Picture | None = None
+        self.picture: HostModel | None = None
         """Of the model, once it is wrapped."""
 
     @contextmanager

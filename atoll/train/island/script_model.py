@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError
-from atoll.island.command_broadcaster import Crew
-from atoll.strategies.inner.gather_scatter import Circles, Transport
+from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.strategies.inner.gather_scatter import Subgroups, Transport
 from atoll.strategies.inner.host_model import PULL, PUSH
-from atoll.strategies.inner.sharded_optimizer import Moments, State, far_state
-from atoll.strategies.wrapped_optimizer import Wrapping
+from atoll.strategies.inner.sharded_optimizer import OptimizerState, State, remote_state
+from atoll.strategies.wrapped_optimizer import WrapSpec
 
 TAKE, GIVE = "take the optimizer", "give the optimizer"
 OUTLINE, FETCH = "outline the optimizer", "fetch from the optimizer"
@@ -38,7 +38,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def picture_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> nn.Module:
+def host_model_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> nn.Module:
     """Return modules without behaviour that have a model's parameters whole, in main memory.
 
     Names, order, types, and what is shared by two names are those of the model without wrappers.
@@ -60,7 +60,7 @@ def picture_of(module: nn.Module, *, known: dict[int, Any] | None = None) -> nn.
         kept = name not in module._non_persistent_buffers_set
         made.register_buffer(name, blank_buffer, persistent=kept)
     for name, child in module._modules.items():
-        made.add_module(name, None if child is None else picture_of(child, known=known))
+        made.add_module(name, None if child is None else host_model_of(child, known=known))
     return made
 
 
@@ -68,11 +68,16 @@ class RankModel:
     """One rank's part of a script's model; every rank makes one, and all at once.
 
     The first rank has the whole model besides, in `picture`. Verbs of the crew bring it up to date
-    and back; see :class:`atoll.task.Elsewhere`.
+    and back; see :class:`atoll.task.HeldElsewhere`.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, *, crew: Crew, device: torch.device
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        crew: CommandBroadcaster,
+        device: torch.device,
     ) -> None:
         """Look at a model that is spread already; collective.
 
@@ -89,10 +94,10 @@ class RankModel:
         saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
         buffers = {_plain(n): b for n, b in plain.named_buffers() if id(b) in saved}
         _check_alike([*parameters, *buffers], crew=crew)
-        circles = Circles()
+        circles = Subgroups()
         self._transport = Transport({**parameters, **buffers}, device=device, circles=circles)
-        self._moments = Moments(optimizer, parameters, device=device, circles=circles)
-        self.picture: nn.Module | None = picture_of(model) if crew.leads else None
+        self._moments = OptimizerState(optimizer, parameters, device=device, circles=circles)
+        self.picture: nn.Module | None = host_model_of(model) if crew.leads else None
         self._entries: Mapping[str, Tensor] | None = None
         if self.picture is not None:
             self._entries = {
@@ -166,14 +171,14 @@ class RankModel:
         self.offered = None
 
 
-class ScriptOptimizer(Wrapping):
+class ScriptOptimizer(WrapSpec):
     """`Task.optimizer` of a script's first rank: its groups are live, its state that of all.
 
     The state comes and goes as that of an optimizer of the whole model, by commands: from the
     thread that trains only.
     """
 
-    def __init__(self, inner: Optimizer, *, model: RankModel, crew: Crew) -> None:
+    def __init__(self, inner: Optimizer, *, model: RankModel, crew: CommandBroadcaster) -> None:
         """Stand for a rank's optimizer."""
         super().__init__(inner)
         self._model, self._crew = model, crew
@@ -192,7 +197,7 @@ class ScriptOptimizer(Wrapping):
     def far_state_dict(self) -> dict[str, Any]:
         """Return the same with a :class:`Far` for every large tensor; valid until the next step."""
         fetch = partial(self._crew.call, FETCH)
-        return self._as_whole(far_state(self._crew.call(OUTLINE), fetch=fetch))
+        return self._as_whole(remote_state(self._crew.call(OUTLINE), fetch=fetch))
 
     def _as_whole(self, found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         for own, group in zip(self._whole.param_groups, self.inner.param_groups, strict=True):
@@ -253,7 +258,7 @@ def _check(model: nn.Module) -> None:
         )
 
 
-def _check_alike(names: Sequence[str], *, crew: Crew) -> None:
+def _check_alike(names: Sequence[str], *, crew: CommandBroadcaster) -> None:
     """Refuse a model of which ranks have different parameters; the same error on every rank.
 
     Raises:

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.config import MeshShape, RankPlace
 from atoll.errors import ConfigError
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh, device_of, world
 
 dist: Any = torch.distributed
@@ -32,7 +32,7 @@ PLACES = ("start", "wrap", "step", "finish", "save", "evaluating", "track", "end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Word:
+class RankMessage:
     """What the first rank lets the others know whenever they go on."""
 
     member: str = "w0"
@@ -49,7 +49,7 @@ class Word:
 
 
 @dataclasses.dataclass(slots=True)
-class Note:
+class RankReport:
     """What a rank tells when it comes to a place."""
 
     overflowed: bool = False
@@ -77,7 +77,7 @@ class Note:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Told:
+class Reply:
     """What all ranks told together."""
 
     overflowed: bool
@@ -88,14 +88,14 @@ class Told:
     """Of all rows, each counted once."""
 
 
-class _GoOn(Exception):
+class _Continue(Exception):
     """The first rank lets this one go on."""
 
-    def __init__(self, word: Word) -> None:
+    def __init__(self, word: RankMessage) -> None:
         self.word = word
 
 
-class Ranks:
+class ScriptRanks:
     """One rank's view of its island. From the thread that trains only."""
 
     def __init__(
@@ -120,17 +120,17 @@ class Ranks:
         self.place, self.shape = place, shape
         self._wanted, self._timeout_s = device, timeout_s
         self._stack = ExitStack()
-        self._crew: Crew | None = None
+        self._crew: CommandBroadcaster | None = None
         self._mesh: DeviceMesh | None = None
-        self.word: Word | None = None
+        self.word: RankMessage | None = None
         """The newest; None before the ranks have met."""
-        self.tell: Callable[[], Word] = Word
+        self.tell: Callable[[], RankMessage] = RankMessage
         """On the first rank: makes the word."""
-        self.note = Note()
+        self.note = RankReport()
         """What this rank tells at the next place."""
 
     @classmethod
-    def alone(cls) -> Ranks:
+    def alone(cls) -> ScriptRanks:
         """Return the only rank of its island."""
         return cls(RankPlace(rank=0, ranks=1, local_rank=0, address="", port=0), shape=MeshShape())
 
@@ -161,7 +161,7 @@ class Ranks:
     # ------------------------------------------------------------------------- meeting
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> CommandBroadcaster:
         """How the first rank leads; the ranks MUST have met."""
         if self._crew is None:
             raise ConfigError(
@@ -181,7 +181,7 @@ class Ranks:
                 "the process group of the script is not that of its island",
                 given=f"{dist.get_world_size()} ranks", expected=f"{self.place.ranks}",
             )  # fmt: skip
-        self._crew = Crew(rank=self.place.rank, ranks=self.place.ranks)
+        self._crew = CommandBroadcaster(rank=self.place.rank, ranks=self.place.ranks)
         self._crew.on(GO_ON, self._go_on)
         self.arrive("start")
         self.go_on()
@@ -199,14 +199,14 @@ class Ranks:
             self._mesh = build_mesh(self.shape, device=self.device)
         return self._mesh
 
-    def arrive(self, place: str) -> Told:
+    def arrive(self, place: str) -> Reply:
         """Come to a place, tell this rank's note and hear those of all; every rank calls it.
 
         Raises:
             ConfigError: a rank has come to another place.
         """
         self.meet()
-        note, self.note = self.note, Note(asked=self.note.asked)
+        note, self.note = self.note, RankReport(asked=self.note.asked)
         rows = self.crew.gather(note.row(place)).tolist()
         places = [PLACES[int(row[0])] for row in rows]
         if len(set(places)) > 1:
@@ -221,18 +221,18 @@ class Ranks:
         for rank, row in enumerate(rows):
             share = self._share_of(rank)
             tokens[share] = max(tokens.get(share, 0.0), row[5])
-        return Told(
+        return Reply(
             overflowed=any(row[1] for row in rows),
             asked=any(row[2] for row in rows),
             loss=sum(row[3] for row in rows) / counted if counted else None,
             tokens=round(sum(tokens.values())),
         )
 
-    def go_on(self, *, midway: bool = False, skipped: bool = False) -> Word:
+    def go_on(self, *, midway: bool = False, skipped: bool = False) -> RankMessage:
         """On the first rank, let the others go on; on these, serve it until then.
 
         Args:
-            midway: Not with the script yet; see :class:`Word`.
+            midway: Not with the script yet; see :class:`RankMessage`.
             skipped: See there.
         """
         if self.leads:
@@ -241,7 +241,7 @@ class Ranks:
             return self.word
         try:
             self.crew.serve()
-        except _GoOn as told:
+        except _Continue as told:
             self.word = told.word
             return self.word
         raise ConfigError(
@@ -251,7 +251,7 @@ class Ranks:
 
     def _go_on(self, **word: Any) -> None:
         if not self.leads:
-            raise _GoOn(Word(**word))
+            raise _Continue(RankMessage(**word))
 
     def part(self) -> None:
         """Part after everything went well: every rank calls it, after it has arrived at `end`."""

@@ -18,7 +18,7 @@ ADAMW_SHARE = 0.2
 """AdamW's rate as a share of Muon's when nobody says: 4e-3 beside 0.02."""
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers that look like one: one list of groups, one state, one step.
 
     The parts share their groups and states with the whole, so schedules, checkpoints and everything
@@ -107,7 +107,7 @@ def muon(
         parts.append(torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True))
         for group in parts[1].param_groups:
             group[LR_SCALE] = rate / lr
-    return Together(parts)
+    return CombinedOptimizer(parts)
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

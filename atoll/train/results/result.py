@@ -24,13 +24,15 @@ from atoll.strategies.base import Outer
 from atoll.task import Task
 from atoll.train.build import Built
 from atoll.train.evaluate import Evaluation, LossOfBatch, evaluate
-from atoll.train.join_job import Enrolled
+from atoll.train.join_job import JoinedJob
 from atoll.train.results.metrics import Totals
 from atoll.train.results.sample import SAMPLE_PROMPT, SAMPLE_TOKENS, write_text
 from atoll.wire.messages import Finished
 
 
-def last_look(built: Built, *, seed: int, loss_of: LossOfBatch | None = None) -> dict[str, Any]:
+def final_evaluation(
+    built: Built, *, seed: int, loss_of: LossOfBatch | None = None
+) -> dict[str, Any]:
     """Evaluate on all that is held out; a language model writes something, too.
 
     Args:
@@ -97,7 +99,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def told_error(error: BaseException, *, member: str) -> AtollError:
+def as_atoll_error(error: BaseException, *, member: str) -> AtollError:
     """Return the error that the hub is told when a script raised."""
     if isinstance(error, AtollError):
         return error
@@ -113,7 +115,7 @@ log = logging.getLogger(__name__)
 
 
 def end_member(
-    enrolled: Enrolled, *, error: BaseException | None, result: dict[str, Any], member: str
+    enrolled: JoinedJob, *, error: BaseException | None, result: dict[str, Any], member: str
 ) -> None:
     """Tell the hub how a member has ended, and close its session.
 
@@ -127,7 +129,7 @@ def end_member(
         HubError: the hub was not told, and the program did not fail by itself.
     """
     sent = enrolled.connection.link.counters.sent_control_bytes
-    told = None if error is None else told_error(error, member=member).to_dict()
+    told = None if error is None else as_atoll_error(error, member=member).to_dict()
     words = Finished(ok=error is None, result=result | {"control_sent_bytes": sent}, error=told)
     try:
         enrolled.close(words)

@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.checkpoint.format.nested import flatten, nest
 from atoll.checkpoint.format.part import Part
 from atoll.errors import CheckpointError
-from atoll.island.peer_failure import lost_touch
+from atoll.island.peer_failure import is_peer_failure
 from atoll.strategies.base import Outer
 from atoll.task import Task
 
@@ -99,7 +99,7 @@ def adopt(task: Task, outer: Outer, *, shared: Part, inner: Part | None) -> None
             outer.rejoin(task)
             base, task.past = str(tree["base"]), str(tree["chain"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-            if lost_touch(error):  # another rank is gone: the state is not to blame
+            if is_peer_failure(error):  # another rank is gone: the state is not to blame
                 raise
             raise CheckpointError(
                 "the state of the other members does not fit here",

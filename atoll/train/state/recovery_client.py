@@ -27,7 +27,7 @@ ATTEMPTS = 8
 POLL_S = 0.2
 
 
-class SetBack(GroupError):
+class RolledBack(GroupError):
     """Nobody has the committed state any more: the run goes on from a checkpoint."""
 
     def __init__(self, round_: int, *, lease: Lease | None = None) -> None:
@@ -40,7 +40,7 @@ class SetBack(GroupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RecoveredState:
     """A committed state that was taken over."""
 
     lease: Lease | None
@@ -96,7 +96,7 @@ class Server(Protocol):
         ...
 
 
-class Lifeline:
+class RecoveryClient:
     """See the module's docstring. Used from the training thread."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Lifeline:
         if self._server is not None:
             self._server.offer(state, still=task.gate.still)
 
-    def take(self, task: Task, outer: Outer) -> Taken:
+    def take(self, task: Task, outer: Outer) -> RecoveredState:
         """Set a task to the committed state of the others.
 
         Raises:
@@ -147,7 +147,7 @@ class Lifeline:
         for attempt in range(1, ATTEMPTS + 1):
             recovered, answer = self._newest()
             if recovered.shared is None:
-                raise SetBack(answer.checkpoint_round, lease=answer.lease)
+                raise RolledBack(answer.checkpoint_round, lease=answer.lease)
             task.pace = answer.pace
             try:
                 adopt(task, outer, shared=recovered.shared, inner=recovered.inner)
@@ -164,7 +164,7 @@ class Lifeline:
             task.round, base=outer.committed(task).base, sources=list(sources),
             seconds=seconds, nbytes=recovered.nbytes,
         )  # fmt: skip
-        return Taken(answer.lease, sources, seconds, recovered.nbytes)
+        return RecoveredState(answer.lease, sources, seconds, recovered.nbytes)
 
     def catch_up(self) -> int:
         """Take over nothing but the number of rounds: members train models of their own."""

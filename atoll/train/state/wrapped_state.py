@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from atoll.checkpoint import BackgroundSaver, adopt, describe, resume
 from atoll.errors import LeftBehind
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, SyncResult, note
+from atoll.strategies.base import Outer, SyncResult, extend_history_hash
 from atoll.task import Task
-from atoll.train.join_job import Enrolled
+from atoll.train.join_job import JoinedJob
 from atoll.train.state.committed import CommittedState
-from atoll.train.state.recovery_client import SetBack
+from atoll.train.state.recovery_client import RolledBack
 from atoll.train.state.saving import Moment, Saving
 from atoll.wire.messages import Event
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 60.0
 
 
-class Keeping(Protocol):
+class StatePolicy(Protocol):
     """What a script keeps beside model and optimizer, on all its ranks."""
 
     def gather(self) -> Sequence[Mapping[str, Any]]:
@@ -44,9 +44,9 @@ class WrappedState:
         *,
         group: Group,
         strategy: str,
-        enrolled: Enrolled | None,
+        enrolled: JoinedJob | None,
         every: int = 0,
-        kept: Keeping | None = None,
+        kept: StatePolicy | None = None,
     ) -> None:
         """Stand by.
 
@@ -68,7 +68,7 @@ class WrappedState:
         """Start with the others, from a checkpoint, or in the middle of their run."""
         enrolled = self._enrolled
         if enrolled is None:
-            return note(self._task, self._outer.begin(self._task))
+            return extend_history_hash(self._task, self._outer.begin(self._task))
         if self._every:
             self._saver = enrolled.saver()
         result: SyncResult | None = None
@@ -78,7 +78,7 @@ class WrappedState:
             elif enrolled.connection.registered.resume_round >= 0:
                 self._resume(enrolled, enrolled.connection.registered.resume_round)
             else:
-                result = note(self._task, self._outer.begin(self._task))
+                result = extend_history_hash(self._task, self._outer.begin(self._task))
         except LeftBehind as error:
             self.recover(error)
         if self._outer.inherits:
@@ -101,13 +101,13 @@ class WrappedState:
             return
         try:
             enrolled.lifeline.take(self._task, self._outer)
-        except SetBack as back:
+        except RolledBack as back:
             log.warning("%s", back)
             if back.round >= 0:
                 self._resume(enrolled, back.round)
             else:
                 self._task.round = self._group.committed_round
-                note(self._task, self._outer.begin(self._task))
+                extend_history_hash(self._task, self._outer.begin(self._task))
 
     def after(self, sync: SyncResult | None) -> None:
         """Take note of a round, and save if it is time."""
@@ -132,7 +132,7 @@ class WrappedState:
         )  # fmt: skip
         Saving(store=None, saver=self._saver).save(self._task, self._outer, moment)
 
-    def _resume(self, enrolled: Enrolled, round_: int) -> None:
+    def _resume(self, enrolled: JoinedJob, round_: int) -> None:
         """Go on from a checkpoint."""
         store = enrolled.store()
         try:
@@ -148,6 +148,6 @@ class WrappedState:
         if self._kept is not None:
             self._kept.give(restored.kept)
 
-    def _tell(self, enrolled: Enrolled, text: str) -> None:
+    def _tell(self, enrolled: JoinedJob, text: str) -> None:
         log.warning("%s", text)
         enrolled.connection.link.notify(Event("outer-state-left-out", text))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, load_file
 from torch import Tensor
 
-from atoll.checkpoint.format.memory_image import Image, image_nbytes, part_of
+from atoll.checkpoint.format.memory_image import MemoryImage, image_nbytes, part_of
 from atoll.checkpoint.format.part import Part, part_blocks
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
@@ -57,7 +57,7 @@ def bytes_of(header: Mapping[str, object], data: bytes = b"") -> bytes:
 
 def test_the_library_reads_an_image_and_so_do_we() -> None:
     part = every_kind()
-    image = Image(part)
+    image = MemoryImage(part)
     assert image.nbytes == image_nbytes(part) == len(image.view)
     read = load(bytes(image.view))
     assert_equal(Part("", read, part.metadata), part)
@@ -66,7 +66,7 @@ def test_the_library_reads_an_image_and_so_do_we() -> None:
 
 def test_an_image_has_the_bytes_of_the_file_that_is_written_as_a_stream() -> None:
     part = every_kind()
-    assert bytes(Image(part).view) == b"".join(part_blocks(part.tensors, part.metadata))
+    assert bytes(MemoryImage(part).view) == b"".join(part_blocks(part.tensors, part.metadata))
 
 
 def test_equal_parts_give_equal_bytes_in_whatever_order_they_were_made() -> None:
@@ -74,12 +74,12 @@ def test_equal_parts_give_equal_bytes_in_whatever_order_they_were_made() -> None
     backwards = Part(
         part.name, dict(list(part.tensors.items())[::-1]), dict(list(part.metadata.items())[::-1])
     )
-    assert bytes(Image(part).view) == bytes(Image(backwards).view)
+    assert bytes(MemoryImage(part).view) == bytes(MemoryImage(backwards).view)
 
 
 def test_tensors_may_change_after_the_image_was_made() -> None:
     tensor = torch.ones(4)
-    image = Image(Part("x", {"a": tensor}))
+    image = MemoryImage(Part("x", {"a": tensor}))
     tensor.zero_()
     assert part_of(image.view, "x").tensors["a"].tolist() == [1, 1, 1, 1]
 
@@ -91,7 +91,7 @@ def test_an_image_in_a_mapped_file_is_the_file(tmp_path: Path) -> None:
     path.write_bytes(bytes(size))
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), size)
-        with Image(part, buffer=mapped):
+        with MemoryImage(part, buffer=mapped):
             pass
         mapped.close()  # nothing holds it any more
     assert_equal(Part("", load_file(path), part.metadata), part)
@@ -100,7 +100,7 @@ def test_an_image_in_a_mapped_file_is_the_file(tmp_path: Path) -> None:
 def test_a_larger_buffer_is_used_as_far_as_needed() -> None:
     part = every_kind()
     buffer = bytearray(b"\xee" * (image_nbytes(part) + 64))
-    image = Image(part, buffer=buffer)
+    image = MemoryImage(part, buffer=buffer)
     assert_equal(part_of(image.view, part.name), part)
     assert buffer[image.nbytes :] == b"\xee" * 64
 
@@ -108,11 +108,11 @@ def test_a_larger_buffer_is_used_as_far_as_needed() -> None:
 @pytest.mark.parametrize("buffer", [bytearray(10), bytes(10_000)], ids=["short", "read only"])
 def test_a_buffer_that_cannot_take_it_is_refused(buffer: bytearray | bytes) -> None:
     with pytest.raises(CheckpointError, match="does not fit the buffer"):
-        Image(every_kind(), buffer=buffer)
+        MemoryImage(every_kind(), buffer=buffer)
 
 
 def test_parts_of_a_writable_buffer_are_views_and_of_a_constant_one_are_not() -> None:
-    image = Image(Part("x", {"a": torch.ones(4)}))
+    image = MemoryImage(Part("x", {"a": torch.ones(4)}))
     constant = bytes(image.view)
     part_of(image.view, "x").tensors["a"].fill_(7)
     assert part_of(image.view, "x").tensors["a"].tolist() == [7, 7, 7, 7]
@@ -121,7 +121,7 @@ def test_parts_of_a_writable_buffer_are_views_and_of_a_constant_one_are_not() ->
 
 
 def test_views_keep_their_memory_after_the_image_is_released() -> None:
-    image = Image(Part("x", {"a": torch.arange(1000)}))
+    image = MemoryImage(Part("x", {"a": torch.arange(1000)}))
     part = part_of(image.view, "x")
     image.release()
     with pytest.raises(CheckpointError, match="after its release"):
@@ -140,9 +140,9 @@ def test_a_tensor_that_another_writer_did_not_align_is_read() -> None:
 
 def test_types_outside_the_format_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"tensor z cannot be saved; given: torch.complex64"):
-        Image(Part("x", {"z": torch.zeros(1, dtype=torch.complex64)}))
+        MemoryImage(Part("x", {"z": torch.zeros(1, dtype=torch.complex64)}))
     with pytest.raises(CheckpointError, match=r"tensor z cannot be saved.*sparse"):
-        Image(Part("x", {"z": torch.eye(2).to_sparse()}))
+        MemoryImage(Part("x", {"z": torch.eye(2).to_sparse()}))
 
 
 def entry(**changes: object) -> dict[str, object]:
@@ -186,7 +186,7 @@ def test_a_buffer_that_is_no_part_is_refused(lie: str) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_alteration_of_the_header_reaches_torch_unchecked(data: st.DataObject) -> None:
-    view = bytearray(Image(every_kind()).view)
+    view = bytearray(MemoryImage(every_kind()).view)
     (length,) = struct.unpack_from("<Q", view)
     for _ in range(data.draw(st.integers(1, 3))):
         view[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
@@ -214,4 +214,6 @@ def test_an_image_in_warm_memory_costs_little_more_than_one_copy_of_the_bytes() 
     size = image_nbytes(part)
     buffer, source, target = bytearray(size), torch.ones(size).byte(), torch.ones(size).byte()
     copy_s = fastest(lambda: target.copy_(source))
-    assert fastest(lambda: Image(part, buffer=buffer)) < 4 * copy_s + 0.01  # noise of the machine
+    assert (
+        fastest(lambda: MemoryImage(part, buffer=buffer)) < 4 * copy_s + 0.01
+    )  # noise of the machine

@@ -16,7 +16,7 @@ import pytest
 
 from atoll.checkpoint import BackgroundSaver, DirectoryStore
 from atoll.checkpoint.background.messages import Copied, CopyFailed, FolderTarget, Report
-from atoll.checkpoint.stores.copies import JOURNAL, Copies, Journal, copy_all
+from atoll.checkpoint.stores.copies import JOURNAL, CheckpointCopies, Journal, copy_all
 from atoll.checkpoint.stores.remote import Remote, hidden, locate
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, ConfigError
 from atoll.ids import new_suffix
@@ -68,8 +68,8 @@ def fill(folder: Path, round_: int, *, value: float | None = None) -> None:
     store.put(round_, own, step=10 * round_, member="w0", members=["w0"])
 
 
-def copies(folder: Path, url: str) -> Copies:
-    return Copies(folder / "job", url)
+def copies(folder: Path, url: str) -> CheckpointCopies:
+    return CheckpointCopies(folder / "job", url)
 
 
 class Reports:
@@ -128,7 +128,7 @@ def test_interrupted_copy_sends_only_what_is_missing(tmp_path: Path, url: str) -
             raise Stop
 
     stops: list[str] = []
-    interrupted = Copies(tmp_path / "job", url, moment=moment)
+    interrupted = CheckpointCopies(tmp_path / "job", url, moment=moment)
     with pytest.raises(Stop):
         interrupted.copy(1)
     sizes = {p.name: p.nbytes for p in DirectoryStore(tmp_path / "job").manifest(1).parts}
@@ -182,7 +182,7 @@ def test_job_is_found_at_its_url_or_above_it_and_several_are_named(
     fill(tmp_path, 3)
     copies(tmp_path, url).copy(3)
     assert locate(f"{url}/job").rounds() == locate(url).rounds() == [3]
-    Copies(tmp_path / "job", url, job="other").copy(3)
+    CheckpointCopies(tmp_path / "job", url, job="other").copy(3)
     with pytest.raises(ConfigError, match="job, other"):
         locate(url)
 
@@ -215,7 +215,7 @@ def test_checkpoint_that_is_deleted_meanwhile_is_passed_over(tmp_path: Path) -> 
             (tmp_path / "job" / checkpoint_folder(2) / PARTS[1]).unlink(missing_ok=True)
 
     reports = Reports()
-    copy_all(Copies(tmp_path / "job", str(tmp_path / "e"), moment=moment), report=reports)
+    copy_all(CheckpointCopies(tmp_path / "job", str(tmp_path / "e"), moment=moment), report=reports)
     assert [r.round for r in reports.all if isinstance(r, Copied)] == [1]
 
 
@@ -255,16 +255,16 @@ def test_kill_of_the_copying_program_at_any_time_leaves_nothing_half(tmp_path: P
     task = {"folder": str(tmp_path / "job"), "url": str(tmp_path / "e"), "job": "job"}
     code = """
 import os, signal, sys
-from atoll.checkpoint import copies
+from atoll.checkpoint.stores import copies
 left = int(sys.argv[1])
 def moment(name):
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
-folder = copies.Copies
-copies.Copies = lambda *a, **k: folder(*a, **k, moment=moment)
-copies.run(*copies.settle_down())
+folder = copies.CheckpointCopies
+copies.CheckpointCopies = lambda *a, **k: folder(*a, **k, moment=moment)
+copies.run(*copies.lower_priority())
 os._exit(0)
 """
     for point in range(9):
@@ -305,7 +305,7 @@ def test_store_that_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
 
 
 def test_many_threads_may_wake_one_copier(tmp_path: Path) -> None:
-    from atoll.checkpoint.background.messages import Idle
+    from atoll.checkpoint.background.messages import WriterIdle
     from atoll.checkpoint.stores.copies import Copier
 
     for round_ in (1, 2, 3):
@@ -313,7 +313,7 @@ def test_many_threads_may_wake_one_copier(tmp_path: Path) -> None:
     idle = threading.Event()
     copier = Copier(
         copies(tmp_path, str(tmp_path / "e")),
-        report=lambda report: idle.set() if isinstance(report, Idle) else None,
+        report=lambda report: idle.set() if isinstance(report, WriterIdle) else None,
     )
     for _ in range(20):
         copier.wake()

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.checkpoint import DirectoryStore, Part, collect, describe, resume
 from atoll.checkpoint.sharded import save_sharded
-from atoll.checkpoint.stores.copies import Copies
+from atoll.checkpoint.stores.copies import CheckpointCopies
 from atoll.cli import hub_access
 from atoll.cli import main as command
 from atoll.hub.app import HubOptions
@@ -179,7 +179,7 @@ def test_copy_comes_back_from_a_url(
 ) -> None:
     (runs / "job" / "job.toml").write_text("[job]\n")
     for round_ in (2, 4):
-        Copies(runs / "job", str(tmp_path / "copies")).copy(round_)
+        CheckpointCopies(runs / "job", str(tmp_path / "copies")).copy(round_)
     source = where.format(here=tmp_path)
     assert run("list", source) == 0
     assert run("verify", source) == 0
@@ -250,7 +250,7 @@ def test_hub_that_lost_its_checkpoints_goes_on_from_an_imported_copy(
     running: Running, tmp_path: Path
 ) -> None:
     folder = tmp_path / "hub-runs" / running.job
-    Copies(folder, str(tmp_path / "copies")).copy(1)
+    CheckpointCopies(folder, str(tmp_path / "copies")).copy(1)
     DirectoryStore(folder).abandon(after=-1)
     assert running.hub.hub is not None
     assert running.hub.call(running.hub.hub.checkpoints.newest(running.job)) == -1

@@ -12,7 +12,7 @@ from rich.console import Console
 from atoll.cli.commands.join import NodeLine
 from atoll.cli.main import main
 from atoll.node.agent.options import Status
-from atoll.node.availability.policy import Policy
+from atoll.node.availability.policy import OwnerPolicy
 
 
 def run(*words: str) -> int:
@@ -55,7 +55,7 @@ def test_a_mistake_is_shown_with_its_line(
 def test_the_line_of_a_node_shows_its_policy_once_and_why_it_pauses() -> None:
     out = io.StringIO()
     console = Console(file=out, width=200)
-    with NodeLine(console, hub="http://h:1", policy=Policy(cores=2, nice=3)) as line:
+    with NodeLine(console, hub="http://h:1", policy=OwnerPolicy(cores=2, nice=3)) as line:
         line.ready("sofa")
         status = Status(
             node="sofa", connected=True, running=[], sent_bytes=0, received_bytes=0,

@@ -20,7 +20,7 @@ from atoll.cli.views.job import (
 from atoll.cli.views.live import View, plain_line
 from atoll.cli.views.rl import rl_table
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import seats_told
+from atoll.hub.jobs.record import describe_roles
 from atoll.train.results.summary import summarise
 
 SPEC = """
@@ -56,7 +56,7 @@ def actor(slot: int, *, state: str = "running", **values: float) -> dict[str, An
 def watched(*members: dict[str, Any], **changes: Any) -> Watched:
     view = {
         "job": "balance-1", "kind": "rl", "state": "running", "reason": "", "nodes_wanted": 3,
-        "seats": seats_told(parse_spec(SPEC)), "members": list(members),
+        "seats": describe_roles(parse_spec(SPEC)), "members": list(members),
         "progress": {"step": 450, "steps": 1000}, **changes,
     }  # fmt: skip
     job = Watched("balance-1", view=view)

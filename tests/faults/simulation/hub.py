@@ -15,7 +15,7 @@ from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.observability.logs import Logs
 from atoll.hub.observability.metrics import Metrics
 from atoll.hub.security.auth import Auth, Identity
-from atoll.hub.sessions.send_queue import Outbox
+from atoll.hub.sessions.send_queue import SendQueue
 from atoll.hub.sessions.session import Sessions
 from atoll.wire.messages import Credit, Envelope, Hello, Message, Undeliverable
 from tests.faults.simulation.disk import (
@@ -247,9 +247,9 @@ class HubLife(Process):
             asyncio._set_running_loop(None)
 
 
-def no_outbox(**kwargs: Any) -> Outbox:
-    """Stand in for `Outbox`, of which a simulated session uses nothing."""
-    return cast(Outbox, _NoOutbox())
+def no_outbox(**kwargs: Any) -> SendQueue:
+    """Stand in for `SendQueue`, of which a simulated session uses nothing."""
+    return cast(SendQueue, _NoOutbox())
 
 
 class _NoOutbox:

@@ -16,11 +16,11 @@ from atoll.errors import AtollError, GroupLeft, LeftBehind
 from atoll.group.hub import HubGroup
 from atoll.group.run_round import Agreed, agree
 from atoll.wire.messages import (
-    Account,
     CheckpointPart,
     CheckpointState,
     Finished,
     Lease,
+    MemberStats,
     Registered,
     RoundPlan,
     Verdict,
@@ -198,11 +198,11 @@ class Member(Child):
         if self.round % self.world.checkpoint_every == 0:
             self._save(group)
 
-    def _account(self) -> Account:
+    def _account(self) -> MemberStats:
         """Tell of the period; every second member tells what cannot be, which harms nobody."""
         if int(self.id[1:]) % 2:
-            return Account({"wait": math.nan, "send": -1.0}, math.inf, math.nan)
-        return Account({"wait": 0.1, "send": 0.2, "vote": 0.1, "apply": 0.1}, 1.0, 2.0)
+            return MemberStats({"wait": math.nan, "send": -1.0}, math.inf, math.nan)
+        return MemberStats({"wait": 0.1, "send": 0.2, "vote": 0.1, "apply": 0.1}, 1.0, 2.0)
 
     def _apply(self, agreed: Agreed) -> None:
         """Take over what was agreed; a kill in the middle leaves nothing behind."""

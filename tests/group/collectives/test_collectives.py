@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, GroupError, PeerLost
 from atoll.group.collectives.adding import SUMS
-from atoll.group.collectives.collectives import Exchanged, Wires, weighted_mean
+from atoll.group.collectives.collectives import BoundedProcessGroup, Exchanged, weighted_mean
 from atoll.group.collectives.costs import moved_bytes, wire_elements
 from atoll.group.policy import COLLECTIVES, GroupPolicy
 from tests.group.meeting_place import Place, places
@@ -33,7 +33,12 @@ def vector(rank: int, size: int) -> Tensor:
 
 
 def agreed(
-    wires: Wires, x: Tensor, *, codec: str = "fp32", weight: float = 1.0, **policy: str
+    wires: BoundedProcessGroup,
+    x: Tensor,
+    *,
+    codec: str = "fp32",
+    weight: float = 1.0,
+    **policy: str,
 ) -> Exchanged:
     return weighted_mean(
         wires, x, codec=make_codec(codec), weight=weight, key="x", policy=GroupPolicy(**policy)
@@ -86,7 +91,7 @@ def test_sums_of_integers_are_exact_and_repeatable(place: Places, name: str) -> 
     x = torch.arange(-2000, 2003, dtype=torch.float32)
     for n in (3, 5):
 
-        def add(wires: Wires) -> Tensor:
+        def add(wires: BoundedProcessGroup) -> Tensor:
             mine = x + wires.rank
             SUMS[name](wires, mine)
             return mine
@@ -102,7 +107,7 @@ def test_sums_of_integers_are_exact_and_repeatable(place: Places, name: str) -> 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_values_that_are_not_finite_are_left_out_by_their_sender(place: Places, name: str) -> None:
-    def member(wires: Wires) -> Exchanged:
+    def member(wires: BoundedProcessGroup) -> Exchanged:
         x = vector(wires.rank, 999)
         if wires.rank == 1:
             x[5] = math.nan
@@ -116,7 +121,7 @@ def test_values_that_are_not_finite_are_left_out_by_their_sender(place: Places, 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_sum_is_the_mean_times_those_that_have_weight(place: Places, name: str) -> None:
-    def member(wires: Wires) -> Exchanged:
+    def member(wires: BoundedProcessGroup) -> Exchanged:
         weight = 0.0 if wires.rank == 2 else 1.0
         return agreed(
             wires, vector(wires.rank, 50), weight=weight, collective=name, aggregate="sum"
@@ -161,7 +166,7 @@ def test_somebody_who_does_not_come_is_an_error_for_all_and_never_a_partial_sum(
         place.together(lambda w: agreed(w, vector(w.rank, 10)))  # all are connected
         over = threading.Event()
 
-        def member(wires: Wires) -> Exchanged | None:
+        def member(wires: BoundedProcessGroup) -> Exchanged | None:
             if wires.rank == 1:
                 over.wait(PATIENCE_S)
                 return None
@@ -183,7 +188,7 @@ def test_rules_by_coordinate_work_without_a_reducer(
 ) -> None:
     size = 5000
 
-    def member(wires: Wires) -> Exchanged:
+    def member(wires: BoundedProcessGroup) -> Exchanged:
         x = vector(wires.rank, size) * (1e30 if wires.rank == 1 else 1.0)
         return agreed(wires, x, codec=codec, collective=collective, aggregate="median")
 
@@ -203,7 +208,7 @@ def test_rules_about_whole_vectors_are_never_applied_to_parts(
 ) -> None:
     policy, codec = GroupPolicy(**words), make_codec("fp32")
 
-    def member(wires: Wires) -> Exchanged:
+    def member(wires: BoundedProcessGroup) -> Exchanged:
         x = vector(wires.rank, 10)
         return weighted_mean(wires, x, codec=codec, weight=1.0, key="x", policy=policy)
 

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import ConfigError
 from atoll.group.collectives.costs import moved_bytes, seconds
-from atoll.group.collectives.topology import folded, group_size, tree_places
+from atoll.group.collectives.topology import folded, group_size, tree_positions
 from atoll.group.policy import COLLECTIVES
 
 S = 4 * 9600
@@ -53,7 +53,7 @@ def test_what_is_sent_is_received(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("n", range(1, 40))
 def test_both_trees_connect_all_and_nobody_has_children_in_both(n: int) -> None:
-    places = [tree_places(rank, n) for rank in range(n)]
+    places = [tree_positions(rank, n) for rank in range(n)]
     for which in (0, 1):
         parents = {rank: places[rank][which].parent for rank in range(n)}
         assert list(parents.values()).count(-1) == 1

@@ -17,7 +17,7 @@ from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.base import Group, Reduced, Work, flatten, unflatten
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
 from atoll.group.routes.direct import DirectRoute
-from atoll.wire.messages import Account, Lease, RoundPlan
+from atoll.wire.messages import Lease, MemberStats, RoundPlan
 from tests.contracts.group_suite import Build, GroupSuite, one_round, together, values
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.ports import free_port
@@ -40,7 +40,7 @@ class DirectMember(MemoryGroup):
         steps: int = 0,
         busy_s: float = 0.0,
         lease: Lease | None = None,
-        account: Account | None = None,
+        account: MemberStats | None = None,
         deadline: float | None = None,
     ) -> RoundPlan:
         plan = super().join(

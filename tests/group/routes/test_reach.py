@@ -6,7 +6,12 @@ import time
 import pytest
 
 from atoll.errors import ConfigError, HubUnreachable
-from atoll.group.routes.rendezvous_store import join_host_port, own_address, probe, split_host_port
+from atoll.group.routes.rendezvous_store import (
+    join_host_port,
+    own_address,
+    probe_peers,
+    split_host_port,
+)
 
 
 def test_own_address_towards_this_machine_is_loopback() -> None:
@@ -31,7 +36,7 @@ def test_probe_finds_those_who_listen_and_asks_all_at_once() -> None:
         open_dial = f"127.0.0.1:{server.getsockname()[1]}"
         dead_dial = f"127.0.0.1:{closed.getsockname()[1]}"
         began = time.monotonic()
-        found = probe(
+        found = probe_peers(
             {
                 "w0": [dead_dial, open_dial],
                 "w1": [dead_dial],

@@ -11,8 +11,8 @@ from atoll.errors import DeadlineExceeded, GroupError, PeerLost
 from atoll.group.base import Work
 from atoll.group.routes.rendezvous_store import (
     MAX_NOTES,
-    Board,
-    BoardStore,
+    RendezvousBoard,
+    RendezvousStore,
     answers,
     split_host_port,
 )
@@ -20,18 +20,18 @@ from tests.patience import PATIENCE_S, PROMPT_S
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    board = Board("127.0.0.1")
+def board() -> Iterator[RendezvousBoard]:
+    board = RendezvousBoard("127.0.0.1")
     yield board
     board.close()
 
 
 @pytest.fixture
-def store(board: Board) -> Iterator[Callable[..., BoardStore]]:
-    stores: list[BoardStore] = []
+def store(board: RendezvousBoard) -> Iterator[Callable[..., RendezvousStore]]:
+    stores: list[RendezvousStore] = []
 
-    def make(prefix: str = "m", *, timeout_s: float = PATIENCE_S) -> BoardStore:
-        stores.append(BoardStore(board.dial, prefix, deadline=time.monotonic() + timeout_s))
+    def make(prefix: str = "m", *, timeout_s: float = PATIENCE_S) -> RendezvousStore:
+        stores.append(RendezvousStore(board.dial, prefix, deadline=time.monotonic() + timeout_s))
         return stores[-1]
 
     yield make
@@ -39,7 +39,7 @@ def store(board: Board) -> Iterator[Callable[..., BoardStore]]:
         each.close()
 
 
-Open = Callable[..., BoardStore]
+Open = Callable[..., RendezvousStore]
 
 
 def test_notes_reach_everybody_of_the_same_meeting_only(store: Open) -> None:
@@ -62,7 +62,9 @@ def test_wait_ends_when_its_store_is_closed(store: Open) -> None:
         waiting.wait(PATIENCE_S)
 
 
-def test_closed_board_is_a_lost_peer_and_listens_no_more(board: Board, store: Open) -> None:
+def test_closed_board_is_a_lost_peer_and_listens_no_more(
+    board: RendezvousBoard, store: Open
+) -> None:
     board.close()
     assert not answers(board.dial, timeout_s=1.0)
     with pytest.raises(PeerLost):
@@ -72,7 +74,7 @@ def test_closed_board_is_a_lost_peer_and_listens_no_more(board: Board, store: Op
 def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dial = f"127.0.0.1:{silent.getsockname()[1]}"
-        mine = BoardStore(dial, "m", deadline=time.monotonic() + 0.3)
+        mine = RendezvousStore(dial, "m", deadline=time.monotonic() + 0.3)
         began = time.monotonic()
         with pytest.raises(GroupError):
             mine.set("k", b"v")
@@ -80,7 +82,7 @@ def test_board_that_does_not_answer_ends_at_the_deadline() -> None:
         mine.close()
 
 
-def test_garbage_and_silence_do_no_harm(board: Board, store: Open) -> None:
+def test_garbage_and_silence_do_no_harm(board: RendezvousBoard, store: Open) -> None:
     lines = []
     for said in (b"", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00\x00"):
         line = socket.create_connection(split_host_port(board.dial), timeout=PATIENCE_S)
@@ -93,7 +95,7 @@ def test_garbage_and_silence_do_no_harm(board: Board, store: Open) -> None:
         line.close()
 
 
-def test_old_notes_fall_off(board: Board, store: Open) -> None:
+def test_old_notes_fall_off(board: RendezvousBoard, store: Open) -> None:
     mine = store()
     for number in range(MAX_NOTES + 5):
         mine.set(str(number), b"v")
@@ -104,7 +106,7 @@ def test_old_notes_fall_off(board: Board, store: Open) -> None:
 def test_closing_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     for _ in range(5):
-        Board("127.0.0.1").close()
+        RendezvousBoard("127.0.0.1").close()
     deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > before:
         assert time.monotonic() < deadline

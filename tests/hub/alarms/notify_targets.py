@@ -13,8 +13,8 @@ import pytest
 
 from atoll.clock import RealClock
 from atoll.hub.alarms.engine import Alarm, Finding
-from atoll.hub.alarms.notify import Hooks
-from atoll.hub.alarms.notify_config import Hook
+from atoll.hub.alarms.notify import Notifier
+from atoll.hub.alarms.notify_config import NotifyTarget
 from atoll.hub.alarms.notify_senders import send
 from tests.patience import PATIENCE_S
 
@@ -86,16 +86,16 @@ class Told:
 
 
 def run_hooks(
-    hooks: list[Hook],
-    work: Callable[[Hooks], Awaitable[None]],
-    sender: Callable[[Hook, Mapping[str, Any]], Awaitable[None]] = send,
+    hooks: list[NotifyTarget],
+    work: Callable[[Notifier], Awaitable[None]],
+    sender: Callable[[NotifyTarget, Mapping[str, Any]], Awaitable[None]] = send,
 ) -> Told:
     """Run hooks beside some work; return what was told as events."""
     told = Told()
     events: Any = told
 
     async def body() -> None:
-        made = Hooks(
+        made = Notifier(
             hooks, events=events, clock=RealClock(), hub="http://hub", send=sender, gather_s=0.05,
             first_pause_s=0.01,
         )  # fmt: skip

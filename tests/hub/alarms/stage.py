@@ -11,7 +11,7 @@ from atoll.hub.alarms.engine import Alarm, Engine, Rule
 from atoll.hub.alarms.facts import Facts, JobFacts, MemberFacts, NodeFacts
 from atoll.hub.alarms.series import LossCurve
 from atoll.hub.alarms.watch import RULES
-from atoll.hub.rounds.timeline import Passed, Row
+from atoll.hub.rounds.timeline import CatchUp, Row
 
 LOOK_S = 2.0
 START = 1_000_000.0
@@ -61,15 +61,15 @@ def passed(
     *,
     time: float = START,
     contributors: Sequence[str] | None = None,
-) -> Passed:
+) -> CatchUp:
     """Return a committed round."""
     members = [one.member for one in rows]
     given = members if contributors is None else list(contributors)
-    return Passed(number + 1, number, "relay", members, given, time, 2.0, 1_000_000, list(rows))
+    return CatchUp(number + 1, number, "relay", members, given, time, 2.0, 1_000_000, list(rows))
 
 
 def job(
-    rounds: Sequence[Passed] = (),
+    rounds: Sequence[CatchUp] = (),
     *,
     members: Sequence[str] | dict[str, MemberFacts] = ("w0", "w1", "w2"),
     states: dict[str, str] | None = None,

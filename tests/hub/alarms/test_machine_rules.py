@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.hub.alarms.collect import Links
+from atoll.hub.alarms.collect import LinkHistory
 from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, NodeFacts
 from atoll.hub.alarms.machine_rules import duration, size
 from atoll.hub.alarms.series import LEAST_SPAN_S, Trend
@@ -178,7 +178,7 @@ def test_times_that_cannot_be_are_not_believed() -> None:
 
 
 def test_only_the_same_process_comes_back_and_only_lately() -> None:
-    links = Links()
+    links = LinkHistory()
     for now in range(5):
         links.opened("lap1", "i1", float(now))
     links.opened("lap1", "i2", 6.0)

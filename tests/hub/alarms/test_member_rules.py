@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from atoll.hub.alarms.facts import Facts, Mark, MemberFacts
 from atoll.hub.alarms.member_rules import slowest
-from atoll.hub.rounds.timeline import Passed
+from atoll.hub.rounds.timeline import CatchUp
 from tests.hub.alarms.stage import START, facts, job, passed, play, row, rule
 
 MEMBERS = ("w0", "w1", "w2")
 PERIOD_S = 10.0
 
 
-def run_of(make: Callable[[int], Passed], rounds: int, **changes: Any) -> Callable[[float], Facts]:
+def run_of(make: Callable[[int], CatchUp], rounds: int, **changes: Any) -> Callable[[float], Facts]:
     """Return the facts of a job that commits a round every ten seconds."""
     made = [make(number) for number in range(rounds)]
 
@@ -30,10 +30,10 @@ def run_of(make: Callable[[int], Passed], rounds: int, **changes: Any) -> Callab
     return at
 
 
-def rounds_of(part: Callable[[int, str], dict[str, Any]], **more: Any) -> Callable[[int], Passed]:
+def rounds_of(part: Callable[[int, str], dict[str, Any]], **more: Any) -> Callable[[int], CatchUp]:
     """Return what makes the n-th round: every member's part differs from ordinary by `part`."""
 
-    def make(number: int) -> Passed:
+    def make(number: int) -> CatchUp:
         rows = [row(m, **part(number, m)) for m in MEMBERS]
         return passed(number, rows, time=START + number * PERIOD_S, **more)
 
@@ -60,7 +60,7 @@ def test_an_ordinary_run_with_noise_is_nothing_to_tell_about(
         compute_s = 8.0 * (1 + abs(words.gauss(0.0, min(noise, 0.08))))
         return {"update_norm": max(0.3, own) * 2.0**-number, "compute_s": compute_s}
 
-    def make(number: int) -> Passed:
+    def make(number: int) -> CatchUp:
         parts = {m: part(number, m) for m in MEMBERS}
         last_s = max(p["compute_s"] for p in parts.values())
         rows = [row(m, wait_s=last_s - p["compute_s"], **p) for m, p in parts.items()]
@@ -92,7 +92,7 @@ def test_silent_zero_contribution_is_found_named_and_ends(part: dict[str, Any], 
 
 
 def test_member_whose_contribution_is_left_out_of_every_commit_is_found() -> None:
-    def make(number: int) -> Passed:
+    def make(number: int) -> CatchUp:
         out = MEMBERS if not between(number) else ("w0", "w2")
         rows = [row(m) for m in MEMBERS]
         return passed(number, rows, time=START + number * PERIOD_S, contributors=out)
@@ -134,7 +134,7 @@ def test_update_of_quite_another_size_is_found_and_ends(times: float) -> None:
 
 
 def test_of_two_members_each_is_compared_with_its_own_past() -> None:
-    def make(number: int) -> Passed:
+    def make(number: int) -> CatchUp:
         own = 9.0 if between(number) else 1.0
         rows = [row("w0", update_norm=1.1), row("w1", update_norm=own)]
         return passed(number, rows, time=START + number * PERIOD_S)
@@ -219,7 +219,7 @@ def test_round_that_is_stuck_on_one_member_is_told_at_once_and_ends() -> None:
 
 
 def test_member_that_misses_commits_is_found_and_ends_when_it_is_in_again() -> None:
-    def make(number: int) -> Passed:
+    def make(number: int) -> CatchUp:
         present = [m for m in MEMBERS if m != "w1" or not between(number)]
         return passed(number, [row(m) for m in present], time=START + number * PERIOD_S)
 

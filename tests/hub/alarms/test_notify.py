@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from atoll.errors import ConfigError, HubError
-from atoll.hub.alarms.notify import MOST_WAITING, Hooks, wanted
-from atoll.hub.alarms.notify_config import Command, Email, Hook, Webhook, load_hooks
-from atoll.hub.alarms.notify_senders import Hopeless
-from atoll.hub.alarms.watch import Looking
+from atoll.hub.alarms.notify import MOST_WAITING, Notifier, wanted
+from atoll.hub.alarms.notify_config import Command, Email, NotifyTarget, Webhook, load_targets
+from atoll.hub.alarms.notify_senders import PermanentFailure
+from atoll.hub.alarms.watch import AlarmSources
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from tests.hub.alarms.notify_targets import WAIT_S, Web, alarm, run_hooks, until
@@ -36,10 +36,10 @@ def test_hooks_choose_by_severity_kind_and_job() -> None:
 def test_a_storm_sends_few_messages_with_everything_in_them() -> None:
     sent: list[Mapping[str, Any]] = []
 
-    async def note(hook: Hook, told: Mapping[str, Any]) -> None:
+    async def note(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
         sent.append(told)
 
-    async def storm(hooks: Hooks) -> None:
+    async def storm(hooks: Notifier) -> None:
         for number in range(300):
             await hooks.tell(alarm(number))
             await asyncio.sleep(0.001)
@@ -52,10 +52,10 @@ def test_a_storm_sends_few_messages_with_everything_in_them() -> None:
 def test_more_than_anybody_reads_is_counted_and_the_newest_are_kept() -> None:
     sent: list[Mapping[str, Any]] = []
 
-    async def note(hook: Hook, told: Mapping[str, Any]) -> None:
+    async def note(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
         sent.append(told)
 
-    async def flood(hooks: Hooks) -> None:
+    async def flood(hooks: Notifier) -> None:
         for number in range(MOST_WAITING + 5):
             await hooks.tell(alarm(number))
         await hooks.tell(alarm(MOST_WAITING + 4, ended=9.0))
@@ -70,12 +70,12 @@ def test_more_than_anybody_reads_is_counted_and_the_newest_are_kept() -> None:
 def test_failures_are_tried_again_then_become_an_event_and_hinder_no_other_hook() -> None:
     tried: list[str] = []
 
-    async def fail(hook: Hook, told: Mapping[str, Any]) -> None:
+    async def fail(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
         tried.append(hook.name)
         if isinstance(hook, Webhook):
             raise HubError("no", given="status 503")
 
-    async def work(hooks: Hooks) -> None:
+    async def work(hooks: Notifier) -> None:
         await hooks.tell(alarm())
         await until(lambda: len(tried) == 4)
         await asyncio.sleep(0.05)
@@ -92,11 +92,11 @@ def test_failures_are_tried_again_then_become_an_event_and_hinder_no_other_hook(
 def test_what_is_refused_for_good_is_not_tried_again() -> None:
     tried: list[int] = []
 
-    async def refuse(hook: Hook, told: Mapping[str, Any]) -> None:
+    async def refuse(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
         tried.append(1)
-        raise Hopeless("status 404")
+        raise PermanentFailure("status 404")
 
-    async def work(hooks: Hooks) -> None:
+    async def work(hooks: Notifier) -> None:
         await hooks.tell(alarm())
         await until(lambda: tried)
         await asyncio.sleep(0.1)
@@ -113,7 +113,7 @@ def test_file_of_hooks_is_read_with_its_defaults(tmp_path: Path) -> None:
         '[[email]]\nhost = "mail"\nsender = "a@b.c"\nto = ["d@e.f"]\n'
     )
     path.chmod(0o600)
-    hooks = load_hooks(path)
+    hooks = load_targets(path)
     assert hooks == [
         Webhook(url="https://example.org/h", kinds=("stale",), pause_s=5),
         Command(argv=("notify-send", "atoll"), min_severity="critical"),
@@ -141,9 +141,9 @@ def test_file_that_is_wrong_says_what(tmp_path: Path, text: str, words: str) -> 
     path = tmp_path / "hooks.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
-        load_hooks(path)
+        load_targets(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_hooks(tmp_path / "missing.toml")
+        load_targets(tmp_path / "missing.toml")
 
 
 def test_a_hub_tells_its_hooks_of_an_alarm(tmp_path: Path, web: Web) -> None:
@@ -152,7 +152,7 @@ def test_a_hub_tells_its_hooks_of_an_alarm(tmp_path: Path, web: Web) -> None:
     path.parent.mkdir()
     path.write_text(f'[[webhook]]\nurl = "{web.url}"\nkinds = ["version-mismatch"]\n')
     path.chmod(0o600)
-    looking = Looking(every_s=0.1, nodes_every=1, patience=0.02)
+    looking = AlarmSources(every_s=0.1, nodes_every=1, patience=0.02)
     options = HubOptions(
         data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, looking=looking
     )

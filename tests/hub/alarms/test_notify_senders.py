@@ -26,9 +26,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from atoll.errors import HubError
-from atoll.hub.alarms.notify import Hooks
+from atoll.hub.alarms.notify import Notifier
 from atoll.hub.alarms.notify_config import Command, Email, Webhook
-from atoll.hub.alarms.notify_senders import SIGNATURE, Hopeless, send, subject
+from atoll.hub.alarms.notify_senders import (
+    SIGNATURE,
+    PermanentFailure,
+    format_message,
+    send,
+    subject,
+)
 from tests.hub.alarms.notify_targets import WAIT_S, Web, alarm, message, run_hooks, until
 from tests.patience import PROMPT_S
 from tests.ports import free_port
@@ -48,14 +54,16 @@ def test_webhook_posts_json_with_a_signature_that_can_be_checked(web: Web) -> No
 def test_webhook_is_tried_again_until_the_server_is_well(web: Web) -> None:
     web.statuses = [503, 500]
 
-    async def work(hooks: Hooks) -> None:
+    async def work(hooks: Notifier) -> None:
         await hooks.tell(alarm())
         await until(lambda: len(web.came) == 3)
 
     assert not run_hooks([Webhook(url=web.url)], work).texts
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, Hopeless), (302, Hopeless), (500, HubError)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, PermanentFailure), (302, PermanentFailure), (500, HubError)]
+)
 def test_webhook_that_is_refused_says_how(web: Web, status: int, kind: type[HubError]) -> None:
     web.statuses = [status]
     with pytest.raises(kind, match=str(status)):
@@ -100,7 +108,7 @@ def test_command_that_fails_hangs_or_is_not_there_says_so_and_leaves_nothing(
         asyncio.run(send(python(child, timeout_s=2.0), message()))
     left = int(pid.read_text())
     assert is_gone(left)
-    with pytest.raises(Hopeless, match="cannot be started"):
+    with pytest.raises(PermanentFailure, match="cannot be started"):
         asyncio.run(send(Command(argv=("/nowhere/program",)), message()))
 
 
@@ -188,7 +196,7 @@ def test_mail_goes_through_starttls_and_login(mailbox: Mailbox) -> None:
 
 
 def test_mail_with_a_wrong_password_is_not_tried_again(mailbox: Mailbox) -> None:
-    with pytest.raises(Hopeless, match="user or password"):
+    with pytest.raises(PermanentFailure, match="user or password"):
         asyncio.run(send(mail_hook(mailbox, password="no"), message()))
     assert not mailbox.letters
 
@@ -202,9 +210,8 @@ def test_mail_to_a_server_with_another_certificate_is_not_sent(mailbox: Mailbox)
 def test_words_of_a_member_cannot_add_headers_to_a_mail() -> None:
     text = subject([alarm(cause="x\r\nBcc: all@example.org").view()])
     hook = Email(host="h", sender="a@b.c", to=("d@e.f",))
-    from atoll.hub.alarms.notify_senders import letter
 
-    mail = letter(hook, message(alarm(cause="x\r\nBcc: all@example.org")))
+    mail = format_message(hook, message(alarm(cause="x\r\nBcc: all@example.org")))
     assert mail["Bcc"] is None
     assert "\n" in text or "Bcc" in text
     assert "\n" not in mail["Subject"]

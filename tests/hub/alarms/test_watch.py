@@ -14,10 +14,10 @@ from atoll import __version__
 from atoll.errors import HubError
 from atoll.hub.alarms.engine import Finding, Rule
 from atoll.hub.alarms.facts import Facts
-from atoll.hub.alarms.watch import Looking
+from atoll.hub.alarms.watch import AlarmSources
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.wire.messages import Account, Beat, NodeInfo
+from atoll.wire.messages import Beat, MemberStats, NodeInfo
 from tests.hub.nodes.test_membership import Running
 from tests.hub.peer import Peer, node
 from tests.hub.rounds.test_timeline import meet
@@ -28,7 +28,7 @@ WAIT_S = PATIENCE_S
 
 def serve(folder: Path) -> HubServer:
     """Return a hub that looks more often than in real life, and believes at once."""
-    looking = Looking(every_s=0.1, nodes_every=1, patience=0.02)
+    looking = AlarmSources(every_s=0.1, nodes_every=1, patience=0.02)
     return HubServer(
         HubOptions(data=folder / "data", jobs=folder / "jobs", reducers=False, looking=looking)
     )
@@ -108,7 +108,7 @@ def test_silencing_what_is_not_there_says_so(hub: HubServer) -> None:
 def test_member_that_contributes_zeros_is_named_with_its_machine(hub: HubServer) -> None:
     group = Running(hub)
     for round_ in range(4):
-        meet(group, round_, [Account({}, 1.0, 2.0), Account({}, 0.0, 2.0)])
+        meet(group, round_, [MemberStats({}, 1.0, 2.0), MemberStats({}, 0.0, 2.0)])
     row = alarm(hub, "zero-contribution")
     assert (row["job"], row["member"]) == (group.job, "w1")
     assert row["node"] == group.agent.session

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from atoll.clock import VirtualClock
 from atoll.hub.dashboard import snapshot as snapshot_module
 from atoll.hub.dashboard import sse as stream_module
-from atoll.hub.dashboard.snapshot import Snapshots, coarse_age
-from atoll.hub.dashboard.sse import MAX_STREAMS, Cursors, Feed, Streams
+from atoll.hub.dashboard.snapshot import SnapshotSource, coarse_age
+from atoll.hub.dashboard.sse import MAX_STREAMS, Cursors, EventStreams, Feed
 from atoll.hub.db.stores import Stores
 from atoll.hub.http import jobs
 from atoll.hub.http.context import Context
-from atoll.hub.http.endpoint import Refused
+from atoll.hub.http.endpoint import HttpRefused
 from atoll.hub.security.auth import Identity
 from atoll.wire.messages import Point
 from tests.hub.durable import SPEC, with_stores
@@ -65,7 +65,7 @@ def request(query: str = "") -> Request:
 
 
 def feed_of(
-    context: Context, snapshots: Snapshots, *, job: str = "", role: str = "operator"
+    context: Context, snapshots: SnapshotSource, *, job: str = "", role: str = "operator"
 ) -> Feed:
     return Feed(context, snapshots, Cursors(job), role=role)
 
@@ -76,7 +76,7 @@ async def tick_of(feed: Feed) -> tuple[dict[str, Any], bool]:
     return tick, more
 
 
-async def next_tick(snapshots: Snapshots) -> None:
+async def next_tick(snapshots: SnapshotSource) -> None:
     """Wait until another picture is due."""
     await asyncio.sleep(snapshots.pause_s())
 
@@ -92,7 +92,7 @@ def test_a_client_that_takes_nothing_is_dropped(
     monkeypatch.setattr(stream_module, "SEND_TIMEOUT_S", 0.05)
 
     async def test(stores: Stores) -> None:
-        streams, bodies = Streams(), 0
+        streams, bodies = EventStreams(), 0
 
         async def stuck(message: Any) -> None:
             nonlocal bodies
@@ -109,7 +109,7 @@ def test_a_client_that_takes_nothing_is_dropped(
 
 def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
-        streams = Streams()
+        streams = EventStreams()
 
         async def gone() -> dict[str, Any]:
             return {"type": "http.disconnect"}
@@ -126,9 +126,9 @@ def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
 
 def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
-        streams = Streams()
+        streams = EventStreams()
         streams.open = MAX_STREAMS
-        with pytest.raises(Refused, match="too many dashboards") as refused:
+        with pytest.raises(HttpRefused, match="too many dashboards") as refused:
             await streams.answer(request(), context_of(stores))
         assert refused.value.status == 503
 
@@ -152,7 +152,7 @@ def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(
             )
         await stores.logs.add(job, "w0", source="s", seq=1, lines=[str(n) for n in range(900)])
         context = context_of(stores)
-        snapshots = Snapshots(context)
+        snapshots = SnapshotSource(context)
         feed, steps, sizes, more = feed_of(context, snapshots, job=job), [], [], True
         while more:
             tick, more = await tick_of(feed)
@@ -176,7 +176,7 @@ def test_pages_get_all_once_and_then_only_what_changed(tmp_path: Path) -> None:
         live = Nobody()
         live.rows = [row("a"), row("b", stats={"cpu_percent": 1.0})]
         context = context_of(stores, live)
-        snapshots = Snapshots(context)
+        snapshots = SnapshotSource(context)
         early, late = feed_of(context, snapshots), feed_of(context, snapshots)
         tick, _ = await tick_of(early)
         assert tick["full"] is True
@@ -206,7 +206,7 @@ def test_what_ticks_leave_out_is_in_the_next_whole_picture(tmp_path: Path) -> No
         live = Nobody()
         live.rows = [row("a")]
         context = context_of(stores, live)
-        snapshots = Snapshots(context)
+        snapshots = SnapshotSource(context)
         slow, other = feed_of(context, snapshots), feed_of(context, snapshots)
         await tick_of(slow)
         for cores in (5, 6):
@@ -222,7 +222,7 @@ def test_what_ticks_leave_out_is_in_the_next_whole_picture(tmp_path: Path) -> No
 def test_only_operators_get_the_ticket(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         context = context_of(stores)
-        snapshots = Snapshots(context)
+        snapshots = SnapshotSource(context)
         for role, secret in (("operator", True), ("viewer", False)):
             tick, _ = await tick_of(feed_of(context, snapshots, role=role))
             assert tick["hub"]["role"] == role
@@ -247,7 +247,7 @@ def test_an_ended_job_is_not_described_at_every_tick(
         await stores.jobs.update(over, state="failed", reason="it broke")
         waits = (await stores.jobs.create(SPEC, files={})).job
         context = context_of(stores)
-        snapshots = Snapshots(context)
+        snapshots = SnapshotSource(context)
         feed = feed_of(context, snapshots)
         for _ in range(3):
             await tick_of(feed)

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import ConfigError
 from atoll.hub.app import HubOptions
-from atoll.hub.http.forwarded import check_prefix, told_address, without_prefix
+from atoll.hub.http.forwarded import check_prefix, forwarded_address, without_prefix
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
@@ -43,7 +43,7 @@ def test_what_cannot_be_a_path_is_refused(given: str) -> None:
 def test_what_tickets_tell_and_what_requests_have(
     advertise: str, prefix: str, told: tuple[str, str]
 ) -> None:
-    assert told_address(advertise, prefix) == told
+    assert forwarded_address(advertise, prefix) == told
 
 
 def test_only_whole_parts_of_a_path_count() -> None:

@@ -1,4 +1,6 @@
-"""Deletes one job over and over, killed at every instant: `python -m tests.hub.jobs.deletion_lives`.
+"""Delete one job over and over, killed at every instant.
+
+Started as `python -m tests.hub.jobs.deletion_lives`.
 
 For each instant one process, forked from one that has imported everything, makes a hub with two
 jobs and deletes the first until it is killed with -9; a second process starts the hub again on the

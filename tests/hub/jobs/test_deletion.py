@@ -16,7 +16,7 @@ from atoll.clock import VirtualClock
 from atoll.errors import HubError
 from atoll.hub.jobs.deletion import OF_JOB, POOLED, _queues_of
 from atoll.hub.jobs.record import Job
-from atoll.hub.jobs.retention import Keeping, overdue
+from atoll.hub.jobs.retention import RetentionRules, expired_jobs
 from atoll.hub.queues.queues import Queues
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
@@ -265,7 +265,8 @@ def test_queues_and_the_past_of_one_job_go_and_those_of_others_stay(tmp_path: Pa
 
 
 def test_of_a_pool_goes_what_is_of_the_actors_of_one_job() -> None:
-    spec = '[rl]\npool = "pool/x"\n[[rl.policies]]\nname = "p"\nenv = "atoll.rl.environments.physics:cartpole"\n'
+    spec = '[rl]\npool = "pool/x"\n[[rl.policies]]\nname = "p"\n'
+    spec += 'env = "atoll.rl.environments.physics:cartpole"\n'
     assert _queues_of(Job(job="a-1", created=0.0, kind="rl", spec=spec)) == [
         "a-1/", "pool/x/answers.a-1.", "pool/x/experience.a-1.", "pool/x/policy.a-1.",
     ]  # fmt: skip
@@ -273,9 +274,9 @@ def test_of_a_pool_goes_what_is_of_the_actors_of_one_job() -> None:
 
 
 def test_names_of_a_pool_are_those_that_its_actors_use() -> None:
-    from atoll.rl.channel.names import Names
+    from atoll.rl.channel.names import QueueNames
 
-    names = Names(pool="pool/x", job="a-1")
+    names = QueueNames(pool="pool/x", job="a-1")
     own = tuple(f"pool/x/{kind}.a-1." for kind in POOLED)
     actor = names.actor("w1")
     told = (names.answers(actor), names.experience(actor), names.policy(names.task_policy("p")))
@@ -291,15 +292,15 @@ def job_of(name: str, state: str, age_days: float) -> Job:
 @pytest.mark.parametrize(
     ("keeping", "gone"),
     [
-        (Keeping(), set()),
-        (Keeping(ended=30), {"done", "lost"}),
-        (Keeping(ended=30, resumable=60), {"done", "lost", "older"}),
-        (Keeping(resumable=10), {"stopped", "older"}),
-        (Keeping(ended=0), {"done", "lost", "fresh"}),
+        (RetentionRules(), set()),
+        (RetentionRules(ended=30), {"done", "lost"}),
+        (RetentionRules(ended=30, resumable=60), {"done", "lost", "older"}),
+        (RetentionRules(resumable=10), {"stopped", "older"}),
+        (RetentionRules(ended=0), {"done", "lost", "fresh"}),
     ],
 )
 def test_retention_takes_what_is_overdue_and_never_what_could_still_go_on(
-    keeping: Keeping, gone: set[str]
+    keeping: RetentionRules, gone: set[str]
 ) -> None:
     """Jobs with a checkpoint that stopped or failed have a time of their own: else for ever."""
     jobs = [
@@ -307,7 +308,7 @@ def test_retention_takes_what_is_overdue_and_never_what_could_still_go_on(
         job_of("stopped", "stopped", 40), job_of("older", "failed", 70),
         Job(job="runs", created=0.0, state="running"),
     ]  # fmt: skip
-    found = overdue(
+    found = expired_jobs(
         jobs, keeping=keeping, now=1e9, resumable=lambda job: job.job in ("stopped", "older")
     )
     assert {job.job for job in found} == gone
@@ -317,7 +318,7 @@ def test_hub_deletes_by_age_where_it_was_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.hub.jobs.retention.LOOK_EVERY_S", 0.1)
-    told = dataclasses.replace(options(tmp_path), keeping=Keeping(ended=1e-9))
+    told = dataclasses.replace(options(tmp_path), keeping=RetentionRules(ended=1e-9))
     with HubServer(told) as server, HubClient(server.url, server.operator_token) as client:
         waits = client.submit(COMMAND)
         with node(server, "lap1") as agent:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import Job, island_told, job_facts, policy_steps, seats_told, steps_of
+from atoll.hub.jobs.record import (
+    Job,
+    describe_island,
+    describe_roles,
+    job_facts,
+    policy_steps,
+    steps_of,
+)
 
 SPEC = """
 [job]
@@ -24,7 +31,7 @@ steps = 3000
 
 def job() -> Job:
     spec = parse_spec(SPEC)
-    return Job(job="x-1", created=0.0, steps=steps_of(spec), seats=seats_told(spec))
+    return Job(job="x-1", created=0.0, steps=steps_of(spec), seats=describe_roles(spec))
 
 
 def test_every_slot_is_told_what_it_does() -> None:
@@ -49,8 +56,8 @@ def test_a_job_of_policies_is_as_far_as_all_of_them_together() -> None:
 
 def test_members_of_several_ranks_tell_how_they_lie() -> None:
     island = 'inner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor = 2}'
-    assert island_told(parse_spec(f"[strategy]\n{island}")) == "replicate=2 tensor=2"
-    assert island_told(parse_spec("")) == ""
+    assert describe_island(parse_spec(f"[strategy]\n{island}")) == "replicate=2 tensor=2"
+    assert describe_island(parse_spec("")) == ""
     one = Job(job="x-1", created=0.0, island="shard=2")
     assert job_facts(one)["island"] == "shard=2"
 

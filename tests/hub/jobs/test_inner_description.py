@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import inner_told, island_told, job_facts
+from atoll.hub.jobs.record import describe_inner, describe_island, job_facts
 from tests.hub.durable import with_stores
 
 HEAD = '[job]\nname = "x"\n'
@@ -31,13 +31,13 @@ HEAD = '[job]\nname = "x"\n'
 )  # fmt: skip
 def test_a_line_says_how_each_member_computes(tables: str, island: str, inner: str) -> None:
     spec = parse_spec(HEAD + tables)
-    assert (island_told(spec), inner_told(spec)) == (island, inner)
+    assert (describe_island(spec), describe_inner(spec)) == (island, inner)
 
 
 def test_programs_of_ones_own_have_their_own_precision() -> None:
-    assert inner_told(parse_spec(HEAD + 'command = ["true"]\n')) == ""
+    assert describe_inner(parse_spec(HEAD + 'command = ["true"]\n')) == ""
     script = parse_spec(HEAD + 'script = "a.py"\n[island]\nranks = 2\n')
-    assert inner_told(script) == "2 ranks"
+    assert describe_inner(script) == "2 ranks"
 
 
 def test_it_follows_the_job_file(tmp_path: Path) -> None:

@@ -16,15 +16,15 @@ from atoll.hub.jobs.completion import (
     LAST_RETURN_S,
     MAX_FAILURES,
     RETURN_S,
-    Relaunches,
-    given_up,
+    RestartPolicy,
     missing,
     pause_s,
+    restarts_exhausted,
 )
 from atoll.hub.jobs.jobs import Job, Member
-from atoll.hub.jobs.record import check_change
-from atoll.hub.rounds.runtime import open_room
-from atoll.hub.rounds.store import SCHEMA, RoundBook
+from atoll.hub.jobs.record import check_spec_change
+from atoll.hub.rounds.runtime import restore_runtime
+from atoll.hub.rounds.store import SCHEMA, RoundStore
 from atoll.rounds.effects import Decided, Planned
 from atoll.wire.messages import Lease, RoundJoin, RoundPlan, Verdict
 
@@ -50,9 +50,9 @@ def test_pauses_double_to_a_minute() -> None:
 
 def test_member_is_given_up_after_so_many_launches_and_leaving_is_no_failure() -> None:
     job = Job(job="j", created=0.0)
-    assert not given_up(lost("failed", failures=MAX_FAILURES - 2), job)
-    assert given_up(lost("failed", failures=MAX_FAILURES - 1), job)
-    assert not given_up(lost("left", failures=MAX_FAILURES - 1), job)
+    assert not restarts_exhausted(lost("failed", failures=MAX_FAILURES - 2), job)
+    assert restarts_exhausted(lost("failed", failures=MAX_FAILURES - 1), job)
+    assert not restarts_exhausted(lost("left", failures=MAX_FAILURES - 1), job)
 
 
 def test_program_that_failed_is_given_up_after_its_retries_and_pauses_longer_each_time() -> None:
@@ -62,19 +62,19 @@ def test_program_that_failed_is_given_up_after_its_retries_and_pauses_longer_eac
     waits = []
     for member.retried in range(2):
         clock = VirtualClock()
-        relaunches = Relaunches(clock=clock)
-        assert not given_up(member, job)
+        relaunches = RestartPolicy(clock=clock)
+        assert not restarts_exhausted(member, job)
         while not relaunches.due("j", member, node_is_there=True, may_return=False, program=True):
             clock.advance(0.5)
         waits.append(clock.monotonic() - VirtualClock().monotonic())
     assert waits == [1.0, 2.0]
     member.retried = 2
-    assert given_up(member, job)
+    assert restarts_exhausted(member, job)
 
 
 def test_silent_process_may_live_on_while_its_node_is_away() -> None:
     clock = VirtualClock()
-    relaunches = Relaunches(clock=clock)
+    relaunches = RestartPolicy(clock=clock)
     member = lost()
     member.incarnation = ""
 
@@ -101,7 +101,7 @@ def test_who_may_come_back_is_waited_for(
     member: Member, wait_s: float, *, node_is_there: bool, may_return: bool
 ) -> None:
     clock = VirtualClock()
-    relaunches = Relaunches(clock=clock)
+    relaunches = RestartPolicy(clock=clock)
 
     def due() -> bool:
         return relaunches.due("j", member, node_is_there=node_is_there, may_return=may_return)
@@ -123,12 +123,12 @@ def test_who_may_come_back_is_waited_for(
 )
 def test_what_the_state_is_made_of_cannot_change(change: str, name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        check_change(parse_spec(""), change)
+        check_spec_change(parse_spec(""), change)
 
 
 def test_nodes_and_strategy_can_change() -> None:
     text = '[job]\nnodes = 5\n[strategy]\npreset = "ddp"\n'
-    assert check_change(parse_spec(""), text).job.nodes == 5
+    assert check_spec_change(parse_spec(""), text).job.nodes == 5
 
 
 def test_verdict_that_was_not_stored_is_not_believed(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_verdict_that_was_not_stored_is_not_believed(tmp_path: Path) -> None:
         )
         try:
             job = await stores.jobs.create(SPEC, files={})
-            book = RoundBook(database=stores.database, jobs=stores.jobs, clock=clock)
+            book = RoundStore(database=stores.database, jobs=stores.jobs, clock=clock)
             cursors = {0: {"offset": 5}}
             plan = RoundPlan(job.job, 0, 1, ["w0"], "alone")
             await book.add_plan(Planned(plan))
@@ -152,7 +152,7 @@ def test_verdict_that_was_not_stored_is_not_believed(tmp_path: Path) -> None:
             open_plan = RoundPlan(job.job, 1, 2, ["w0"], "alone")
             await book.add_plan(Planned(open_plan, joins))
             await stores.jobs.update(job.job, committed_round=2, leases={0: {"offset": 9}})
-            room = await open_room(job, book=book, now=0.0, fresh=False, first_grace_s=1.0)
+            room = await restore_runtime(job, book=book, now=0.0, fresh=False, first_grace_s=1.0)
             assert room.machine.committed_round == 1
             assert room.machine.progress.leases.cursors == cursors
             assert room.machine.attempt is not None

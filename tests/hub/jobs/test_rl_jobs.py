@@ -13,19 +13,19 @@ from atoll.hub.alarms.facts import Facts, JobFacts, MemberFacts
 from atoll.hub.alarms.member_rules import stale
 from atoll.hub.jobs.completion import (
     STEADY_S,
-    Relaunches,
-    hear_directly,
-    left_behind,
+    RestartPolicy,
     missing,
-    outcome_of_policies,
+    reports_directly,
+    rl_outcome,
+    without_end,
 )
 from atoll.hub.jobs.jobs import Job, Member
-from atoll.hub.jobs.record import seats_told
-from atoll.hub.rounds.timeline import Passed
+from atoll.hub.jobs.record import describe_roles
+from atoll.hub.rounds.timeline import CatchUp
 from atoll.hub.scheduler.scaling import check_bounds
 from atoll.hub.security.auth import Identity, may_use_queue
 from atoll.hub.server import HubServer
-from atoll.rounds.machine import JobRounds
+from atoll.rounds.machine import RoundMachine
 from atoll.wire.messages import (
     Done,
     Failure,
@@ -71,7 +71,7 @@ def job(*states: str, pool: str = "", stopping: bool = False) -> Job:
         )  # fmt: skip
     return Job(
         job="j", created=0.0, kind="rl", spec=spec, nodes_wanted=3, members=members,
-        stopping=stopping, seats=seats_told(parse_spec(spec)),
+        stopping=stopping, seats=describe_roles(parse_spec(spec)),
     )  # fmt: skip
 
 
@@ -97,12 +97,12 @@ def job(*states: str, pool: str = "", stopping: bool = False) -> Job:
 def test_how_a_job_of_policies_ends(
     states: tuple[str, ...], stopping: bool, expected: str | None
 ) -> None:
-    end = outcome_of_policies(job(*states, stopping=stopping))
+    end = rl_outcome(job(*states, stopping=stopping))
     assert (end[0] if end else None) == expected
 
 
 def test_a_failed_job_says_who_failed_and_why() -> None:
-    end = outcome_of_policies(job("done", "fatal", "fatal"))
+    end = rl_outcome(job("done", "fatal", "fatal"))
     assert end is not None
     assert end[1] == "w1: no such environment; so did w2"
     assert end[2] == {"kind": "ConfigError", "what": "no such environment"}
@@ -121,7 +121,7 @@ def test_a_failed_job_says_who_failed_and_why() -> None:
     ],
 )
 def test_when_a_critic_waits_in_vain(states: tuple[str, ...], pool: str, expected: bool) -> None:
-    assert left_behind(job(*states, pool=pool)) is expected
+    assert without_end(job(*states, pool=pool)) is expected
 
 
 def test_those_that_have_begun_are_launched_again_each_for_itself() -> None:
@@ -132,9 +132,9 @@ def test_those_that_have_begun_are_launched_again_each_for_itself() -> None:
 
 def test_only_the_critic_hears_of_a_stop_directly_where_policies_agree() -> None:
     record = job("running", "running", "lost")
-    assert hear_directly(record) == ["w0", "w1"]
+    assert reports_directly(record) == ["w0", "w1"]
     record.spec = text(strategy='[strategy]\npreset = "diloco"')
-    assert hear_directly(record) == ["w0"]
+    assert reports_directly(record) == ["w0"]
 
 
 def test_failures_count_anew_after_a_minute_of_work() -> None:
@@ -148,7 +148,7 @@ def test_failures_count_anew_after_a_minute_of_work() -> None:
             return self.now
 
     clock = Now()
-    relaunches = Relaunches(clock=clock)
+    relaunches = RestartPolicy(clock=clock)
     worker = Member(member="w1", slot=1, node="n", state="running", failures=3, attempt=4)
     assert not relaunches.steady("j", worker)
     clock.now = STEADY_S / 2
@@ -164,8 +164,8 @@ def test_failures_count_anew_after_a_minute_of_work() -> None:
 # ----------------------------------------------------------------------------- rounds
 
 
-def rounds() -> JobRounds:
-    machine = JobRounds("j", nodes_wanted=2, aside=frozenset({"w0"}), preference="relay")
+def rounds() -> RoundMachine:
+    machine = RoundMachine("j", nodes_wanted=2, aside=frozenset({"w0"}), preference="relay")
     machine.reducer_ready = True
     for name in ("w0", "w1", "w2"):
         machine.expect(name)
@@ -196,7 +196,7 @@ def test_rounds_wait_for_actors_only_whatever_the_critic_does() -> None:
 def test_no_alarm_says_that_the_critic_misses_rounds() -> None:
     def facts(*, aside: bool) -> Facts:
         passed = [
-            Passed(
+            CatchUp(
                 epoch=n,
                 round=n,
                 route="relay",

@@ -16,7 +16,7 @@ from atoll.clock import VirtualClock
 from atoll.hub.db.database import Database
 from atoll.hub.nodes import history as history_module
 from atoll.hub.nodes.history import DAY_S, HOUR_S, KEPT_S, SCHEMA, History
-from atoll.hub.nodes.sampler import Recording
+from atoll.hub.nodes.sampler import HubSampler
 from atoll.hub.observability.metrics import CONDENSED_POINTS, MAX_POINTS, Metrics
 from atoll.hub.observability.metrics import SCHEMA as METRICS_SCHEMA
 from atoll.wire.messages import Point
@@ -133,7 +133,7 @@ def test_nodes_are_sampled_and_their_number_bounds_the_cost(tmp_path: Path) -> N
     async def test(stores: Any) -> None:
         clock = VirtualClock()
         clock.advance(1e9)
-        recording = Recording(stores, clock=clock)
+        recording = HubSampler(stores, clock=clock)
         few = [("a", {"load": 1.0})]
         await recording.tick(few)
         clock.advance(9.0)

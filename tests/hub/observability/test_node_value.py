@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from atoll.hub.observability.node_value import LEAST_ROUNDS, worth
-from atoll.hub.rounds.timeline import Passed, Row
+from atoll.hub.observability.node_value import LEAST_ROUNDS, marginal_throughput
+from atoll.hub.rounds.timeline import CatchUp, Row
 
 STEPS = 50
 TOKENS_PER_STEP = 100
@@ -37,7 +37,7 @@ class Laptop:
 def simulate(
     laptops: Mapping[str, Laptop], *, rounds: int = 12, paced: bool = False, noise: float = 0.0,
     route: str = "relay", seed: int = 1,
-) -> list[Passed]:  # fmt: skip
+) -> list[CatchUp]:  # fmt: skip
     """Train with these machines and return what the hub would have seen."""
     words, now, passed = random.Random(seed), 1_000.0, []
     members = list(laptops)
@@ -70,13 +70,13 @@ def simulate(
             for m in members
         ]  # fmt: skip
         passed.append(
-            Passed(number + 1, number, route if count > 1 else "alone", members, members, now,
+            CatchUp(number + 1, number, route if count > 1 else "alone", members, members, now,
                    send_s, 1_000, rows)
         )  # fmt: skip
     return passed
 
 
-def rate(rounds: Sequence[Passed]) -> float:
+def rate(rounds: Sequence[CatchUp]) -> float:
     """Return the tokens per second that were really reached, the first round left out."""
     tokens = sum(row.tokens or 0 for one in rounds[1:] for row in one.rows)
     return tokens / (rounds[-1].time - rounds[0].time)
@@ -86,7 +86,7 @@ def check(
     laptops: Mapping[str, Laptop], gone: str, *, tolerance: float, **more: object
 ) -> tuple[float, float]:
     """Compare what is foretold without a machine with a run without it."""
-    found = worth(simulate(laptops, **more))  # type: ignore[arg-type]
+    found = marginal_throughput(simulate(laptops, **more))  # type: ignore[arg-type]
     node = next(n for n in found["nodes"] if n["member"] == gone)
     foretold = found["tokens_per_s"] - node["adds_tokens_per_s"]
     rest = {m: laptop for m, laptop in laptops.items() if m != gone}
@@ -135,13 +135,13 @@ def test_what_one_more_machine_adds_is_foretold(
     before = simulate(laptops, route=route)
     after = simulate(laptops | {"w99": Laptop(step_s, exchange_s)}, route=route)
     percent = 100 * (rate(after) / rate(before) - 1)
-    found = worth(before)["next"]
+    found = marginal_throughput(before)["next"]
     assert found["adds_percent"] == pytest.approx(percent, abs=3.0)
 
 
 def test_slow_laptop_that_costs_is_to_be_removed_and_useful_ones_are_kept() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.6)}
-    found = worth(simulate(laptops))
+    found = marginal_throughput(simulate(laptops))
     verdicts = {n["node"]: n["verdict"] for n in found["nodes"]}
     assert verdicts == {"node-w0": "keep", "node-w1": "keep", "node-w2": "remove"}
     text = next(n["text"] for n in found["nodes"] if n["node"] == "node-w2")
@@ -171,13 +171,13 @@ def test_what_a_slow_uplink_costs_is_foretold(
 
 def test_laptop_with_a_slow_uplink_is_to_be_removed() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.1, uplink_s=20.0)}
-    nodes = {n["node"]: n["verdict"] for n in worth(simulate(laptops))["nodes"]}
+    nodes = {n["node"]: n["verdict"] for n in marginal_throughput(simulate(laptops))["nodes"]}
     assert nodes == {"node-w0": "keep", "node-w1": "keep", "node-w2": "remove"}
 
 
 def test_the_same_laptop_is_kept_where_it_does_only_as_many_steps_as_fit() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.6)}
-    found = worth(simulate(laptops, paced=True))
+    found = marginal_throughput(simulate(laptops, paced=True))
     assert [n["verdict"] for n in found["nodes"]] == ["keep"] * 3
     slow = found["nodes"][2]
     assert slow["adds_percent"] > 0
@@ -185,33 +185,33 @@ def test_the_same_laptop_is_kept_where_it_does_only_as_many_steps_as_fit() -> No
 
 
 def test_a_fourth_node_in_plain_words() -> None:
-    found = worth(simulate({f"w{i}": Laptop(0.1, 0.2) for i in range(3)}))
+    found = marginal_throughput(simulate({f"w{i}": Laptop(0.1, 0.2) for i in range(3)}))
     assert (
         found["next"]["text"] == f"a 4th node would add about {found['next']['adds_percent']:.0f} %"
     )
     assert 25 < found["next"]["adds_percent"] < 34
     assert found["text"].startswith("3 machines: ")
-    slow = worth(simulate({f"w{i}": Laptop(0.001, 60.0) for i in range(3)}))
+    slow = marginal_throughput(simulate({f"w{i}": Laptop(0.001, 60.0) for i in range(3)}))
     assert "would add nothing" in slow["next"]["text"] or slow["next"]["adds_percent"] < 1
 
 
 def test_machines_with_several_members_are_judged_as_machines() -> None:
     rounds = simulate({"w0": Laptop(0.1), "w1": Laptop(0.2), "w2": Laptop(0.2)})
     both = [
-        Passed(one.epoch, one.round, one.route, one.members, one.contributors, one.time,
+        CatchUp(one.epoch, one.round, one.route, one.members, one.contributors, one.time,
                one.seconds, one.nbytes,
                [Row(**{n: getattr(r, n) for n in r.__struct_fields__} |
                     {"node": "a" if r.member == "w0" else "b"}) for r in one.rows])
         for one in rounds
     ]  # fmt: skip
-    nodes = {n["node"]: n for n in worth(both)["nodes"]}
+    nodes = {n["node"]: n for n in marginal_throughput(both)["nodes"]}
     assert nodes["b"]["member"] == "w1, w2"
     assert nodes["b"]["verdict"] == "keep"
 
 
 def test_members_that_train_alone_cost_nobody_anything() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.6)}
-    found = worth(simulate(laptops), alone=True)
+    found = marginal_throughput(simulate(laptops), alone=True)
     assert [n["verdict"] for n in found["nodes"]] == ["keep", "keep"]
     assert sum(n["adds_tokens_per_s"] for n in found["nodes"]) == pytest.approx(
         found["tokens_per_s"]
@@ -219,8 +219,8 @@ def test_members_that_train_alone_cost_nobody_anything() -> None:
 
 
 def test_too_early_is_said_and_counts() -> None:
-    assert worth([])["text"] == f"too early to say: 0 of {LEAST_ROUNDS} rounds"
-    early = worth(simulate({"w0": Laptop(0.1), "w1": Laptop(0.1)}, rounds=3))
+    assert marginal_throughput([])["text"] == f"too early to say: 0 of {LEAST_ROUNDS} rounds"
+    early = marginal_throughput(simulate({"w0": Laptop(0.1), "w1": Laptop(0.1)}, rounds=3))
     assert early["text"] == "too early to say: 2 of 5 rounds"
     assert [n["verdict"] for n in early["nodes"]] == ["unknown", "unknown"]
     assert early["tokens_per_s"] is None
@@ -229,24 +229,26 @@ def test_too_early_is_said_and_counts() -> None:
 def test_a_change_of_members_begins_anew() -> None:
     laptops = {"w0": Laptop(0.1), "w1": Laptop(0.1), "w2": Laptop(0.1)}
     rounds = simulate(laptops, rounds=20)
-    assert worth(rounds, running={"w0", "w1"})["text"].startswith("too early to say: 0")
+    assert marginal_throughput(rounds, running={"w0", "w1"})["text"].startswith(
+        "too early to say: 0"
+    )
 
 
 def test_scripts_that_count_no_tokens_are_measured_in_steps() -> None:
     rounds = [
-        Passed(one.epoch, one.round, one.route, one.members, one.contributors, one.time,
+        CatchUp(one.epoch, one.round, one.route, one.members, one.contributors, one.time,
                one.seconds, one.nbytes,
                [Row(**{n: getattr(r, n) for n in r.__struct_fields__} | {"tokens": 0})
                 for r in one.rows])
         for one in simulate({"w0": Laptop(0.1), "w1": Laptop(0.1)})
     ]  # fmt: skip
-    found = worth(rounds)
+    found = marginal_throughput(rounds)
     assert found["unit"] == "steps"
     assert "steps/s" in found["text"]
 
 
 def test_one_machine_alone_is_the_only_one() -> None:
-    found = worth(simulate({"w0": Laptop(0.1)}))
+    found = marginal_throughput(simulate({"w0": Laptop(0.1)}))
     assert found["nodes"][0]["text"] == "node-w0 is the only machine"
     assert found["next"]["adds_percent"] is None
 
@@ -254,9 +256,11 @@ def test_one_machine_alone_is_the_only_one() -> None:
 def test_a_round_in_which_a_machine_slept_changes_nothing() -> None:
     rounds = simulate({"w0": Laptop(0.1), "w1": Laptop(0.1)}, rounds=14)
     late = [
-        Passed(one.epoch, one.round, one.route, one.members, one.contributors,
+        CatchUp(one.epoch, one.round, one.route, one.members, one.contributors,
                one.time + (600.0 if one.round >= 7 else 0.0), one.seconds, one.nbytes, one.rows)
         for one in rounds
     ]  # fmt: skip
-    assert worth(late)["tokens_per_s"] == pytest.approx(worth(rounds)["tokens_per_s"], rel=0.01)
-    assert worth(late)["rounds"] == 12
+    assert marginal_throughput(late)["tokens_per_s"] == pytest.approx(
+        marginal_throughput(rounds)["tokens_per_s"], rel=0.01
+    )
+    assert marginal_throughput(late)["rounds"] == 12

@@ -19,7 +19,7 @@ from atoll.hub.db.database import Database
 from atoll.hub.queues import sqlite
 from atoll.hub.queues.backend import DONE_KEPT_S
 from atoll.hub.queues.memory import MemoryBackend
-from atoll.hub.queues.queues import Depth, Queues
+from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.hub.queues.sqlite_sql import OF_LEASES
 from tests.contracts.queue_base import LEASE_S, run
@@ -59,7 +59,7 @@ class TestSqliteQueue(QueueContract, LimitsContract, TopicContract):
 
         async def second_life(lease: str) -> None:
             async with self.open() as queue:
-                assert await queue.depths() == {"q": Depth(ready=1, leased=1)}
+                assert await queue.depths() == {"q": QueueDepth(ready=1, leased=1)}
                 assert (await queue.put("q", key="a", payload=b"")).duplicate
                 await queue.ack("q", lease=lease)
                 (item,) = await queue.claim("q", lease_s=LEASE_S, limit=10)
@@ -85,7 +85,7 @@ PRODUCER = textwrap.dedent(
     import asyncio, sys
     from pathlib import Path
     from atoll.clock import VirtualClock
-    from atoll.hub import queue_sqlite
+    from atoll.hub.queues import sqlite as queue_sqlite
     from atoll.hub.db.database import Database
     from atoll.hub.queues.queues import Queues
     from atoll.hub.queues.sqlite import SqliteBackend

@@ -22,14 +22,22 @@ from atoll.hub.rounds.timeline import (
     PHASES,
     Row,
     Timeline,
+    catch_up,
     decode,
     encode,
-    passed,
-    tidy,
+    validate_stats,
 )
 from atoll.hub.server import HubServer
-from atoll.rounds.machine import JobRounds
-from atoll.wire.messages import Account, Done, Finished, RoundJoin, RoundPlan, RoundVote, Verdict
+from atoll.rounds.machine import RoundMachine
+from atoll.wire.messages import (
+    Done,
+    Finished,
+    MemberStats,
+    RoundJoin,
+    RoundPlan,
+    RoundVote,
+    Verdict,
+)
 from tests.hub.nodes.test_membership import Running, told
 from tests.rounds.group_model import Group
 from tests.rounds.test_machine import SCHEDULES, play
@@ -44,7 +52,7 @@ def plan_of(round_: int, epoch: int) -> RoundPlan:
 
 def join_of(round_: int, *, tokens: int = 0, busy_s: float = 4.0, **account: Any) -> RoundJoin:
     return RoundJoin(
-        round_, "b", tokens=tokens, steps=10, busy_s=busy_s, account=Account(**account)
+        round_, "b", tokens=tokens, steps=10, busy_s=busy_s, account=MemberStats(**account)
     )
 
 
@@ -138,7 +146,7 @@ ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 def test_whatever_a_member_tells_only_usable_figures_are_kept_and_the_others_named(
     phases: dict[str, float], norm: float | None, loss: float | None
 ) -> None:
-    join, odd = tidy(RoundJoin(0, "b", account=Account(phases, norm, loss)))
+    join, odd = validate_stats(RoundJoin(0, "b", account=MemberStats(phases, norm, loss)))
     account = join.account
     assert account is not None
     assert all(0.0 <= seconds <= LONGEST_S for seconds in account.phases.values())
@@ -153,7 +161,7 @@ def test_whatever_a_member_tells_only_usable_figures_are_kept_and_the_others_nam
 
 def test_join_without_an_account_is_nothing_odd() -> None:
     join = RoundJoin(0, "b")
-    assert tidy(join) == (join, [])
+    assert validate_stats(join) == (join, [])
 
 
 def test_what_is_odd_is_told_once_and_stays_in_the_row() -> None:
@@ -179,14 +187,14 @@ def test_accounts_never_change_a_decision(
 ) -> None:
     """The same occurrences with and without accounts: the same plans, verdicts and patience."""
     plain = play(actions)
-    account = Account(dict.fromkeys(PHASES, seconds), norm, seconds)
-    join = JobRounds.join
+    account = MemberStats(dict.fromkeys(PHASES, seconds), norm, seconds)
+    join = RoundMachine.join
 
-    def told_more(self: JobRounds, member: str, body: RoundJoin, now: float) -> Any:
+    def told_more(self: RoundMachine, member: str, body: RoundJoin, now: float) -> Any:
         return join(self, member, msgspec.structs.replace(body, account=account), now)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobRounds, "join", told_more)
+        patch.setattr(RoundMachine, "join", told_more)
         rich = play(actions)
     assert rich.verdicts == plain.verdicts
     assert outcome(rich) == outcome(plain)
@@ -216,7 +224,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
         yield server
 
 
-def meet(group: Running, round_: int, accounts: list[Account | None], **more: Any) -> Verdict:
+def meet(group: Running, round_: int, accounts: list[MemberStats | None], **more: Any) -> Verdict:
     """Hold one round over real sockets."""
     ids = [
         peer.ask(RoundJoin(round_, f"base{round_}", account=account, steps=5, busy_s=1.5, **more))
@@ -234,9 +242,9 @@ def meet(group: Running, round_: int, accounts: list[Account | None], **more: An
 
 def test_rounds_over_rest_show_their_timeline_and_odd_figures_are_an_event(hub: HubServer) -> None:
     group = Running(hub)
-    wild = Account({"wait": math.inf}, math.nan, -1e300)
-    meet(group, 0, [Account({}, 1.5, 2.0), None], tokens=0)
-    meet(group, 1, [Account({"wait": 0.25, "apply": 0.5}, 1.25, 1.75), wild], tokens=640)
+    wild = MemberStats({"wait": math.inf}, math.nan, -1e300)
+    meet(group, 0, [MemberStats({}, 1.5, 2.0), None], tokens=0)
+    meet(group, 1, [MemberStats({"wait": 0.25, "apply": 0.5}, 1.25, 1.75), wild], tokens=640)
     assert hub.hub is not None
     rows = hub.call(hub.hub.live.rounds(group.job))
     first, second = rows[0]["timeline"]
@@ -265,14 +273,14 @@ def test_old_timelines_are_thinned_and_the_newest_stay(
     for round_ in range(24):
         meet(group, round_, [None, None])
     assert hub.hub is not None
-    kept = hub.call(passed(hub.hub.stores.database, group.job))
+    kept = hub.call(catch_up(hub.hub.stores.database, group.job))
     assert 6 <= len(kept) <= 12
     assert [one.round for one in kept[-3:]] == [21, 22, 23]
     assert kept[0].round == 0
     rows = hub.call(hub.hub.live.rounds(group.job))
     assert len(rows) == 24, "the rounds themselves stay"
     assert rows[1]["timeline"] == []
-    newest = hub.call(passed(hub.hub.stores.database, group.job, after=kept[-2].epoch))
+    newest = hub.call(catch_up(hub.hub.stores.database, group.job, after=kept[-2].epoch))
     assert [one.round for one in newest] == [23]
     group.close()
 
@@ -280,7 +288,7 @@ def test_old_timelines_are_thinned_and_the_newest_stay(
 def test_files_of_a_job_tell_where_its_time_went_before_it_is_done(hub: HubServer) -> None:
     group = Running(hub)
     for round_ in range(3):
-        meet(group, round_, [Account({}, 1.0, 2.0), None], tokens=100 * round_)
+        meet(group, round_, [MemberStats({}, 1.0, 2.0), None], tokens=100 * round_)
     assert isinstance(group.members[0].request(Finished(ok=True)), Done)
     assert hub.hub is not None
     folder = hub.hub.stores.jobs.folder(group.job)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.config import NeedsTable
-from atoll.hub.scheduler.assign import NODES_TOLD, WHOLE, Allotment, Ask, allot
-from atoll.hub.scheduler.resources import GB, Place, Taken, Want, misfit, room
+from atoll.hub.scheduler.assign import NODES_TOLD, WHOLE, Assignment, Demand, assign
+from atoll.hub.scheduler.resources import GB, Capacity, ResourceRequest, Usage, free_share, mismatch
 from atoll.wire.messages import NodeInfo, Offer
 
 NAMES = ("n0", "n1", "n2", "n3")
@@ -22,22 +22,23 @@ SLOW = settings(max_examples=150, deadline=None)
 
 def place(
     name: str, *, slots: int = 2, cores: int = 4, memory_gb: float = 8, **more: object
-) -> Place:
+) -> Capacity:
     info = NodeInfo(
         "box", "Linux", "3.11", "t", cores=cores, memory_bytes=int(memory_gb * GB), slots=slots
     )
-    return replace(Place(node=name, info=info), **more)  # type: ignore[arg-type]
+    return replace(Capacity(node=name, info=info), **more)  # type: ignore[arg-type]
 
 
 def ask(
     job: str, *, slot: int = WHOLE, cores: float = 0.0, memory_gb: float = 0.0, **more: object
-) -> Ask:
-    want = Want(needs=NeedsTable(cores=cores, memory_gb=memory_gb), on=more.pop("on", ()))  # type: ignore[arg-type]
-    return Ask(key=(job, slot), want=want, **more)  # type: ignore[arg-type]
+) -> Demand:
+    needs = NeedsTable(cores=cores, memory_gb=memory_gb)
+    want = ResourceRequest(needs=needs, on=more.pop("on", ()))  # type: ignore[arg-type]
+    return Demand(key=(job, slot), want=want, **more)  # type: ignore[arg-type]
 
 
 @st.composite
-def places(draw: st.DrawFn) -> list[Place]:
+def places(draw: st.DrawFn) -> list[Capacity]:
     return [
         place(
             name,
@@ -46,14 +47,14 @@ def places(draw: st.DrawFn) -> list[Place]:
             memory_gb=draw(st.integers(1, 8)),
             connected=draw(st.booleans()) or draw(st.booleans()),
             draining=draw(st.sampled_from(["", "", "", "old"])),
-            taken=Taken(processes=draw(st.integers(0, 2)), cores=draw(st.integers(0, 2))),
+            taken=Usage(processes=draw(st.integers(0, 2)), cores=draw(st.integers(0, 2))),
         )
         for name in draw(st.sets(st.sampled_from(NAMES), min_size=1))
     ]
 
 
 @st.composite
-def asks(draw: st.DrawFn) -> list[Ask]:
+def asks(draw: st.DrawFn) -> list[Demand]:
     made = []
     for number in range(draw(st.integers(1, 6))):
         least = draw(st.integers(1, 4))
@@ -76,7 +77,7 @@ def asks(draw: st.DrawFn) -> list[Ask]:
     return made
 
 
-def after(asked: list[Ask], there: list[Place], made: Allotment) -> dict[str, Place]:
+def after(asked: list[Demand], there: list[Capacity], made: Assignment) -> dict[str, Capacity]:
     """Return the places as they are when everything granted runs."""
     now = {p.node: p for p in there}
     for one in asked:
@@ -87,8 +88,8 @@ def after(asked: list[Ask], there: list[Place], made: Allotment) -> dict[str, Pl
 
 @SLOW
 @given(asks(), places())
-def test_no_node_is_ever_over_committed(asked: list[Ask], there: list[Place]) -> None:
-    made = allot(asked, there)
+def test_no_node_is_ever_over_committed(asked: list[Demand], there: list[Capacity]) -> None:
+    made = assign(asked, there)
     before = {p.node: p for p in there}
     for node, now in after(asked, there, made).items():
         added = now.taken.processes - before[node].taken.processes
@@ -107,9 +108,9 @@ def test_no_node_is_ever_over_committed(asked: list[Ask], there: list[Place]) ->
 @SLOW
 @given(asks(), places())
 def test_everybody_gets_enough_or_nothing_and_is_told_why(
-    asked: list[Ask], there: list[Place]
+    asked: list[Demand], there: list[Capacity]
 ) -> None:
-    made = allot(asked, there)
+    made = assign(asked, there)
     for one in asked:
         nodes = made.granted.get(one.key, [])
         assert not nodes or one.least <= len(nodes) <= one.most
@@ -121,14 +122,14 @@ def test_everybody_gets_enough_or_nothing_and_is_told_why(
 @SLOW
 @given(asks(), places())
 def test_nobody_takes_what_a_waiting_job_before_it_could_use(
-    asked: list[Ask], there: list[Place]
+    asked: list[Demand], there: list[Capacity]
 ) -> None:
-    made = allot(asked, there)
-    ordered = sorted(asked, key=Ask.order)
+    made = assign(asked, there)
+    ordered = sorted(asked, key=Demand.order)
     for index, first in enumerate(ordered):
         if first.running or first.key in made.granted:
             continue
-        empty = {p.node: room(first.want, p.emptied(), most=first.most) for p in there}
+        empty = {p.node: free_share(first.want, p.emptied(), most=first.most) for p in there}
         if sum(empty.values()) < first.least:
             continue  # it can never start here: it holds up nobody
         for later in ordered[index + 1 :]:
@@ -139,22 +140,22 @@ def test_nobody_takes_what_a_waiting_job_before_it_could_use(
 @SLOW
 @given(asks(), places(), st.randoms(use_true_random=False))
 def test_the_order_of_the_lists_does_not_matter(
-    asked: list[Ask], there: list[Place], chance: random.Random
+    asked: list[Demand], there: list[Capacity], chance: random.Random
 ) -> None:
-    made = allot(asked, there)
+    made = assign(asked, there)
     chance.shuffle(asked)
     chance.shuffle(there)
-    assert allot(asked, there) == made
+    assert assign(asked, there) == made
 
 
 @SLOW
 @given(asks(), places())
 def test_who_could_start_alone_starts_unless_another_was_served_before(
-    asked: list[Ask], there: list[Place]
+    asked: list[Demand], there: list[Capacity]
 ) -> None:
-    first = min(asked, key=Ask.order)
-    fits = sum(room(first.want, p, most=first.most) for p in there) >= first.least
-    assert (first.key in allot(asked, there).granted) == fits
+    first = min(asked, key=Demand.order)
+    fits = sum(free_share(first.want, p, most=first.most) for p in there) >= first.least
+    assert (first.key in assign(asked, there).granted) == fits
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -168,7 +169,7 @@ def test_large_job_starts_though_small_ones_never_cease_to_come(seed: int) -> No
         running = {job: (node, end) for job, (node, end) in running.items() if end > now}
         taken = Counter(node for node, _ in running.values())
         waiting += [ask(f"s{now}-{i}", number=1 + 4 * now + i) for i in range(4)]
-        made = allot(waiting, [replace(p, taken=Taken(processes=taken[p.node])) for p in there])
+        made = assign(waiting, [replace(p, taken=Usage(processes=taken[p.node])) for p in there])
         if ("large", WHOLE) in made.granted:
             assert now <= 6
             return
@@ -179,15 +180,15 @@ def test_large_job_starts_though_small_ones_never_cease_to_come(seed: int) -> No
 
 
 def test_job_that_can_never_start_here_keeps_nothing() -> None:
-    made = allot([ask("large", least=9, most=9), ask("small", number=1)], [place("n0")])
+    made = assign([ask("large", least=9, most=9), ask("small", number=1)], [place("n0")])
     assert made.granted == {("small", WHOLE): ["n0"]}
     assert made.short["large"].headline == "needs 9 nodes, 2 are free"
 
 
 def test_higher_priority_comes_first_and_lower_ones_are_told_for_whom_a_node_is_kept() -> None:
-    there = [place("n0", slots=1), place("n1", slots=1, taken=Taken(processes=1))]
+    there = [place("n0", slots=1), place("n1", slots=1, taken=Usage(processes=1))]
     low, high = ask("low"), ask("high", least=2, most=2, priority=1, number=1)
-    made = allot([low, high], there)
+    made = assign([low, high], there)
     assert not made.granted
     assert str(made.short["low"]) == (
         "needs 1 nodes, 0 are free: n0: kept for high, which comes first; "
@@ -199,99 +200,172 @@ def test_running_job_that_stands_still_comes_before_all_and_grows_after_its_bett
     there = [place("n0", slots=1)]
     urgent = ask("new", priority=9)
     lost = ask("old", slot=0, essential=True, number=1)
-    assert allot([urgent, lost], there).granted == {("old", 0): ["n0"]}
-    assert allot([urgent, replace(lost, essential=False)], there).granted == {
+    assert assign([urgent, lost], there).granted == {("old", 0): ["n0"]}
+    assert assign([urgent, replace(lost, essential=False)], there).granted == {
         ("new", WHOLE): ["n0"]
     }
     equal = replace(urgent, priority=0)
-    assert allot([equal, replace(lost, essential=False)], there).granted == {("old", 0): ["n0"]}
+    assert assign([equal, replace(lost, essential=False)], there).granted == {("old", 0): ["n0"]}
 
 
 def test_process_goes_where_its_job_is_least_and_not_where_it_just_ended() -> None:
     there = [place("n0"), place("n1"), place("n2", slots=3)]
     again = ask("j", slot=3, avoid="n2", beside={"n0": 1})
-    assert allot([again], there).granted == {("j", 3): ["n1"]}
-    assert allot([replace(again, avoid="")], there).granted == {("j", 3): ["n2"]}
+    assert assign([again], there).granted == {("j", 3): ["n1"]}
+    assert assign([replace(again, avoid="")], there).granted == {("j", 3): ["n2"]}
 
 
 def test_long_reasons_are_cut() -> None:
     there = [place(f"m{i:02}", slots=0) for i in range(NODES_TOLD + 5)]
-    assert str(allot([ask("j")], there).short["j"]).endswith("; and 5 more")
+    assert str(assign([ask("j")], there).short["j"]).endswith("; and 5 more")
 
 
 INFO = NodeInfo(
-    "box", "Linux", "3.11", "t", cores=8, memory_bytes=int(16 * GB), disk_free_bytes=int(50 * GB),
-    gpu="NVIDIA H200", gpu_memory_bytes=int(141 * GB), gpus=1, slots=4,
-)  # fmt: skip
+    "box",
+    "Linux",
+    "3.11",
+    "t",
+    cores=8,
+    memory_bytes=int(16 * GB),
+    disk_free_bytes=int(50 * GB),
+    gpu="NVIDIA H200",
+    gpu_memory_bytes=int(141 * GB),
+    gpus=1,
+    slots=4,
+)
 
 
 @pytest.mark.parametrize(
     ("want", "change", "why"),
     [
-        (Want(), {}, ""),
-        (Want(), {"connected": False}, "not connected"),
-        (Want(), {"draining": "new memory"}, "gives its work back: new memory"),
-        (Want(), {"offer": Offer(paused="on battery")}, "on battery"),
-        (Want(on=("lap2",)), {}, "not among the nodes it may run on (lap2)"),
-        (Want(on=("lap2", "lap1")), {}, ""),
-        (Want(on=("lap",)), {"node": "lap-3f9a"}, ""),
-        (Want(kind="script"), {"offer": Offer(kinds=["trainer"])},
-         "its owner does not run jobs of kind script"),
-        (Want(kind="container", container=True), {}, "no Docker or Podman answers there"),
-        (Want(kind="container", container=True), {"launchers": ["process", "container"]}, ""),
-        (Want(kind="container", container=True),
-         {"launchers": ["container"], "offer": Offer(kinds=["signed"])},
-         "its owner does not run jobs of kind container"),
-        (Want(kind="container", container=True, signed=True),
-         {"launchers": ["container"], "offer": Offer(kinds=["signed"])}, ""),
-        (Want(mounts=("/data/big",)), {"offer": Offer(mounts=["/data"])}, ""),
-        (Want(mounts=("/database",)), {"offer": Offer(mounts=["/data"])},
-         "its owner does not lend the folder /database"),
-        (Want(direct=True), {"offer": Offer(upload_bps=1e6)},
-         "its owner limits bandwidth, and the direct route would pass by the limit"),
-        (Want(direct=True), {"offer": Offer()}, ""),
-        (Want(needs=NeedsTable(labels=["fast", "near"])), {"offer": Offer(labels=["fast"])},
-         "lacks the label near"),
-        (Want(needs=NeedsTable(labels=["fast"])), {}, "lacks the label fast"),
-        (Want(), {"taken": Taken(processes=4)}, "4 of 4 places are taken"),
-        (Want(needs=NeedsTable(cores=3)), {"taken": Taken(cores=6.0)}, "3 cores wanted, 2 free"),
-        (Want(needs=NeedsTable(cores=3)), {"offer": Offer(cores=2)}, "3 cores wanted, 2 free"),
-        (Want(needs=NeedsTable(memory_gb=8)), {"taken": Taken(memory_bytes=12.9 * GB)},
-         "8 GB memory wanted, 3.1 GB free"),
-        (Want(needs=NeedsTable(disk_gb=60)), {}, "60 GB disk wanted, 50 GB free"),
-        (Want(needs=NeedsTable(disk_gb=40)), {"stats": {"disk_free_bytes": 30 * GB}},
-         "40 GB disk wanted, 30 GB free"),
-        (Want(needs=NeedsTable(gpu="h200")), {}, ""),
-        (Want(needs=NeedsTable(gpu="A100")), {}, "A100 wanted, it has NVIDIA H200"),
-        (Want(needs=NeedsTable(gpu="any")), {"gpu": ""},
-         "accelerator wanted, it has no accelerator"),
-        (Want(needs=NeedsTable(gpu="any")), {"taken": Taken(gpus=1)},
-         "all its accelerators are in use"),
-        (Want(needs=NeedsTable(gpu="any"), gpus=4), {},
-         "4 accelerators wanted, one per rank, 1 free"),
-        (Want(gpus=4), {}, ""),
-        (Want(needs=NeedsTable(gpu_memory_gb=200)), {},
-         "200 GB accelerator memory wanted, it has 141 GB"),
-        (Want(needs=NeedsTable(bandwidth_mbps=10)), {}, "its bandwidth is not measured yet"),
-        (Want(needs=NeedsTable(bandwidth_mbps=10)), {"stats": {"up_bps": 2e7, "down_bps": 9e7}},
-         ""),
-        (Want(needs=NeedsTable(bandwidth_mbps=10)),
-         {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "taken": Taken(bandwidth_bps=1.5e7)},
-         "10 Mbit/s wanted, 5 free"),
-        (Want(needs=NeedsTable(bandwidth_mbps=10)),
-         {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "offer": Offer(upload_bps=8e6)},
-         "10 Mbit/s wanted, 8 free"),
+        (ResourceRequest(), {}, ""),
+        (ResourceRequest(), {"connected": False}, "not connected"),
+        (ResourceRequest(), {"draining": "new memory"}, "gives its work back: new memory"),
+        (ResourceRequest(), {"offer": Offer(paused="on battery")}, "on battery"),
+        (ResourceRequest(on=("lap2",)), {}, "not among the nodes it may run on (lap2)"),
+        (ResourceRequest(on=("lap2", "lap1")), {}, ""),
+        (ResourceRequest(on=("lap",)), {"node": "lap-3f9a"}, ""),
+        (
+            ResourceRequest(kind="script"),
+            {"offer": Offer(kinds=["trainer"])},
+            "its owner does not run jobs of kind script",
+        ),
+        (
+            ResourceRequest(kind="container", container=True),
+            {},
+            "no Docker or Podman answers there",
+        ),
+        (
+            ResourceRequest(kind="container", container=True),
+            {"launchers": ["process", "container"]},
+            "",
+        ),
+        (
+            ResourceRequest(kind="container", container=True),
+            {"launchers": ["container"], "offer": Offer(kinds=["signed"])},
+            "its owner does not run jobs of kind container",
+        ),
+        (
+            ResourceRequest(kind="container", container=True, signed=True),
+            {"launchers": ["container"], "offer": Offer(kinds=["signed"])},
+            "",
+        ),
+        (ResourceRequest(mounts=("/data/big",)), {"offer": Offer(mounts=["/data"])}, ""),
+        (
+            ResourceRequest(mounts=("/database",)),
+            {"offer": Offer(mounts=["/data"])},
+            "its owner does not lend the folder /database",
+        ),
+        (
+            ResourceRequest(direct=True),
+            {"offer": Offer(upload_bps=1e6)},
+            "its owner limits bandwidth, and the direct route would pass by the limit",
+        ),
+        (ResourceRequest(direct=True), {"offer": Offer()}, ""),
+        (
+            ResourceRequest(needs=NeedsTable(labels=["fast", "near"])),
+            {"offer": Offer(labels=["fast"])},
+            "lacks the label near",
+        ),
+        (ResourceRequest(needs=NeedsTable(labels=["fast"])), {}, "lacks the label fast"),
+        (ResourceRequest(), {"taken": Usage(processes=4)}, "4 of 4 places are taken"),
+        (
+            ResourceRequest(needs=NeedsTable(cores=3)),
+            {"taken": Usage(cores=6.0)},
+            "3 cores wanted, 2 free",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(cores=3)),
+            {"offer": Offer(cores=2)},
+            "3 cores wanted, 2 free",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(memory_gb=8)),
+            {"taken": Usage(memory_bytes=12.9 * GB)},
+            "8 GB memory wanted, 3.1 GB free",
+        ),
+        (ResourceRequest(needs=NeedsTable(disk_gb=60)), {}, "60 GB disk wanted, 50 GB free"),
+        (
+            ResourceRequest(needs=NeedsTable(disk_gb=40)),
+            {"stats": {"disk_free_bytes": 30 * GB}},
+            "40 GB disk wanted, 30 GB free",
+        ),
+        (ResourceRequest(needs=NeedsTable(gpu="h200")), {}, ""),
+        (ResourceRequest(needs=NeedsTable(gpu="A100")), {}, "A100 wanted, it has NVIDIA H200"),
+        (
+            ResourceRequest(needs=NeedsTable(gpu="any")),
+            {"gpu": ""},
+            "accelerator wanted, it has no accelerator",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(gpu="any")),
+            {"taken": Usage(gpus=1)},
+            "all its accelerators are in use",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(gpu="any"), gpus=4),
+            {},
+            "4 accelerators wanted, one per rank, 1 free",
+        ),
+        (ResourceRequest(gpus=4), {}, ""),
+        (
+            ResourceRequest(needs=NeedsTable(gpu_memory_gb=200)),
+            {},
+            "200 GB accelerator memory wanted, it has 141 GB",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
+            {},
+            "its bandwidth is not measured yet",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
+            {"stats": {"up_bps": 2e7, "down_bps": 9e7}},
+            "",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
+            {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "taken": Usage(bandwidth_bps=1.5e7)},
+            "10 Mbit/s wanted, 5 free",
+        ),
+        (
+            ResourceRequest(needs=NeedsTable(bandwidth_mbps=10)),
+            {"stats": {"up_bps": 2e7, "down_bps": 9e7}, "offer": Offer(upload_bps=8e6)},
+            "10 Mbit/s wanted, 8 free",
+        ),
     ],
-)  # fmt: skip
-def test_misfit_says_what_is_missing(want: Want, change: dict[str, object], why: str) -> None:
+)
+def test_misfit_says_what_is_missing(
+    want: ResourceRequest, change: dict[str, object], why: str
+) -> None:
     of_info = {name: change[name] for name in ("offer", "launchers", "gpu") if name in change}
     of_place = {name: value for name, value in change.items() if name not in of_info}
-    there = Place(node="lap1", info=msgspec.structs.replace(INFO, **of_info))
+    there = Capacity(node="lap1", info=msgspec.structs.replace(INFO, **of_info))
     there = replace(there, **of_place)  # type: ignore[arg-type]
-    assert misfit(want, there) == (f"{there.node}: {why}" if why else "")
+    assert mismatch(want, there) == (f"{there.node}: {why}" if why else "")
 
 
 def test_after_a_restart_a_large_job_keeps_the_first_nodes_that_come_back() -> None:
     asked = [ask("large", least=4, most=4), ask("small", number=1)]
-    assert not allot(asked, [place("n0")], settling=True).granted
-    assert allot(asked, [place("n0")]).granted == {("small", WHOLE): ["n0"]}
+    assert not assign(asked, [place("n0")], settling=True).granted
+    assert assign(asked, [place("n0")]).granted == {("small", WHOLE): ["n0"]}

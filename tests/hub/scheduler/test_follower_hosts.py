@@ -9,14 +9,14 @@ import pytest
 
 from atoll.clock import VirtualClock
 from atoll.errors import AuthError
-from atoll.hub.jobs.completion import AWAY_S, MAX_FAILURES, Relaunches
+from atoll.hub.jobs.completion import AWAY_S, MAX_FAILURES, RestartPolicy
 from atoll.hub.jobs.jobs import Job, Member
 from atoll.hub.scheduler import follower_hosts
 from atoll.hub.scheduler.requests import may_live_unheard
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.wire.limits import EXIT_LEFT
-from atoll.wire.messages import Done, Drain, Finished, Gate, Launch, Stop
+from atoll.wire.messages import Done, Drain, Finished, Launch, RendezvousAddress, Stop
 from tests.hub.cluster import Cluster, hand_of, spec
 from tests.hub.nodes.test_membership import commands, job_of, options, registered, told, until
 from tests.hub.peer import member
@@ -204,7 +204,7 @@ def test_hands_are_ended_with_their_job_and_its_gate_is_forgotten(
     leader, hand = cluster.launch("a"), cluster.launch("b")
     cluster.tell("b", hand, "running")
     with HubClient(hub.url, leader.token) as process:
-        process.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
+        process.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
     with member(hub, leader) as peer:
         registered(peer)
         client.stop(job, grace_s=30.0)
@@ -282,7 +282,7 @@ def test_hand_unheard_with_its_node_is_believed_at_work_while_its_island_runs(
     job = Job(job="j", created=0.0, machines=2, members={"w0": leader}, hands={"w0.1": hand})
     assert may_live_unheard(job, hand) is believed
     clock = VirtualClock()
-    relaunches = Relaunches(clock=clock)
+    relaunches = RestartPolicy(clock=clock)
     due = relaunches.due("j", hand, node_is_there=False, may_return=False, silent=believed)
     assert due is not believed
     clock.advance(AWAY_S)

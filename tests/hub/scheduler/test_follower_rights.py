@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import AuthError
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from atoll.wire.messages import Failure, Gate, LogLines, ProcessState, Register
+from atoll.wire.messages import Failure, LogLines, ProcessState, Register, RendezvousAddress
 from tests.hub.cluster import Cluster, hand_of, spec
 from tests.hub.nodes.test_membership import options
 from tests.hub.peer import member
@@ -42,13 +42,13 @@ def test_gate_is_closed_when_its_member_is_launched_again_and_the_older_launch_o
     job = client.submit(spec(islands=1))
     leader, hand = cluster.launch("a"), cluster.launch("b")
     with HubClient(hub.url, leader.token) as old, HubClient(hub.url, hand.token) as asking:
-        old.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
+        old.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
         cluster.tell("a", leader, "exited", exit_code=1, error={"kind": "RankLost", "what": "x"})
         again = cluster.launch("a")
         assert (again.member, again.attempt) == ("w0", 2)
         assert asking.gate(job, "w0") is None
         with pytest.raises(AuthError):
-            old.open_gate(job, "w0", Gate("10.0.0.7:1", "secret"))
+            old.open_gate(job, "w0", RendezvousAddress("10.0.0.7:1", "secret"))
         assert asking.gate(job, "w0") is None
     assert hand_of(hub, job, "w0.1").attempt == 1, "it waits for the new gate"
     cluster.close()

@@ -10,16 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.config import NeedsTable, parse_spec
-from atoll.hub.scheduler.assign import WHOLE, Ask, Deal, Room, allot, network_of
-from atoll.hub.scheduler.resources import Want, want_of
+from atoll.hub.scheduler.assign import (
+    WHOLE,
+    Demand,
+    FreeCapacity,
+    GangPlacement,
+    assign,
+    network_of,
+)
+from atoll.hub.scheduler.resources import ResourceRequest, request_of
 from tests.hub.scheduler.test_assign import place
 
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3), min_size=1)
 
 
-def ask(*, least: int, most: int, slot: int = WHOLE, machines: int = 2, **more: object) -> Ask:
-    want = Want(needs=NeedsTable())
-    return Ask(key=("j", slot), want=want, least=least, most=most, machines=machines, **more)  # type: ignore[arg-type]
+def ask(*, least: int, most: int, slot: int = WHOLE, machines: int = 2, **more: object) -> Demand:
+    want = ResourceRequest(needs=NeedsTable())
+    return Demand(key=("j", slot), want=want, least=least, most=most, machines=machines, **more)  # type: ignore[arg-type]
 
 
 @settings(max_examples=200, deadline=None)
@@ -29,7 +36,9 @@ def test_islands_get_different_machines_wherever_that_is_possible(
 ) -> None:
     if islands * machines > sum(counts.values()):
         return
-    deal = Deal(rooms={node: Room(count=count, slots=count) for node, count in counts.items()})
+    deal = GangPlacement(
+        rooms={node: FreeCapacity(count=count, slots=count) for node, count in counts.items()}
+    )
     nodes = deal.islands([machines] * islands)
     assert len(nodes) == islands * machines
     assert all(count <= counts[node] for node, count in Counter(nodes).items())
@@ -40,28 +49,28 @@ def test_islands_get_different_machines_wherever_that_is_possible(
 
 def test_waiting_job_starts_with_whole_islands_only() -> None:
     five = [place(name, slots=1) for name in "abcde"]
-    made = allot([ask(least=2, most=6)], five)
+    made = assign([ask(least=2, most=6)], five)
     assert made.granted == {("j", WHOLE): ["a", "b", "c", "d"]}
-    made = allot([ask(least=6, most=6)], five)
+    made = assign([ask(least=6, most=6)], five)
     assert made.granted == {}
     assert made.short["j"].headline == "needs 6 nodes, 5 are free"
 
 
 def test_one_machine_of_many_places_holds_a_whole_island_if_there_is_no_other() -> None:
-    made = allot([ask(least=4, most=4)], [place("big", slots=4)])
+    made = assign([ask(least=4, most=4)], [place("big", slots=4)])
     assert made.granted == {("j", WHOLE): ["big"] * 4}
-    made = allot([ask(least=2, most=2)], [place("big", slots=4), place("small", slots=1)])
+    made = assign([ask(least=2, most=2)], [place("big", slots=4), place("small", slots=1)])
     assert made.granted == {("j", WHOLE): ["big", "small"]}
 
 
 def test_island_lies_in_one_network_that_has_room_for_it() -> None:
     sources = {"a": "10.0.0.1", "b": "10.0.1.1", "c": "10.0.0.2", "d": "10.0.1.2", "e": "10.0.1.3"}
     there = [replace(place(name, slots=1), source=source) for name, source in sources.items()]
-    made = allot([ask(least=4, most=4)], there)
+    made = assign([ask(least=4, most=4)], there)
     assert made.granted == {("j", WHOLE): ["a", "c", "b", "d"]}
-    made = allot([ask(least=3, most=3, machines=3)], there)
+    made = assign([ask(least=3, most=3, machines=3)], there)
     assert made.granted == {("j", WHOLE): ["b", "d", "e"]}
-    made = allot([ask(least=5, most=5, machines=5)], there)
+    made = assign([ask(least=5, most=5, machines=5)], there)
     assert sorted(made.granted["j", WHOLE]) == list("abcde"), "better than not at all"
 
 
@@ -69,16 +78,16 @@ def test_machine_that_an_island_lost_is_replaced_near_those_that_it_has() -> Non
     sources = {"a": "10.0.0.1", "b": "10.0.1.1", "c": "10.0.0.2", "d": "10.0.1.2"}
     there = [replace(place(name), source=source) for name, source in sources.items()]
     wish = ask(slot=0, least=1, most=1, there=("b",), avoid="d", beside={"b": 1})
-    assert allot([wish], there).granted == {("j", 0): ["a"]}, "rather far than where it failed"
+    assert assign([wish], there).granted == {("j", 0): ["a"]}, "rather far than where it failed"
     wish = replace(wish, avoid="")
-    assert allot([wish], there).granted == {("j", 0): ["d"]}
-    assert allot([wish], there[1:2]).granted == {("j", 0): ["b"]}, "there is no other"
+    assert assign([wish], there).granted == {("j", 0): ["d"]}
+    assert assign([wish], there[1:2]).granted == {("j", 0): ["b"]}, "there is no other"
 
 
 def test_island_that_needs_all_its_machines_takes_none_alone() -> None:
     one = [place("a", slots=1)]
-    assert allot([ask(slot=1, least=2, most=2)], one).granted == {}
-    assert allot([ask(slot=1, least=1, most=2)], one).granted == {("j", 1): ["a"]}
+    assert assign([ask(slot=1, least=2, most=2)], one).granted == {}
+    assert assign([ask(slot=1, least=1, most=2)], one).granted == {("j", 1): ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -99,4 +108,4 @@ def test_network_is_read_off_an_address(source: str, network: str) -> None:
 
 def test_machine_of_an_island_asks_for_accelerators_of_its_own_ranks_only() -> None:
     text = '[job]\nname = "x"\n[strategy]\ninner = "fsdp"\n[island]\nranks = 8\nmachines = 2\n'
-    assert want_of(parse_spec(text)).gpus == 4
+    assert request_of(parse_spec(text)).gpus == 4

@@ -10,12 +10,12 @@ import pytest
 from atoll.errors import AtollError, AuthError, ConfigError, HubError
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from atoll.wire.messages import Gate
+from atoll.wire.messages import RendezvousAddress
 from tests.hub.nodes.test_membership import launches, options
 from tests.hub.peer import node
 
 SPEC = '[job]\nname = "g"\nnodes = 2\ncommand = ["true"]\n'
-GATE = Gate("10.0.0.7:4711", "a-secret-of-this-island")
+GATE = RendezvousAddress("10.0.0.7:4711", "a-secret-of-this-island")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def as_process(hub: HubServer, job: str, member: str) -> HubClient:
 def test_member_opens_its_gate_and_its_hands_see_the_newest(hub: HubServer, running: str) -> None:
     with as_process(hub, running, "w1") as leader, as_process(hub, running, "w1.1") as hand:
         assert hand.gate(running, "w1") is None
-        leader.open_gate(running, "w1", Gate("10.0.0.7:1", "older"))
+        leader.open_gate(running, "w1", RendezvousAddress("10.0.0.7:1", "older"))
         leader.open_gate(running, "w1", GATE)
         assert hand.gate(running, "w1") == leader.gate(running, "w1") == GATE
 
@@ -64,8 +64,11 @@ def test_gate_is_for_nobody_else(hub: HubServer, running: str) -> None:
         assert GATE.secret not in str(person.job(running)) + str(person.events(running))
 
 
-@pytest.mark.parametrize("gate", [Gate("", "s"), Gate("h:1", ""), Gate("h" * 300, "s")])
-def test_what_is_no_gate_is_refused(hub: HubServer, running: str, gate: Gate) -> None:
+@pytest.mark.parametrize(
+    "gate",
+    [RendezvousAddress("", "s"), RendezvousAddress("h:1", ""), RendezvousAddress("h" * 300, "s")],
+)
+def test_what_is_no_gate_is_refused(hub: HubServer, running: str, gate: RendezvousAddress) -> None:
     with as_process(hub, running, "w0") as leader, pytest.raises(ConfigError, match="no gate"):
         leader.open_gate(running, "w0", gate)
 

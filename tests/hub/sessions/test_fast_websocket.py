@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from atoll.hub.sessions.fast_websocket import QuickFrames
+from atoll.hub.sessions.fast_websocket import FastWebSocketProtocol
 
 LIMIT = 70_000
 REQUEST = (
@@ -134,7 +134,7 @@ def test_it_hears_and_answers_what_the_ordinary_way_does(
             pieces.append(stream[:cut])
             stream = stream[cut:]
     pieces += [stream] if stream else []
-    messages, written, closed = heard(QuickFrames, pieces)
+    messages, written, closed = heard(FastWebSocketProtocol, pieces)
     expected, answered, ended = heard(WebSocketsSansIOProtocol, pieces)
     assert closed == ended
     if closed:  # what came in one piece with something wrong, and before it, is still heard
@@ -148,6 +148,6 @@ def test_a_large_message_in_many_pieces_comes_whole() -> None:
     payload = os.urandom(LIMIT)
     stream = frame(0x82, payload) + frame(0x82, b"next")
     pieces = [stream[start : start + 1000] for start in range(0, len(stream), 1000)]
-    messages, _, closed = heard(QuickFrames, pieces)
+    messages, _, closed = heard(FastWebSocketProtocol, pieces)
     assert [message["bytes"] for message in messages] == [payload, b"next"]
     assert not closed

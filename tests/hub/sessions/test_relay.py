@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.hub.sessions.relay import Relay
-from atoll.hub.sessions.send_queue import Outbox, Parcel
+from atoll.hub.sessions.send_queue import RelayFrame, SendQueue
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
 from atoll.wire.messages import Beat, Credit, Done, Failure, Undeliverable, Welcome
 from tests.hub.peer import WAIT_S, Peer, chunk
@@ -188,10 +188,10 @@ def test_sender_that_comes_back_has_a_full_window_and_memory_stays_bounded(
 
 def test_control_frames_overtake_waiting_chunks() -> None:
     order: list[bytes] = []
-    settled: list[Parcel] = []
+    settled: list[RelayFrame] = []
 
     async def run() -> None:
-        outbox = Outbox(settled=settled.append)
+        outbox = SendQueue(settled=settled.append)
         gate = asyncio.Semaphore(0)
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -199,7 +199,7 @@ def test_control_frames_overtake_waiting_chunks() -> None:
             order.append(message["bytes"])
 
         for number in range(3):
-            outbox.put_parcel(Parcel("w0", 1, b"chunk%d" % number))
+            outbox.put_parcel(RelayFrame("w0", 1, b"chunk%d" % number))
         writer = asyncio.create_task(outbox.drain(send))
         await asyncio.sleep(0)  # the writer now waits with the first chunk in its hand
         outbox.put_control(b"control")
@@ -219,7 +219,7 @@ def test_credit_of_a_broken_connection_is_not_given_to_the_next() -> None:
     sent: list[bytes] = []
 
     async def run() -> None:
-        outbox = Outbox(settled=lambda parcel: None)
+        outbox = SendQueue(settled=lambda parcel: None)
         outbox.put_control(b"answer")
         outbox.put_control(b"credit", passing=True)
         outbox.drop_passing()
@@ -240,9 +240,9 @@ def test_credit_of_a_broken_connection_is_not_given_to_the_next() -> None:
 
 def test_frame_whose_writing_was_cut_off_stays_first() -> None:
     async def run() -> list[bytes]:
-        outbox = Outbox(settled=lambda parcel: None)
-        outbox.put_parcel(Parcel("w0", 1, b"first"))
-        outbox.put_parcel(Parcel("w0", 1, b"second"))
+        outbox = SendQueue(settled=lambda parcel: None)
+        outbox.put_parcel(RelayFrame("w0", 1, b"first"))
+        outbox.put_parcel(RelayFrame("w0", 1, b"second"))
         sent: list[bytes] = []
 
         async def stuck(message: MutableMapping[str, Any]) -> None:

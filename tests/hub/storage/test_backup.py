@@ -18,7 +18,7 @@ from atoll.errors import CheckpointCorrupt, ConfigError, HubError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.hub.storage import backup, backup_files
-from atoll.hub.storage.backup import Taken, take
+from atoll.hub.storage.backup import BackupResult, take
 from atoll.hub.storage.restore import EPOCHS_AHEAD, restore
 from atoll.wire.manifest import (
     MANIFEST_NAME,
@@ -58,7 +58,7 @@ def put(rest: httpx.Client, key: str) -> bool:
     return bool(answer.json()["duplicate"])
 
 
-def copy(hub: HubServer, tmp_path: Path, *, keep: int | None = None) -> Taken:
+def copy(hub: HubServer, tmp_path: Path, *, keep: int | None = None) -> BackupResult:
     """Back the hub up while it runs."""
     assert hub.hub is not None
     data = hub.hub.options.data
@@ -79,7 +79,7 @@ def checkpoint(folder: Path, round_: int, content: bytes) -> Path:
     return path
 
 
-def names(taken: Taken) -> set[str]:
+def names(taken: BackupResult) -> set[str]:
     return {entry.name for entry in taken.listing.files}
 
 

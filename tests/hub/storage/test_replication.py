@@ -12,7 +12,7 @@ from atoll.checkpoint import DirectoryStore
 from atoll.checkpoint.stores.remote import Remote
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.hub.storage.replication import Copies
+from atoll.hub.storage.replication import Replicator
 from tests.checkpoint.savers import parts
 from tests.hub.nodes.test_membership import until
 
@@ -29,11 +29,11 @@ def fill(folder: Path, round_: int) -> None:
     store.put(round_, parts(1.0), step=10 * round_, member="w0", members=["w0"])
 
 
-def copies(hub: HubServer, folder: Path, command: tuple[str, ...] | None = None) -> Copies:
+def copies(hub: HubServer, folder: Path, command: tuple[str, ...] | None = None) -> Replicator:
     assert hub.hub is not None
     extra = {"command": command} if command else {}
     events = hub.hub.stores.events
-    return Copies(events=events, folder=lambda job: folder / "runs" / job, **extra)
+    return Replicator(events=events, folder=lambda job: folder / "runs" / job, **extra)
 
 
 def told(hub: HubServer) -> list[tuple[str, str]]:
@@ -42,7 +42,7 @@ def told(hub: HubServer) -> list[tuple[str, str]]:
     return [(str(event["kind"]), str(event["text"])) for event in events]
 
 
-def wake(hub: HubServer, made: Copies, url: str) -> None:
+def wake(hub: HubServer, made: Replicator, url: str) -> None:
     async def on_the_loop() -> None:
         made.wake("job", url)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from atoll.config import MeshShape
 from atoll.errors import ConfigError
 from atoll.island.world import build_mesh
-from atoll.strategies.inner.divide import divide
-from atoll.strategies.inner.options import PipelineShape, Recipe
+from atoll.strategies.inner.divide import split_model
+from atoll.strategies.inner.options import InnerOptions, PipelineShape
 from atoll.strategies.inner.pipeline.cuts import (
     balanced,
     check_cuts,
@@ -170,10 +170,10 @@ def _cut(model: nn.Module, axes: dict[str, int], *, known: bool, **words: Any) -
     """Divide a model of which the first rank alone has data; return its cuts or what was said."""
     mesh = build_mesh(MeshShape(**axes), device=CPU)
     sample = batch_for(model) if known and mesh.get_rank() == 0 else None
-    recipe = Recipe(shape=MeshShape(**axes), **words)
+    recipe = InnerOptions(shape=MeshShape(**axes), **words)
     found: Any
     try:
-        parts = divide(model, recipe, mesh=mesh, device=CPU, sample=sample)
+        parts = split_model(model, recipe, mesh=mesh, device=CPU, sample=sample)
         assert isinstance(parts, PipelineParts)
         parts.backward(*batch_for(model))
         found = parts.cuts

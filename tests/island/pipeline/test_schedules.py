@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.errors import ConfigError
 from atoll.strategies.inner.options import PipelineShape, check_microbatches, microbatches_of
 from atoll.strategies.inner.pipeline.pipeline import PipelineParts
-from atoll.strategies.inner.pipeline.timing import WatchedStage, play
+from atoll.strategies.inner.pipeline.timing import WatchedStage, simulate
 from tests.island.pipeline.kit import ROWS, pipeline
 from tests.island.pool import Ranks
 from tests.island.reference import batch_for, gpt
@@ -30,7 +30,7 @@ def test_bubbles_and_kept_inputs_are_those_of_the_closed_forms(
     able = [m for m in range(1, 21) if shape.works_with(m)]
     assert able
     for number in able:
-        played = play(
+        played = simulate(
             shape,
             microbatches=number,
             forward_s=[1.0] * shape.stages,
@@ -48,9 +48,9 @@ def test_bubbles_and_kept_inputs_are_those_of_the_closed_forms(
 
 def test_unlike_stages_and_slow_links_cost_more() -> None:
     shape = PipelineShape("1f1b", 3)
-    even = play(shape, microbatches=6, forward_s=[1.0] * 3, backward_s=[2.0] * 3)
-    uneven = play(shape, microbatches=6, forward_s=[1, 2, 1], backward_s=[2, 4, 2])
-    far = play(shape, microbatches=6, forward_s=[1] * 3, backward_s=[2] * 3, transfer_s=0.5)
+    even = simulate(shape, microbatches=6, forward_s=[1.0] * 3, backward_s=[2.0] * 3)
+    uneven = simulate(shape, microbatches=6, forward_s=[1, 2, 1], backward_s=[2, 4, 2])
+    far = simulate(shape, microbatches=6, forward_s=[1] * 3, backward_s=[2] * 3, transfer_s=0.5)
     assert even.bubble == pytest.approx(2 / 8)
     # Before the slow stage works, after it, and once, early, when it waits for a first gradient.
     assert uneven.wall_s == pytest.approx(1 + 6 * (2 + 4) + 2 + 1)

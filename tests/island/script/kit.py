@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.config import MeshShape, RankPlace
 from atoll.group.base import Group
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.run.follower import FollowerRun
-from atoll.train.island.script_ranks import Ranks
+from atoll.train.island.script_ranks import ScriptRanks
 
 ROWS = 8
 STEPS = 8
@@ -69,10 +69,10 @@ def enter(shape: MeshShape, *, folder: Path, group: Group | None = None) -> Run:
     """Return this rank's run, as `atoll.join()` makes it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     place = RankPlace(rank=rank, ranks=ranks, local_rank=rank, address="127.0.0.1", port=0)
-    mine = Ranks(place, shape=shape, device="cpu")
+    mine = ScriptRanks(place, shape=shape, device="cpu")
     if not mine.leads:
         return FollowerRun(ranks=mine, member="w0", directory=folder, seed=7)
-    return Run(group or Alone(), slot=0, num_slots=1, directory=folder, seed=7, ranks=mine)
+    return Run(group or SingleGroup(), slot=0, num_slots=1, directory=folder, seed=7, ranks=mine)
 
 
 def rows(step: int, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

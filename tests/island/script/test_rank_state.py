@@ -17,9 +17,9 @@ import atoll
 from atoll.checkpoint import DirectoryStore, Saved
 from atoll.config import MeshShape
 from atoll.errors import CheckpointError, ConfigError
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
-from atoll.run.rank_state import Kept
+from atoll.run.rank_state import RankState
 from atoll.train.sharding import deal
 from tests.island.pool import Ranks
 from tests.island.script.kit import by_ddp, by_fsdp, enter, net, whole
@@ -48,7 +48,7 @@ class _AtOnce:
 def _entered(shape: MeshShape, folder: Path, round_: int) -> Run:
     """Return this rank's run; the first one keeps checkpoints, and may go on from one."""
     store = DirectoryStore(folder)
-    run = enter(shape, folder=folder, group=Alone(committed_round=max(0, round_)))
+    run = enter(shape, folder=folder, group=SingleGroup(committed_round=max(0, round_)))
     if not run.rank:
         store.close = lambda: None  # type: ignore[attr-defined]
         run._every = 1
@@ -163,7 +163,7 @@ def test_other_ranks_begin_their_own_data(ranks: Ranks, tmp_path: Path) -> None:
 
 class TestKept:
     def test_a_name_is_kept_once_and_needs_a_state(self) -> None:
-        kept = Kept()
+        kept = RankState()
         kept.thing("counter", _Counter())
         with pytest.raises(ConfigError, match="a second thing of that name"):
             kept.thing("counter", _Counter())
@@ -171,7 +171,7 @@ class TestKept:
             kept.thing("number", 3)
 
     def test_a_state_of_something_else_is_refused_by_its_name(self) -> None:
-        kept, other = Kept(), Kept()
+        kept, other = RankState(), RankState()
         kept.thing("rates", _Counter())
         kept.give([])
         other.thing("rates", nn.Linear(2, 2))

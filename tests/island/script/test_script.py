@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import atoll
 from atoll.config import MeshShape
 from atoll.errors import ConfigError
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.run import Run
 from atoll.train.state.committed import CommittedState, adopt
 from tests.island.pool import Ranks
@@ -49,7 +49,7 @@ def _spread(way: str, outer: str, folder: str) -> tuple[dict[str, Tensor], list[
 
 
 def _plain(outer: str, folder: Path) -> dict[str, Tensor]:
-    with Run(Alone(), slot=0, num_slots=1, directory=folder, seed=7) as run:
+    with Run(SingleGroup(), slot=0, num_slots=1, directory=folder, seed=7) as run:
         model = net()
         optimizer = run.wrap(model, adamw(model), outer=OUTERS[outer])
         train(run, model, optimizer)
@@ -77,7 +77,7 @@ def test_a_spread_model_ends_as_the_whole_one(
 
 def _stopped(folder: str, *, by_follower: bool) -> tuple[int, int]:
     shape, spread = WAYS["fsdp"]
-    group, steps = Alone(), 0
+    group, steps = SingleGroup(), 0
     with enter(shape, folder=Path(folder), group=group) as run:
         model = spread(net(), run)
         optimizer = run.wrap(model, adamw(model), outer=OUTERS["diloco"])
@@ -195,7 +195,7 @@ def test_tensor_ranks_have_the_same_rows(ranks: Ranks, tmp_path: Path) -> None:
 
 def _taken_over(way: str, folder: str) -> dict[str, Tensor]:
     """Train otherwise for a while, then take over a plain member's state and go on as it does."""
-    (shape, spread), group = WAYS[way], Alone()
+    (shape, spread), group = WAYS[way], SingleGroup()
     with enter(shape, folder=Path(folder), group=group) as run:
         model = spread(net(seed=9), run)
         optimizer = run.wrap(model, adamw(model), outer=OUTERS["diloco"])
@@ -218,7 +218,7 @@ def _followed(run: Run) -> Iterator[None]:
 
 
 def _donor(folder: Path) -> tuple[Run, CommittedState]:
-    run = Run(Alone(), slot=0, num_slots=1, directory=folder, seed=7)
+    run = Run(SingleGroup(), slot=0, num_slots=1, directory=folder, seed=7)
     model = net()
     optimizer = run.wrap(model, adamw(model), outer=OUTERS["diloco"])
     train(run, model, optimizer, steps=3)
@@ -230,7 +230,7 @@ def test_an_island_takes_over_the_state_of_a_process(
     ranks: Ranks, tmp_path: Path, way: str
 ) -> None:
     found = ranks.run(4 if way == "both" else 2, _taken_over, way, str(tmp_path))
-    with Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+    with Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
         model = net()
         optimizer = run.wrap(model, adamw(model), outer=OUTERS["diloco"])
         train(run, model, optimizer, steps=7)
@@ -263,7 +263,7 @@ def _moments(optimizer: Any) -> list[Tensor]:
 
 
 def test_the_state_of_the_optimizer_is_that_of_a_whole_model(ranks: Ranks, tmp_path: Path) -> None:
-    with Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
+    with Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=7) as run:
         model = net()
         optimizer = run.wrap(model, adamw(model), outer="local-sgd")
         train(run, model, optimizer, steps=2)

@@ -15,7 +15,7 @@ from atoll.errors import ConfigError, LossNotFinite
 from atoll.strategies.inner.gather_scatter import local_of
 from atoll.strategies.inner.gradient_norm import GradientNorm
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.precision import FIRST_SCALE, GOOD_STEPS, Scaler, check_precision
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.task import Task
@@ -179,7 +179,9 @@ def _vector(task: Task) -> Tensor:
     return torch.cat([p.detach().flatten() for p in task.parameters()])
 
 
-def _step(recipe: Recipe, *, model: Callable[[], nn.Module] = perceptron, rows: int = 8) -> Tensor:
+def _step(
+    recipe: InnerOptions, *, model: Callable[[], nn.Module] = perceptron, rows: int = 8
+) -> Tensor:
     task = _task(model())
     Local(language_model_loss, clip=0.5, recipe=recipe).step(
         task, batch_for(task.model, rows=rows), _watching()
@@ -196,19 +198,19 @@ def _watching(*, skips: bool = False) -> Any:
 def test_one_process_may_compute_in_parts(
     words: dict[str, Any], model: Callable[[], nn.Module]
 ) -> None:
-    whole, parts = _step(Recipe(), model=model), _step(Recipe(**words), model=model)
+    whole, parts = _step(InnerOptions(), model=model), _step(InnerOptions(**words), model=model)
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
     with pytest.raises(ConfigError, match="multiple of"):
-        _step(Recipe(**words), model=model, rows=7)
+        _step(InnerOptions(**words), model=model, rows=7)
 
 
 def test_one_process_computes_in_half_precision() -> None:
     def single() -> nn.Module:
         return gpt().float()
 
-    whole = _step(Recipe(), model=single)
+    whole = _step(InnerOptions(), model=single)
     for word in ("bf16", "fp16"):
-        found = _step(Recipe(precision=word), model=single)
+        found = _step(InnerOptions(precision=word), model=single)
         assert not torch.equal(found, whole)
         torch.testing.assert_close(found, whole, rtol=0.02, atol=0.002)
 
@@ -216,7 +218,7 @@ def test_one_process_computes_in_half_precision() -> None:
 def test_one_process_leaves_a_step_out_that_overflows() -> None:
     model = gpt().float()
     task, outer = _task(model), _watching()
-    inner = Local(language_model_loss, recipe=Recipe(precision="fp16"))
+    inner = Local(language_model_loss, recipe=InnerOptions(precision="fp16"))
     inputs, targets = batch_for(model)
     good = model.criterion
 
@@ -241,7 +243,7 @@ def test_one_process_leaves_a_step_out_that_overflows() -> None:
 
 def test_one_process_skips_what_others_skip() -> None:
     task = _task(gpt().float())
-    inner = Local(language_model_loss, recipe=Recipe(precision="fp16"))
+    inner = Local(language_model_loss, recipe=InnerOptions(precision="fp16"))
     start = _vector(task)
     inner.step(task, batch_for(task.model), _watching(skips=True))
     assert torch.equal(_vector(task), start)
@@ -250,7 +252,7 @@ def test_one_process_skips_what_others_skip() -> None:
 
 def test_a_loss_that_no_scale_saves_is_refused() -> None:
     task = _task(gpt().float())
-    inner = Local(language_model_loss, recipe=Recipe(precision="fp16"))
+    inner = Local(language_model_loss, recipe=InnerOptions(precision="fp16"))
     with torch.no_grad():
         task.parameters()[0].fill_(math.nan)
     batch, outer = batch_for(task.model), _watching()

@@ -14,11 +14,11 @@ from atoll.checkpoint.format.nested import TREE, nest
 from atoll.checkpoint.format.part import Part, member_part
 from atoll.config import read_spec
 from atoll.errors import CheckpointError
-from atoll.island.command_broadcaster import Crew
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
 from atoll.strategies.inner import precision
 from atoll.strategies.inner.worker import Worker
-from atoll.train.island.island_trainer import Island
+from atoll.train.island.island_trainer import TrainerIsland
 from atoll.train.state.committed import CommittedState, adopt
 from tests.island.leading import Member, by_itself, count_calls, led, table
 from tests.island.pool import Ranks
@@ -59,8 +59,8 @@ def _train(given: Tables, folder: Path, stop_at: int, resume_round: int) -> Stat
     if spec.mesh.ranks == 1:
         job(spec, folder, members=1, resume_round=resume_round, **settings)
         return {}
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
-    island = Island(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    island = TrainerIsland(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
     if crew.leads:
         job(spec, folder, members=1, island=island, resume_round=resume_round, **settings)
         crew.end()

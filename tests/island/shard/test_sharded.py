@@ -34,10 +34,10 @@ from atoll.data import ByteTokenizer
 from atoll.errors import CheckpointCorrupt, CheckpointError
 from atoll.island.world import build_mesh
 from atoll.models import build_model
-from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import as_part
-from atoll.strategies.inner.options import Recipe
-from atoll.strategies.inner.sharded_optimizer import OwnPart
+from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.train.optim.optimizers import build_optimizer
 from atoll.train.results.sample import load_model, write_text
 from atoll.wire.manifest import checkpoint_folder
@@ -283,10 +283,10 @@ class Divided:
         names = {p: name for name, p in model.named_parameters()}
         groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
         device = torch.device("cpu")
-        self.parts = divide(
-            model, Recipe(shape=shape), mesh=build_mesh(shape, device=device), device=device
+        self.parts = split_model(
+            model, InnerOptions(shape=shape), mesh=build_mesh(shape, device=device), device=device
         )
-        self.own = OwnPart(optimizer, self.parts.parameters(), groups=groups, state={})
+        self.own = LocalShard(optimizer, self.parts.parameters(), groups=groups, state={})
 
     def whole(self) -> dict[str, Any]:
         """Return everything as lists of numbers by name, gathered."""

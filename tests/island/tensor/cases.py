@@ -19,7 +19,7 @@ from atoll.config.mesh import MeshShape
 from atoll.island.world import build_mesh
 from atoll.models import build_model
 from atoll.strategies.inner.gradient_norm import complete
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.tensor.tensor import apply_tensor
 
 WIDTH, LENGTH, ROWS, TOKENS, LAYERS = 16, 8, 4, 32, 2
@@ -124,7 +124,7 @@ def split(case: Case, model: Any) -> DeviceMesh:
     """Split a model as `divide` does; return the mesh."""
     shape = MeshShape(**case.shape)
     mesh = build_mesh(shape, device=torch.device("cpu"))
-    apply_tensor(model, model, mesh["tensor"], Recipe(shape=shape, **case.recipe))
+    apply_tensor(model, model, mesh["tensor"], InnerOptions(shape=shape, **case.recipe))
     if shape.shard > 1:
         for block in model.blocks:
             fully_shard(block, mesh=mesh["shard"])

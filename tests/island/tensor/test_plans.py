@@ -10,16 +10,16 @@ from torch import nn
 from atoll.config.mesh import MeshShape
 from atoll.errors import ConfigError
 from atoll.models import build_model
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.tensor.plans import plan_of, splits
 from tests.island.tensor.cases import SIZES, Case, family, make
 
 
-def recipe(tensor: int = 2, **words: Any) -> Recipe:
-    return Recipe(shape=MeshShape(tensor=tensor), **words)
+def recipe(tensor: int = 2, **words: Any) -> InnerOptions:
+    return InnerOptions(shape=MeshShape(tensor=tensor), **words)
 
 
-def refused(case: Case, wanted: Recipe) -> str:
+def refused(case: Case, wanted: InnerOptions) -> str:
     model, *_ = make(case)
     with pytest.raises(ConfigError) as caught:
         plan_of(model, wanted)
@@ -150,7 +150,7 @@ class TestWhereFrom:
 class TestRefusals:
     def test_convolutions_are_not_split_and_what_does_it_is_told(self) -> None:
         model = build_model("resnet", classes=4, width=8, groups=4)
-        wanted = Recipe(shape=MeshShape(shard=2, tensor=2))
+        wanted = InnerOptions(shape=MeshShape(shard=2, tensor=2))
         with pytest.raises(ConfigError, match="convolutions are not split") as caught:
             plan_of(model, wanted)
         assert "the mesh shard=4 in [island]" in str(caught.value)

@@ -14,19 +14,19 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from atoll.checkpoint import collect
-from atoll.checkpoint.format.disk_image import Scratch
+from atoll.checkpoint.format.disk_image import DiskImage
 from atoll.checkpoint.format.part import Part
 from atoll.config import JobSpec, parse_spec
-from atoll.group.single import Alone
-from atoll.island.command_broadcaster import Crew
+from atoll.group.single import SingleGroup
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
 from atoll.plan.memory import plan_memory
 from atoll.strategies.inner.gather_scatter import local_of
 from atoll.strategies.inner.sharded_optimizer import AT_ONCE
-from atoll.strategies.vectors.flat import tensors_in
-from atoll.task import Far
+from atoll.strategies.vectors.flat import iter_tensors
+from atoll.task import RemoteState
 from atoll.train.build import build
-from atoll.train.island.island_trainer import Island
+from atoll.train.island.island_trainer import TrainerIsland
 from tests.island.pool import Ranks
 from tests.island.reference import CPU
 
@@ -71,11 +71,11 @@ def spec_of(text: Path, **words: str) -> JobSpec:
 class Member:
     """The first rank of an island that trains alone, after a round and a step."""
 
-    def __init__(self, spec: JobSpec, island: Island, folder: Path) -> None:
+    def __init__(self, spec: JobSpec, island: TrainerIsland, folder: Path) -> None:
         built = build(spec, member="w0", slot=0, num_slots=1)
         self.task, self.outer, self.model = built.task, built.outer, built.model
         island.settle(built, folder=folder)
-        self.outer.setup(self.task, group=Alone(), codec=built.codec)
+        self.outer.setup(self.task, group=SingleGroup(), codec=built.codec)
         inner = island.inner()
         batch = next(iter(built.held_out(batch=spec.train.batch)))
         for _ in range(3):
@@ -85,8 +85,8 @@ class Member:
 
 def _led(spec: JobSpec, folder: Path, use: Any) -> Any:
     """Return what `use` finds on each rank: of the first one's member, or of None."""
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
-    island = Island(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    island = TrainerIsland(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
     if not crew.leads:
         crew.serve()
         return use(None)
@@ -114,7 +114,7 @@ def _held(spec: JobSpec, folder: Path) -> Any:
         if member is None:
             return _alive(), 0, 0
         own = {t.untyped_storage()._cdata for t in member.model.parameters()}
-        outer = [t for t in tensors_in([member.outer]) if t.untyped_storage()._cdata not in own]
+        outer = [t for t in iter_tensors([member.outer]) if t.untyped_storage()._cdata not in own]
         return _alive(), _nbytes(member.model.parameters()), _nbytes(outer)
 
     return _led(spec, folder, use)
@@ -177,12 +177,12 @@ def _saved(spec: JobSpec, folder: Path) -> Any:
                     counters={}, about={}, base="0" * 32,
                 )
             )  # fmt: skip
-            Scratch(folder).write(parts)
+            DiskImage(folder).write(parts)
 
         most = _most_allocated(save)
         whole = member.task.optimizer.state_dict()
         found = [tensor for part in parts for tensor in part.tensors.values()]
-        far = [tensor for tensor in found if isinstance(tensor, Far)]
+        far = [tensor for tensor in found if isinstance(tensor, RemoteState)]
         large = [p for p in member.model.parameters() if p.numel() > AT_ONCE]
         assert len(far) == 2 * len(large), "both moments of every large parameter"
         (path,) = folder.glob(".image-*")
@@ -213,7 +213,7 @@ def _on_disk(spec: JobSpec, folder: Path) -> Any:
         member.task.pull()
         numbers = {name: tensor.clone() for name, tensor in member.model.state_dict().items()}
         outer = {name: tensor.clone() for name, tensor in member.outer.state_dict().items()}
-        held = [*member.model.parameters(), *tensors_in([member.outer])]
+        held = [*member.model.parameters(), *iter_tensors([member.outer])]
         mapped = sum(
             t.untyped_storage().nbytes()
             for t in {t.untyped_storage()._cdata: t for t in held}.values()

@@ -13,10 +13,10 @@ from torch import Tensor
 from atoll.config import JobSpec, parse_spec
 from atoll.island.world import build_mesh
 from atoll.plan.memory import plan_memory, sample, sizes_of
-from atoll.strategies.inner.divide import divide
+from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.gather_scatter import local_of
-from atoll.strategies.inner.options import Recipe
-from atoll.strategies.inner.sharded_optimizer import OwnPart
+from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.train.build import whole_model
 from atoll.train.optim.optimizers import build_optimizer
 from tests.island.pool import Ranks
@@ -64,15 +64,15 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 
 def _measured(spec: JobSpec) -> dict[str, int]:
-    recipe = Recipe.of(spec)
+    recipe = InnerOptions.of(spec)
     model: Any = whole_model(spec)
     inputs, targets = sample(sizes_of(spec), model, rows=spec.train.batch)
     optimizer = build_optimizer(model, spec.train)
     names = {p: name for name, p in model.named_parameters()}
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     device = torch.device("cpu")
-    parts = divide(model, recipe, mesh=build_mesh(recipe.shape, device=device), device=device)
-    own = OwnPart(optimizer, parts.parameters(), groups=groups, state={})
+    parts = split_model(model, recipe, mesh=build_mesh(recipe.shape, device=device), device=device)
+    own = LocalShard(optimizer, parts.parameters(), groups=groups, state={})
     for _ in range(2):  # buckets are arranged anew after the first pass
         parts.backward(inputs, targets)
     found = {"gradients": held(own.gradients().values())}

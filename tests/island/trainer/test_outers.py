@@ -13,8 +13,8 @@ from atoll.codec import make_codec
 from atoll.config import StrategyTable
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.island.command_broadcaster import Crew
-from atoll.strategies.base import Inner, note
+from atoll.island.command_broadcaster import CommandBroadcaster
+from atoll.strategies.base import Inner, extend_history_hash
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.inner.worker import Worker
 from atoll.strategies.registry import build_outer, resolve
@@ -62,18 +62,20 @@ def _train(task: Task, inner: Inner, group: Group, words: dict[str, Any]) -> Ten
     resolved, slot = _strategy(words), int(group.me[1:])
     outer = build_outer(resolved)
     outer.setup(task, group=group, codec=make_codec(resolved.codec))
-    note(task, outer.begin(task))
+    extend_history_hash(task, outer.begin(task))
     seed = 100 * slot
     while task.step < STEPS:
         seed += 1
         inner.step(task, batch_for(task.model, seed=seed), outer)
     with task.gate.moving():
-        while (last := note(task, outer.finish(task))) is not None and last.more:
+        while (last := extend_history_hash(task, outer.finish(task))) is not None and last.more:
             pass
     return Flat([*task.parameters(), *task.buffers()], task=task).read()
 
 
-def _together(words: dict[str, Any], crew: Crew | None = None, worker: Worker | None = None) -> Any:
+def _together(
+    words: dict[str, Any], crew: CommandBroadcaster | None = None, worker: Worker | None = None
+) -> Any:
     """Train two members; the first is an island if there is a crew."""
     tasks = [task_of(MODELS[MODEL](), TRAIN) for _ in range(2)]
     inners: list[Inner] = [Local(language_model_loss, clip=TRAIN.clip) for _ in range(2)]
@@ -90,7 +92,7 @@ def _together(words: dict[str, Any], crew: Crew | None = None, worker: Worker | 
 
 def _all(cases: dict[str, dict[str, Any]], axes: dict[str, int]) -> Any:
     """Return what the two members end with, by case; on the first rank."""
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     worker = worker_of(crew, MODELS[MODEL], TRAIN, axes)
     if not crew.leads:
         crew.serve()

@@ -10,8 +10,8 @@ import torch
 from atoll.checkpoint.format.part import Part
 from atoll.codec import make_codec
 from atoll.config import StrategyTable
-from atoll.group.single import Alone
-from atoll.strategies.base import Outer, note
+from atoll.group.single import SingleGroup
+from atoll.strategies.base import Outer, extend_history_hash
 from atoll.strategies.registry import build_outer, resolve
 from atoll.train.state.committed import CommittedState, adopt
 from tests.island.leading import Member, by_itself, count_calls, led, table
@@ -21,12 +21,12 @@ NAME, EVERY = "perceptron", 2
 SHARDS = {"shard": 2}
 
 
-def diloco(member: Member) -> tuple[Outer, Alone]:
+def diloco(member: Member) -> tuple[Outer, SingleGroup]:
     options = {"every": EVERY, "shared_steps": 0}
     outer = build_outer(resolve(StrategyTable(outer="diloco", codec="fp32", options=options)))
-    group = Alone()
+    group = SingleGroup()
     outer.setup(member.task, group=group, codec=make_codec("fp32"))
-    note(member.task, outer.begin(member.task))
+    extend_history_hash(member.task, outer.begin(member.task))
     member.outer = outer
     return outer, group
 

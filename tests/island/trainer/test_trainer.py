@@ -17,10 +17,10 @@ from atoll.config.island_tables import IslandTable
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
-from atoll.island.command_broadcaster import Crew
+from atoll.group.single import SingleGroup
+from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
-from atoll.train.island.island_trainer import Island
+from atoll.train.island.island_trainer import TrainerIsland
 from atoll.train.results.sample import load_model
 from atoll.train.trainer import Trainer, train_job
 from tests.island.pool import Ranks
@@ -57,14 +57,19 @@ def tables(corpus: str, mesh: dict[str, int] | None = None, **more: dict[str, An
 
 
 def job(
-    spec: JobSpec, folder: Path, *, members: int, island: Island | None = None, **settings: Any
+    spec: JobSpec,
+    folder: Path,
+    *,
+    members: int,
+    island: TrainerIsland | None = None,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
     """Train; the first member is the island, if there is one. The others are plain threads."""
     local = dataclasses.replace(
         spec, strategy=dataclasses.replace(spec.strategy, inner="local"), island=IslandTable()
     )
     groups = MemoryGroups(members) if members > 1 else None
-    alone = Alone(committed_round=max(0, settings.get("resume_round", 0)))
+    alone = SingleGroup(committed_round=max(0, settings.get("resume_round", 0)))
     each = list(groups) if groups is not None else [alone]
     for group in each:
         (folder / group.me).mkdir(parents=True, exist_ok=True)
@@ -103,9 +108,9 @@ class _OneByOne:
 def _job(given: Tables, folder: Path, members: int, stop_at: int, resume_round: int) -> Any:
     """Be a rank of the first member; the first rank returns the results of all members."""
     spec = read_spec(given)
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
     mesh = build_mesh(spec.mesh, device=CPU)
-    island = Island(spec, crew, mesh=mesh, device=CPU)
+    island = TrainerIsland(spec, crew, mesh=mesh, device=CPU)
     if not crew.leads:
         crew.serve()
         return None
@@ -184,7 +189,7 @@ def _last(run: Path) -> int:
 
 def _alone(given: Tables, folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        train_job(read_spec(given), group=Alone(), directory=folder)
+        train_job(read_spec(given), group=SingleGroup(), directory=folder)
     return str(caught.value)
 
 
@@ -197,11 +202,11 @@ def test_a_process_alone_does_not_pretend_to_be_an_island(corpus: str, tmp_path:
 def _unfit(given: Tables) -> str:
     """Return what a job is refused with at its start; nobody waits for anybody afterwards."""
     spec = read_spec(given)
-    crew = Crew(rank=dist.get_rank(), ranks=dist.get_world_size())
-    island = Island(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
+    crew = CommandBroadcaster(rank=dist.get_rank(), ranks=dist.get_world_size())
+    island = TrainerIsland(spec, crew, mesh=build_mesh(spec.mesh, device=CPU), device=CPU)
     try:
         if crew.leads:
-            train_job(spec, group=Alone(), directory=Path(), island=island)
+            train_job(spec, group=SingleGroup(), directory=Path(), island=island)
         else:
             crew.serve()
     except ConfigError as error:

@@ -11,7 +11,7 @@ from atoll.code import pack
 from atoll.config import JobSpec, JobTable
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from atoll.node.agent.workspace import Prepared, Preparer
+from atoll.node.agent.workspace import Workspace, WorkspaceBuilder
 from atoll.wire.messages import Launch
 from tests.node.packages.packages import wheel
 from tests.patience import PATIENCE_S
@@ -28,7 +28,7 @@ class Machine:
         self.home = folder / "home"
         self.lines: list[str] = []
         self.asked: list[str] = []
-        self.preparer = Preparer(self.home, self._client, **limits)
+        self.preparer = WorkspaceBuilder(self.home, self._client, **limits)
 
     def _client(self, token: str) -> HubClient:
         self.asked.append(token)
@@ -47,7 +47,7 @@ class Machine:
 
     async def prepare(
         self, code: str, *, requirements: str = "", member: str = "w0", at: Path | None = None
-    ) -> Prepared:
+    ) -> Workspace:
         spec = JobSpec(job=JobTable(code=code, requirements=requirements))
         directory = at or self.folder / "work" / member
         return await self.preparer.prepare(

@@ -18,7 +18,7 @@ from atoll.hub.server import HubServer
 from atoll.net.endpoint import parse_ticket
 from atoll.net.http.client import HubClient
 from atoll.node.agent import artifacts
-from atoll.node.agent.workspace import Prepared
+from atoll.node.agent.workspace import Workspace
 from atoll.wire.messages import Launch, NodeInfo
 from tests.patience import PATIENCE_S
 
@@ -71,7 +71,7 @@ class Place:
     def collect(self, *patterns: str, client: Callable[[], HubClient] | None = None) -> list[str]:
         spec = JobSpec(job=JobTable(artifacts=list(patterns)))
         command = Launch(job=self.job, member="w0", slot=0, token="", spec="")
-        prepared = Prepared(self.folder, Path(sys.executable))
+        prepared = Workspace(self.folder, Path(sys.executable))
         work = artifacts.collect(spec, prepared, command, client or self.client, self.lines.append)
         return asyncio.run(work)
 
@@ -166,7 +166,7 @@ def test_it_ends_when_it_is_cancelled(place: Place) -> None:
     async def test() -> None:
         spec = JobSpec(job=JobTable(artifacts=["*.csv"]))
         command = Launch(job=place.job, member="w0", slot=0, token="", spec="")
-        prepared = Prepared(place.folder, Path(os.sep))
+        prepared = Workspace(place.folder, Path(os.sep))
         task = asyncio.create_task(
             artifacts.collect(
                 spec, prepared, command, lambda: Slow(place.hub.url, "x"), place.lines.append

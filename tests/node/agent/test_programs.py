@@ -16,7 +16,7 @@ import pytest
 from atoll.config import JobSpec, JobTable, NeedsTable
 from atoll.node.agent import attempt as attempt_module
 from atoll.node.agent.agent import Agent
-from atoll.node.agent.workspace import Prepared
+from atoll.node.agent.workspace import Workspace
 from atoll.wire.limits import EXIT_LEFT
 from atoll.wire.messages import Offer, Offering, Stop
 from tests.node.agent.lone_agent import Hub, launch, lone_agent, program
@@ -123,12 +123,12 @@ def test_code_is_the_working_folder_and_scripts_are_found_in_it(
     spec = JobSpec(job=JobTable(name="job", script="sub/train.py", code=f"sha256:{'0' * 64}"))
     agents: list[Agent] = []
 
-    async def prepare(_: object, *, directory: Path, on_line: object) -> Prepared:
+    async def prepare(_: object, *, directory: Path, on_line: object) -> Workspace:
         sub = directory / "code" / "sub"
         sub.mkdir(parents=True)
         (sub / "train.py").write_text("import os, beside; print(os.getcwd(), beside.x)")
         (sub / "beside.py").write_text("x = 5")
-        return Prepared(directory / "code", Path(sys.executable))
+        return Workspace(directory / "code", Path(sys.executable))
 
     async def scenario() -> None:
         async with lone_agent(tmp_path) as (agent, hub):
@@ -163,7 +163,7 @@ class Slow:
         self.begun = 0
         self.cancelled = 0
 
-    async def prepare(self, *_: object, on_line: object, **__: object) -> Prepared:
+    async def prepare(self, *_: object, on_line: object, **__: object) -> Workspace:
         assert callable(on_line)
         on_line("[prepare] begins")
         self.begun += 1
@@ -241,7 +241,7 @@ def test_newer_launch_ends_the_preparation_of_an_older_one(
 def test_preparation_that_fails_is_told_with_its_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: object, on_line: object, **__: object) -> Prepared:
+    async def fail(*_: object, on_line: object, **__: object) -> Workspace:
         assert callable(on_line)
         on_line("[prepare] no such package")
         raise RuntimeError("a bug")

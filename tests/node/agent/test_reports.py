@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.net.transport import LinkCounters
-from atoll.node.agent.reports import Figures
+from atoll.node.agent.reports import HeartbeatStats
 from atoll.node.machine.probe import Gpus
 from tests.node.manners.test_sensors import supply
 
@@ -17,7 +17,7 @@ ALWAYS = {"cpu_percent", "memory_percent", "memory_free_bytes", "load", "disk_fr
 
 
 def test_figures_are_numbers_and_what_is_not_there_is_left_out(tmp_path: Path) -> None:
-    figures = Figures(tmp_path / "not" / "there", root=tmp_path)()
+    figures = HeartbeatStats(tmp_path / "not" / "there", root=tmp_path)()
     assert set(figures) >= ALWAYS
     assert not set(figures) & {"battery_percent", "latency_ms", "up_bps", "reconnects"}
     assert all(isinstance(value, float) for value in figures.values())
@@ -26,7 +26,7 @@ def test_figures_are_numbers_and_what_is_not_there_is_left_out(tmp_path: Path) -
 
 def test_battery_link_and_speed_are_told_when_they_are_known(tmp_path: Path) -> None:
     supply(tmp_path, "BAT0", type="Battery", status="Discharging", capacity="63")
-    figures = Figures(tmp_path, root=tmp_path)
+    figures = HeartbeatStats(tmp_path, root=tmp_path)
     figures.counters = LinkCounters(reconnects=2)
     figures.counters.measured(round_trip_s=0.02)
     figures.up_bps, figures.down_bps = 5e6, 9e6

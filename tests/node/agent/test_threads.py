@@ -9,7 +9,7 @@ import time
 import pytest
 
 from atoll.errors import HubError
-from atoll.node.agent.threads import aside
+from atoll.node.agent.threads import run_abandonable
 from tests.patience import PROMPT_S
 
 
@@ -17,16 +17,16 @@ def test_results_and_errors_come_back() -> None:
     def fail() -> None:
         raise HubError("no")
 
-    assert asyncio.run(aside(lambda: 7)) == 7
+    assert asyncio.run(run_abandonable(lambda: 7)) == 7
     with pytest.raises(HubError, match="no"):
-        asyncio.run(aside(fail))
+        asyncio.run(run_abandonable(fail))
 
 
 def test_work_that_hangs_does_not_hold_up_the_end() -> None:
     let_go = threading.Event()
 
     async def scenario() -> None:
-        task = asyncio.create_task(aside(lambda: let_go.wait(600)))
+        task = asyncio.create_task(run_abandonable(lambda: let_go.wait(600)))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

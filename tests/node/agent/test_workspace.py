@@ -14,13 +14,13 @@ import pytest
 from atoll.errors import ConfigError, HubError, HubUnreachable
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
-from atoll.node.agent.workspace import Prepared, Preparer
+from atoll.node.agent.workspace import Workspace, WorkspaceBuilder
 from tests.node.agent.preparing_machine import Machine
 
 
 def test_a_job_without_code_works_in_its_own_folder(machine: Machine) -> None:
     prepared = asyncio.run(machine.prepare(""))
-    assert prepared == Prepared(machine.folder / "work" / "w0", Path(sys.executable))
+    assert prepared == Workspace(machine.folder / "work" / "w0", Path(sys.executable))
     assert machine.asked == []
 
 
@@ -77,7 +77,7 @@ def test_a_hub_that_is_away_for_a_moment_is_asked_again(machine: Machine) -> Non
                 raise HubUnreachable(f"away {fails.pop()}")
             super().get_blob(*arguments, **more)
 
-    machine.preparer = Preparer(
+    machine.preparer = WorkspaceBuilder(
         machine.home, lambda token: Flaky(machine.hub.url, machine.hub.operator_token)
     )
     prepared = asyncio.run(machine.prepare(code))

@@ -27,12 +27,12 @@ AGENT = """
 import logging, sys
 from pathlib import Path
 from atoll.net.endpoint import parse_ticket
-from atoll.node.manners import decide
+from atoll.node.availability import rule
 from atoll.node.agent.options import NodeOptions
 from atoll.node.agent.serve import run_node
 
 logging.basicConfig(level=logging.INFO)
-decide.BEGIN_S, decide.END_S = 0.2, 1.0  # seconds instead of half a minute
+rule.BEGIN_S, rule.END_S = 0.2, 1.0  # seconds instead of half a minute
 ticket, home, machine = sys.argv[1:]
 run_node(
     NodeOptions(

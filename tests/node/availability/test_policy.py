@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.errors import ConfigError
-from atoll.node.availability.policy import Policy, PolicyFile, read_policy
+from atoll.node.availability.policy import OwnerPolicy, OwnerPolicyFile, read_policy
 from atoll.node.availability.quiet_hours import parse_quiet_hours
 from atoll.node.identity.image_signatures import public_text
 from atoll.wire.session_messages import KINDS
@@ -141,27 +141,27 @@ def write(path: Path, text: str) -> None:
 
 def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
-    file = PolicyFile(path, options={"nice": 5})
-    assert file.read() == Policy(nice=5)
+    file = OwnerPolicyFile(path, options={"nice": 5})
+    assert file.read() == OwnerPolicy(nice=5)
     write(path, "cores = 2")
-    assert file.read() == Policy(cores=2.0, nice=5)
+    assert file.read() == OwnerPolicy(cores=2.0, nice=5)
     write(path, "cores = 'two'")
-    assert file.read() == Policy(cores=2.0, nice=5)
+    assert file.read() == OwnerPolicy(cores=2.0, nice=5)
     assert "line 1" in file.error
     write(path, "cores = 3")
     assert file.read().cores == 3.0
     assert not file.error
     path.unlink()
-    assert file.read() == Policy(nice=5)
+    assert file.read() == OwnerPolicy(nice=5)
 
 
 def test_a_policy_that_is_wrong_from_the_start_or_missing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     with pytest.raises(ConfigError, match="no such policy"):
-        PolicyFile(path, needed=True).read()
+        OwnerPolicyFile(path, needed=True).read()
     path.write_text("colour = 1")
     with pytest.raises(ConfigError, match=r"own\.toml, line 1"):
-        PolicyFile(path, needed=True).read()
+        OwnerPolicyFile(path, needed=True).read()
 
 
 def test_the_policy_that_the_documentation_shows_is_one() -> None:
@@ -169,7 +169,7 @@ def test_the_policy_that_the_documentation_shows_is_one() -> None:
     policy = read_policy(page.partition("```toml\n")[2].partition("```")[0])
     unsaid = [
         field.name
-        for field in dataclasses.fields(Policy)
+        for field in dataclasses.fields(OwnerPolicy)
         if f"{field.name} = " not in page.partition("```toml")[2]
     ]
     assert not unsaid

@@ -22,7 +22,7 @@ from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.http.client import HubClient
 from atoll.node.availability import preemption
-from atoll.node.availability.preemption import Notices, check_url
+from atoll.node.availability.preemption import PreemptionNotices, check_url
 from tests.node.processes import Node, lines_of, submit, until, wait_for
 from tests.patience import PATIENCE_S, PROMPT_S
 
@@ -65,25 +65,27 @@ def answering(status: int, body: bytes = b"") -> Iterator[tuple[str, list[tuple[
 )
 def test_address_gives_notice_by_200(status: int, body: bytes, found: bool | None) -> None:
     with answering(status, body) as (url, _):
-        told = Notices(url=url).read()
+        told = PreemptionNotices(url=url).read()
     assert told is None if found is None else bool(told) is found
 
 
 def test_address_that_does_not_answer_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preemption, "ANSWER_TIMEOUT_S", 0.2)
-    assert Notices(url="http://127.0.0.1:9/").read() is None
+    assert PreemptionNotices(url="http://127.0.0.1:9/").read() is None
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9/")
     with answering(200) as (url, _):
-        assert Notices(url=url).read(), "the machine's own address is not asked of a proxy"
+        assert PreemptionNotices(url=url).read(), (
+            "the machine's own address is not asked of a proxy"
+        )
 
 
 def test_file_gives_notice_while_it_is_there(tmp_path: Path) -> None:
-    notices = Notices(file=tmp_path / "gone")
+    notices = PreemptionNotices(file=tmp_path / "gone")
     assert notices
     assert notices.read() == ""
     (tmp_path / "gone").touch()
     assert "gone" in (notices.read() or "")
-    assert not Notices()
+    assert not PreemptionNotices()
 
 
 def test_address_that_cannot_be_asked_is_refused() -> None:

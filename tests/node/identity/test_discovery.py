@@ -22,7 +22,13 @@ import pytest
 from atoll.cli.choose_hub import ticket_for
 from atoll.errors import AuthError, ConfigError
 from atoll.net.endpoint import parse_ticket
-from atoll.node.identity.discovery import SERVICE, Found, find_hubs, first_reachable, read_service
+from atoll.node.identity.discovery import (
+    SERVICE,
+    FoundHub,
+    find_hubs,
+    first_reachable,
+    read_service,
+)
 from tests.patience import PATIENCE_S
 
 needs_zeroconf = pytest.mark.skipif(
@@ -52,7 +58,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
         process.communicate(timeout=PATIENCE_S)
 
 
-def found_at(port: int) -> Found | None:
+def found_at(port: int) -> FoundHub | None:
     """Return the hub that announces this port; it may take a moment to be heard of."""
     for _ in range(4):
         for hub in find_hubs(timeout_s=1.5):
@@ -147,7 +153,7 @@ def test_without_a_terminal_nobody_is_asked_and_the_error_says_what_to_give(
     assert "ATOLL_TICKET" in done.stderr
 
 
-HUB = Found(
+HUB = FoundHub(
     name="den", host="192.0.2.7", port=7700, prefix="/atoll", secure=True, fingerprint=PRINT
 )
 

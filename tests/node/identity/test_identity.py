@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.node.identity.identity import Identity, load_identity, save_identity, write_private
+from atoll.node.identity.identity import Identity, load_identity, save_identity, write_secret
 
 HUB = "http://10.0.0.1:7700"
 
@@ -44,4 +44,4 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written.*ATOLL_HOME"):
-        write_private(blocked / "inside" / "node.json", "{}")
+        write_secret(blocked / "inside" / "node.json", "{}")

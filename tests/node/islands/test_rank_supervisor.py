@@ -27,8 +27,8 @@ from atoll.config import (
     rank_place,
 )
 from atoll.errors import AtollError, OutOfMemory, RankLost, ScriptError
-from atoll.node.islands.failure_cause import RankEnd, cause, explain
-from atoll.node.islands.restart_history import STEADY_S, Losses, with_shape
+from atoll.node.islands.failure_cause import RankExit, explain, root_cause
+from atoll.node.islands.restart_history import STEADY_S, RestartHistory, with_shape
 from atoll.node.launchers.launcher import Exit
 from atoll.node.launchers.process import ChildProcess, ProcessLauncher
 from atoll.wire.limits import EXIT_LEFT
@@ -368,30 +368,32 @@ def job_with(inner: str, *, batch: int = 12, on_loss: str = "shrink", **axes: in
 def test_next_start_has_the_ranks_that_remain_in_a_mesh_that_works(
     spec: JobSpec, row: int, shape: MeshShape
 ) -> None:
-    assert Losses(row).shape(spec) == shape
+    assert RestartHistory(row).shape(spec) == shape
     changed = with_shape(spec, shape)
     assert changed.mesh == shape
     assert changed.mesh.ranks == changed.island.ranks or changed == spec
 
 
 def test_losses_count_only_in_a_row_without_long_work(tmp_path: Path) -> None:
-    losses = Losses()
+    losses = RestartHistory()
     for _ in range(2):
         losses = losses.after(died=True, lacked_memory=False, worked_s=1.0)
-    assert losses == Losses(2)
+    assert losses == RestartHistory(2)
     losses.write(tmp_path)
-    assert Losses.read(tmp_path) == losses
-    assert losses.after(died=True, lacked_memory=False, worked_s=STEADY_S) == Losses(1)
-    assert losses.after(died=False, lacked_memory=False, worked_s=1.0) == Losses()
-    assert Losses().after(died=True, lacked_memory=True, worked_s=STEADY_S) == Losses(2)
-    assert Losses.read(tmp_path / "nowhere") == Losses()
+    assert RestartHistory.read(tmp_path) == losses
+    assert losses.after(died=True, lacked_memory=False, worked_s=STEADY_S) == RestartHistory(1)
+    assert losses.after(died=False, lacked_memory=False, worked_s=1.0) == RestartHistory()
+    assert RestartHistory().after(
+        died=True, lacked_memory=True, worked_s=STEADY_S
+    ) == RestartHistory(2)
+    assert RestartHistory.read(tmp_path / "nowhere") == RestartHistory()
 
 
 def test_first_end_of_its_own_accord_is_the_cause() -> None:
-    lost, own = RankEnd(0, 1, RankLost("gone")), RankEnd(2, 1, ScriptError("raised"))
-    left, killed = RankEnd(1, 0), RankEnd(3, -9, oom_kills=1)
-    assert cause([left, lost, own, killed]) == own
-    assert cause([left, lost]) == lost
+    lost, own = RankExit(0, 1, RankLost("gone")), RankExit(2, 1, ScriptError("raised"))
+    left, killed = RankExit(1, 0), RankExit(3, -9, oom_kills=1)
+    assert root_cause([left, lost, own, killed]) == own
+    assert root_cause([left, lost]) == lost
     told: AtollError = explain(killed, member="w0", ranks=4)
     assert isinstance(told, OutOfMemory)
     assert "rank 3 of the 4 of w0" in told.what

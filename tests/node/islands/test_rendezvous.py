@@ -26,13 +26,21 @@ from atoll.config import (
 )
 from atoll.errors import AuthError, JobError, WireError
 from atoll.node.islands import rendezvous, rendezvous_client, supervisor_link
-from atoll.node.islands.rendezvous import Formation, NewsQueue, gather
-from atoll.node.islands.rendezvous_client import GateSearch
-from atoll.node.islands.rendezvous_server import Came, Gone, IslandGate, Said
-from atoll.node.islands.restart_history import Losses
-from atoll.node.islands.supervisor_link import Ended, Here, KeeperLink, Kill, Start, Word, greet
+from atoll.node.islands.rendezvous import NewsQueue, Rendezvous, gather
+from atoll.node.islands.rendezvous_client import RendezvousClient
+from atoll.node.islands.rendezvous_server import Joined, Left, Received, RendezvousServer
+from atoll.node.islands.restart_history import RestartHistory
+from atoll.node.islands.supervisor_link import (
+    Ended,
+    Kill,
+    Ready,
+    Start,
+    SupervisorLink,
+    Word,
+    greet,
+)
 from atoll.node.machine import bandwidth, interfaces
-from atoll.wire.messages import Gate
+from atoll.wire.messages import RendezvousAddress
 from tests.node.islands.island_machines import GateHub, gate_hub
 
 
@@ -46,7 +54,7 @@ def hub(tmp_path: Path) -> Iterator[GateHub]:
 class Opened:
     """A gate, what it has told, and the hub where it is told of."""
 
-    gate: IslandGate
+    gate: RendezvousServer
     news: NewsQueue
     hub: GateHub
 
@@ -60,19 +68,19 @@ class Opened:
         with self.hub.as_process("w1.1") as client:
             return str(told(client.gate, self.hub.job, "w1").secret.partition(".")[0])
 
-    def come(self, name: str = "w1.1") -> KeeperLink:
+    def come(self, name: str = "w1.1") -> SupervisorLink:
         link = greet(self.dial(), secret=self.secret(), name=name)
-        link.send(Here("far"))
+        link.send(Ready("far"))
         return link
 
 
-def told(ask: Any, *arguments: str) -> Gate:
+def told(ask: Any, *arguments: str) -> RendezvousAddress:
     """Wait until the hub knows of a gate."""
     deadline = time.monotonic() + 10
     while (found := ask(*arguments)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert isinstance(found, Gate)
+    assert isinstance(found, RendezvousAddress)
     return found
 
 
@@ -86,7 +94,7 @@ def environment_of(hub: GateHub, member: str, folder: Path) -> WorkerEnvironment
 @pytest.fixture
 def opened(hub: GateHub, tmp_path: Path) -> Iterator[Opened]:
     news: NewsQueue = queue.SimpleQueue()
-    with IslandGate(environment_of(hub, "w1", tmp_path), machines=3, tell=news.put) as gate:
+    with RendezvousServer(environment_of(hub, "w1", tmp_path), machines=3, tell=news.put) as gate:
         yield Opened(gate, news, hub)
 
 
@@ -109,7 +117,7 @@ def next_of(news: Any, kind: type) -> Any:
 def test_hand_that_knows_the_secret_is_in_and_words_go_both_ways(opened: Opened) -> None:
     assert opened.gate.missing() == ["w1.1", "w1.2"]
     link = opened.come("w1.2")
-    hand = next_of(opened.news, Came).hand
+    hand = next_of(opened.news, Joined).hand
     assert (hand.part, hand.name) == (2, "w1.2 on far")
     assert opened.gate.missing() == ["w1.1"]
     heard: queue.SimpleQueue[Word | str] = queue.SimpleQueue()
@@ -119,9 +127,9 @@ def test_hand_that_knows_the_secret_is_in_and_words_go_both_ways(opened: Opened)
     assert [heard.get(timeout=5), heard.get(timeout=5)] == [start(), Kill()]
     ended = Ended(number=0, rank=1, code=3, error={"kind": "JobError", "what": "x"})
     link.send(ended)
-    assert next_of(opened.news, Said) == Said(hand, ended)
+    assert next_of(opened.news, Received) == Received(hand, ended)
     link.close()
-    assert next_of(opened.news, Gone).hand is hand
+    assert next_of(opened.news, Left).hand is hand
     assert opened.gate.missing() == ["w1.1", "w1.2"]
 
 
@@ -131,7 +139,7 @@ def test_strangers_get_nothing_and_hold_nobody_up(opened: Opened) -> None:
             silent.enter_context(opened.dial())
         others_come(opened)
         opened.come().close()
-        assert next_of(opened.news, Came).hand.part == 1
+        assert next_of(opened.news, Joined).hand.part == 1
 
 
 def others_come(opened: Opened) -> None:
@@ -170,8 +178,8 @@ def test_words_that_somebody_changed_repeated_or_added_end_the_connection(opened
     for meddle in ("change", "repeat", "add"):
         sock = opened.dial()
         link = greet(sock, secret=opened.secret(), name="w1.1")
-        link.send(Here("far"))
-        hand = next_of(opened.news, Came).hand
+        link.send(Ready("far"))
+        hand = next_of(opened.news, Joined).hand
         body = msgspec.json.encode(Kill())
         code = link._code(b"hand", 1, body)
         frames = {
@@ -182,8 +190,8 @@ def test_words_that_somebody_changed_repeated_or_added_end_the_connection(opened
         for frame in frames[meddle]:
             supervisor_link._write(sock, frame)
         if meddle == "repeat":
-            assert next_of(opened.news, Said).word == Kill()
-        gone = next_of(opened.news, Gone)
+            assert next_of(opened.news, Received).word == Kill()
+        gone = next_of(opened.news, Left)
         assert gone.hand is hand
         assert "not said by the other one" in gone.why
         link.close()
@@ -195,7 +203,10 @@ def test_side_that_falls_silent_is_gone_and_one_that_beats_is_not(
     monkeypatch.setattr(supervisor_link, "DEAD_AFTER_S", 0.5)
     monkeypatch.setattr(supervisor_link, "HEARTBEAT_S", 0.1)
     near, far = socket.socketpair()
-    leader, hand = KeeperLink(near, key=b"k", leads=True), KeeperLink(far, key=b"k", leads=False)
+    leader, hand = (
+        SupervisorLink(near, key=b"k", leads=True),
+        SupervisorLink(far, key=b"k", leads=False),
+    )
     gone: queue.SimpleQueue[str] = queue.SimpleQueue()
     leader.run(lambda word: None, gone.put)
     stop = threading.Event()
@@ -216,10 +227,10 @@ def test_side_that_falls_silent_is_gone_and_one_that_beats_is_not(
 
 def test_hand_that_is_started_again_takes_the_place_of_the_one_before(opened: Opened) -> None:
     first = opened.come()
-    former = next_of(opened.news, Came).hand
+    former = next_of(opened.news, Joined).hand
     second = opened.come()
-    assert next_of(opened.news, Gone).hand is former
-    assert next_of(opened.news, Came).hand is opened.gate.hands()[1]
+    assert next_of(opened.news, Left).hand is former
+    assert next_of(opened.news, Joined).hand is opened.gate.hands()[1]
     for link in (first, second):
         link.close()
 
@@ -248,14 +259,14 @@ def test_machine_without_a_way_to_the_first_says_what_it_dialled_and_only_if_tha
         nobody.bind(("127.0.0.1", 0))
         dial = f"127.0.0.1:{nobody.getsockname()[1]}"
         with hub.as_process("w1") as leader, hub.as_process("w1.1") as client:
-            search = GateSearch(environment_of(hub, "w1.1", tmp_path), client)
+            search = RendezvousClient(environment_of(hub, "w1.1", tmp_path), client)
             assert search.look() is None  # there is no gate
-            leader.open_gate(hub.job, "w1", Gate(dial, "key.1"))
+            leader.open_gate(hub.job, "w1", RendezvousAddress(dial, "key.1"))
             for _ in range(4):
                 assert search.look() is None  # its leader may be gone for long
-            leader.open_gate(hub.job, "w1", Gate(dial, "key.2"))
+            leader.open_gate(hub.job, "w1", RendezvousAddress(dial, "key.2"))
             assert search.look() is None
-            leader.open_gate(hub.job, "w1", Gate(dial, "key.3"))
+            leader.open_gate(hub.job, "w1", RendezvousAddress(dial, "key.3"))
             with pytest.raises(JobError, match="no way to the first machine") as caught:
                 search.look()
     text = str(caught.value)
@@ -268,7 +279,7 @@ def test_gate_of_a_leader_that_is_gone_is_passed_by(opened: Opened, tmp_path: Pa
     environment = environment_of(opened.hub, "w1.1", tmp_path)
     with opened.hub.as_process("w1.1") as client:
         told(client.gate, opened.hub.job, "w1")
-        search = GateSearch(environment, client)
+        search = RendezvousClient(environment, client)
         link = search.look()
         assert link is not None
         link.close()
@@ -290,9 +301,16 @@ def job(*, on_loss: str = "shrink", inner: str = "fsdp", ranks: int = 6, **mesh:
     )
 
 
-def formed(opened: Opened, spec: JobSpec, *, row: int = 0, first: bool = False) -> Formation | None:
+def formed(
+    opened: Opened, spec: JobSpec, *, row: int = 0, first: bool = False
+) -> Rendezvous | None:
     return gather(
-        opened.gate, spec, Losses(row), first=first, news=opened.news, is_asked=lambda: False
+        opened.gate,
+        spec,
+        RestartHistory(row),
+        first=first,
+        news=opened.news,
+        is_asked=lambda: False,
     )
 
 
@@ -301,14 +319,14 @@ def test_island_starts_with_all_machines_or_with_those_that_are_there_in_time(
 ) -> None:
     monkeypatch.setattr(rendezvous, "HANDS_S", 0.3)
     links = [opened.come("w1.2")]
-    next_of(opened.news, Came)
+    next_of(opened.news, Joined)
     two = formed(opened, job())
     assert two is not None
     assert (two.shape, two.runs) == (MeshShape(shard=4), [range(2), range(2, 4)])
     assert [hand.part for hand in two.hands] == [2]
     assert two.address == "127.0.0.1"
     links.append(opened.come("w1.1"))
-    next_of(opened.news, Came)
+    next_of(opened.news, Joined)
     all_ = formed(opened, job(on_loss="wait"), first=True)
     assert all_ is not None
     assert all_.runs == [range(2), range(2, 4), range(4, 6)]
@@ -335,7 +353,7 @@ def test_island_waits_while_it_may_not_or_cannot_start_with_less(
     deadline = time.monotonic() + 0.5
     first = spec == job()
     found = gather(
-        opened.gate, spec, Losses(), first=first, news=opened.news,
+        opened.gate, spec, RestartHistory(), first=first, news=opened.news,
         is_asked=lambda: time.monotonic() > deadline,
     )  # fmt: skip
     assert found is None
@@ -373,11 +391,11 @@ def test_gate_of_a_machine_without_a_network_says_so(
     environment = environment_of(hub, "w1", tmp_path)
     with (
         pytest.raises(JobError, match="cannot be dialled by the others"),
-        IslandGate(environment, machines=2, tell=lambda news: None),
+        RendezvousServer(environment, machines=2, tell=lambda news: None),
     ):
         pass
 
 
 def test_word_that_no_keeper_says_is_refused() -> None:
     with pytest.raises(WireError):
-        supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Home)
+        supervisor_link._decoded(b'{"type": "launch"}', supervisor_link.Topology)

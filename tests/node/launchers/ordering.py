@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from atoll.config import JobSpec, JobTable, LaunchTable, dump_spec, parse_spec
 from atoll.net.endpoint import PLAIN
 from atoll.node.launchers.folder import lay_out
-from atoll.node.launchers.launcher import Caps, Order, parse_mounts
+from atoll.node.launchers.launcher import Order, ResourceCaps, parse_mounts
 from atoll.wire.messages import Launch
 from tests.patience import PATIENCE_S
 
@@ -37,7 +37,7 @@ def make_order(
     command: Launch,
     root: Path,
     *,
-    caps: Caps | None = None,
+    caps: ResourceCaps | None = None,
     hub: str = HUB,
     allowed: Sequence[str] | None = None,
 ) -> Order:
@@ -60,7 +60,7 @@ def make_order(
         folder=directory,
         python=Path(sys.executable),
         variables=variables,
-        caps=caps or Caps(),
+        caps=caps or ResourceCaps(),
         mounts=tuple(parse_mounts(spec.launch.mounts, allowed=allowed or [])),
     )
 

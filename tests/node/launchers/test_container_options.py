@@ -18,7 +18,7 @@ from atoll.node.launchers.container_options import (
     image_facts,
     make_writable,
 )
-from atoll.node.launchers.launcher import Caps, Order
+from atoll.node.launchers.launcher import Order, ResourceCaps
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import make_order
 
@@ -81,7 +81,7 @@ def test_authority_of_the_hub_is_there_for_reading(tmp_path: Path) -> None:
 def test_accelerators_are_given_to_those_who_need_them(
     tmp_path: Path, needs: NeedsTable, gpus: tuple[int, ...] | None, requests: dict[str, Any] | None
 ) -> None:
-    made = dataclasses.replace(order(tmp_path, needs=needs), caps=Caps(gpus=gpus))
+    made = dataclasses.replace(order(tmp_path, needs=needs), caps=ResourceCaps(gpus=gpus))
     found = options(made).get("device_requests", [])
     if requests is None:
         assert found == []
@@ -93,7 +93,9 @@ def test_accelerators_are_given_to_those_who_need_them(
 
 def test_niceness_is_weight_by_the_kernels_own_scale(tmp_path: Path) -> None:
     weights = [
-        options(dataclasses.replace(order(tmp_path), caps=Caps(nice=nice))).get("cpu_shares")
+        options(dataclasses.replace(order(tmp_path), caps=ResourceCaps(nice=nice))).get(
+            "cpu_shares"
+        )
         for nice in (0, 1, 10, 19)
     ]
     assert weights == [None, 819, 110, 15]

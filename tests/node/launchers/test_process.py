@@ -22,7 +22,7 @@ from atoll.net.endpoint import PLAIN
 from atoll.node.agent.exits import ERROR_FILE
 from atoll.node.agent.output import read_output
 from atoll.node.launchers.folder import lay_out
-from atoll.node.launchers.launcher import OOM_SCORE, Caps, Exit
+from atoll.node.launchers.launcher import OOM_SCORE, Exit, ResourceCaps
 from atoll.node.launchers.process import PROCESS_FILE, ChildProcess, ProcessLauncher
 from atoll.wire.messages import Launch
 from tests.node.launchers.ordering import HUB, command_launch, make_order, run, script_launch, until
@@ -30,7 +30,7 @@ from tests.patience import PROMPT_S
 
 
 async def command_to_end(
-    command: Launch, root: Path, lines: list[str], *, caps: Caps | None = None
+    command: Launch, root: Path, lines: list[str], *, caps: ResourceCaps | None = None
 ) -> Exit:
     process = await ProcessLauncher().start(make_order(command, root, caps=caps), lines.append)
     return await process.wait()
@@ -212,7 +212,7 @@ print(sorted(os.sched_getaffinity(0)), os.nice(0), *(os.environ.get(name) for na
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_limits_hold_for_a_process_and_for_what_it_starts(tmp_path: Path) -> None:
     (cpu, *_) = sorted(os.sched_getaffinity(0))
-    caps = Caps(cpus=(cpu,), threads=3, nice=5, gpus=(2,))
+    caps = ResourceCaps(cpus=(cpu,), threads=3, nice=5, gpus=(2,))
     program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SHOW!r}])"
     lines: list[str] = []
     command = command_launch("python", "-c", program)
@@ -232,7 +232,7 @@ def test_job_may_choose_its_own_threads(tmp_path: Path) -> None:
     launch = LaunchTable(env=["OMP_NUM_THREADS=9"])
     lines: list[str] = []
     command = command_launch("sh", "-c", "echo $OMP_NUM_THREADS", launch=launch)
-    run(command_to_end(command, tmp_path, lines, caps=Caps(threads=2)))
+    run(command_to_end(command, tmp_path, lines, caps=ResourceCaps(threads=2)))
     assert lines == ["9"]
 
 

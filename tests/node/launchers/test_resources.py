@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from atoll.config import IslandTable, JobSpec, JobTable, LaunchTable, NeedsTable, StrategyTable
-from atoll.node.launchers.launcher import Caps
-from atoll.node.launchers.resources import GB, Shares
+from atoll.node.launchers.launcher import ResourceCaps
+from atoll.node.launchers.resources import GB, ResourceAllocator
 from atoll.wire.messages import Offer
 
 CPUS = [0, 1, 2, 3]
@@ -30,18 +30,18 @@ def spec(
 
 
 def take(
-    shares: Shares,
+    shares: ResourceAllocator,
     wanted: JobSpec,
     *,
     offer: Offer | None = None,
     nice: int = 0,
     member: str = "w0",
-) -> Caps:
+) -> ResourceCaps:
     return shares.take(wanted, member=member, offer=offer or Offer(), nice=nice)
 
 
 def test_processes_on_one_machine_get_different_cores_while_there_are_any() -> None:
-    shares = Shares(slots=3, gpus=0, cpus=CPUS)
+    shares = ResourceAllocator(slots=3, gpus=0, cpus=CPUS)
     first, second = take(shares, spec(cores=2)), take(shares, spec(cores=1.5))
     assert (first.cpus, second.cpus) == ((0, 1), (2, 3))
     assert second.cores == 1.5
@@ -50,11 +50,11 @@ def test_processes_on_one_machine_get_different_cores_while_there_are_any() -> N
 
 
 def test_job_without_needs_on_a_machine_without_limits_has_all_of_it() -> None:
-    assert take(Shares(slots=4, gpus=0, cpus=CPUS), spec()) == Caps(threads=1)
+    assert take(ResourceAllocator(slots=4, gpus=0, cpus=CPUS), spec()) == ResourceCaps(threads=1)
 
 
 def test_owner_leaves_cores_to_nobody_whatever_jobs_want() -> None:
-    shares = Shares(slots=2, gpus=0, cpus=CPUS)
+    shares = ResourceAllocator(slots=2, gpus=0, cpus=CPUS)
     offer = Offer(cores=2.0)
     assert take(shares, spec(cores=4), offer=offer).cpus == (0, 1)
     assert set(take(shares, spec(), offer=offer).cpus) <= {0, 1}
@@ -75,7 +75,7 @@ def test_owner_leaves_cores_to_nobody_whatever_jobs_want() -> None:
 def test_threads_never_exceed_the_cores_and_programs_of_others_use_what_they_may(
     wanted: JobSpec, threads: int
 ) -> None:
-    assert take(Shares(slots=1, gpus=0, cpus=CPUS), wanted).threads == threads
+    assert take(ResourceAllocator(slots=1, gpus=0, cpus=CPUS), wanted).threads == threads
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_threads_never_exceed_the_cores_and_programs_of_others_use_what_they_may
 def test_niceness_is_the_greater_of_the_jobs_and_the_owners(
     job: int, owner: int, nice: int
 ) -> None:
-    assert take(Shares(slots=1, gpus=0, cpus=CPUS), spec(nice=job), nice=owner).nice == nice
+    assert (
+        take(ResourceAllocator(slots=1, gpus=0, cpus=CPUS), spec(nice=job), nice=owner).nice == nice
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_limit_of_memory_is_the_jobs_or_the_owners_and_says_whose_it_is(
     needs_gb: int, offer_gb: int, slots: int, limit_gb: int, source: str
 ) -> None:
     caps = take(
-        Shares(slots=slots, gpus=0, cpus=CPUS),
+        ResourceAllocator(slots=slots, gpus=0, cpus=CPUS),
         spec(memory_gb=needs_gb),
         offer=Offer(memory_bytes=offer_gb * GB),
     )
@@ -111,19 +113,19 @@ def test_limit_of_memory_is_the_jobs_or_the_owners_and_says_whose_it_is(
 
 
 def test_several_processes_get_an_accelerator_each_and_one_alone_gets_all() -> None:
-    shares = Shares(slots=3, gpus=2, cpus=CPUS)
+    shares = ResourceAllocator(slots=3, gpus=2, cpus=CPUS)
     first = take(shares, spec())
     assert [first.gpus, take(shares, spec()).gpus] == [(0,), (1,)]
     shares.give_back(first)
     assert take(shares, spec()).gpus == (0,)
-    assert take(Shares(slots=1, gpus=2, cpus=CPUS), spec()).gpus is None
+    assert take(ResourceAllocator(slots=1, gpus=2, cpus=CPUS), spec()).gpus is None
 
 
 def test_ranks_of_an_island_share_its_cores_and_have_an_accelerator_each() -> None:
     wanted = replace(
         spec(threads=8, cores=4), strategy=StrategyTable(inner="fsdp"), island=IslandTable(ranks=2)
     )
-    shares = Shares(slots=3, gpus=4, cpus=CPUS)
+    shares = ResourceAllocator(slots=3, gpus=4, cpus=CPUS)
     found = take(shares, wanted)
     assert (found.threads, found.gpus, len(found.cpus)) == (2, (0, 1), 4)
     assert take(shares, wanted).gpus == (2, 3)
@@ -133,10 +135,12 @@ def test_ranks_of_an_island_share_its_cores_and_have_an_accelerator_each() -> No
 def test_machine_of_an_island_gives_its_own_ranks_cores_and_accelerators(member: str) -> None:
     island = IslandTable(ranks=4, machines=2)
     wanted = replace(spec(threads=8, cores=4), strategy=StrategyTable(inner="fsdp"), island=island)
-    found = take(Shares(slots=3, gpus=4, cpus=CPUS), wanted, member=member)
+    found = take(ResourceAllocator(slots=3, gpus=4, cpus=CPUS), wanted, member=member)
     assert (found.threads, found.gpus, len(found.cpus)) == (2, (0, 1), 4)
 
 
 def test_needs_of_a_job_do_not_bind_its_reducer() -> None:
-    caps = take(Shares(slots=1, gpus=0, cpus=CPUS), spec(cores=2, memory_gb=3), member="reducer")
+    caps = take(
+        ResourceAllocator(slots=1, gpus=0, cpus=CPUS), spec(cores=2, memory_gb=3), member="reducer"
+    )
     assert (caps.cpus, caps.memory_bytes) == ((), 0)

@@ -12,10 +12,17 @@ import pytest
 from atoll.clock import VirtualClock
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.net.endpoint import Way
+from atoll.net.endpoint import HubEndpoint
 from atoll.net.http.client import HubClient
 from atoll.node.machine import bandwidth as speed_module
-from atoll.node.machine.bandwidth import MOST_S, SIZES, Speed, SpeedWatch, _direction, measure_speed
+from atoll.node.machine.bandwidth import (
+    MOST_S,
+    SIZES,
+    Bandwidth,
+    BandwidthWatch,
+    _direction,
+    measure_bandwidth,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +56,10 @@ def test_lines_of_all_speeds_are_measured_in_time_and_with_few_bytes(bps: float)
 
 def test_a_real_way_is_measured_and_a_capped_one_shows_its_cap(hub: HubServer) -> None:
     with HubClient(hub.url, hub.operator_token) as client:
-        free = measure_speed(client)
+        free = measure_bandwidth(client)
     assert min(free.up_bps, free.down_bps) > 50e6
-    with HubClient(hub.url, hub.operator_token, way=Way(upload_bps=8e6)) as client:
-        capped = measure_speed(client)
+    with HubClient(hub.url, hub.operator_token, way=HubEndpoint(upload_bps=8e6)) as client:
+        capped = measure_bandwidth(client)
     assert capped.up_bps == pytest.approx(8e6, rel=0.25)
     assert capped.down_bps > 50e6
 
@@ -63,11 +70,11 @@ class Watched:
     def __init__(self, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hub = hub
         self.clock = VirtualClock()
-        self.found: list[Speed] = []
+        self.found: list[Bandwidth] = []
         self.free, self.metered, self.address = True, False, "192.0.2.1"
         monkeypatch.setattr(speed_module, "LOOK_S", 0.01)
         monkeypatch.setattr(speed_module, "own_address", lambda _url: self.address)
-        self.watch = SpeedWatch(
+        self.watch = BandwidthWatch(
             hub.url,
             open_client=lambda: HubClient(hub.url, hub.operator_token),
             is_free=lambda: self.free,
@@ -115,7 +122,7 @@ def test_a_hub_that_is_away_is_measured_later(
 ) -> None:
     async def scenario() -> None:
         watched = Watched(hub, monkeypatch)
-        away = SpeedWatch(
+        away = BandwidthWatch(
             "http://127.0.0.1:9",
             open_client=lambda: HubClient("http://127.0.0.1:9", "t", timeout_s=1.0),
             is_free=lambda: True,

@@ -22,8 +22,9 @@ def test_description_is_complete_and_plausible(tmp_path: Path) -> None:
 
 def test_describing_a_machine_never_loads_torch() -> None:
     code = (
-        "import sys, pathlib; from atoll.node import probe, serve, agent, figures;"
-        "probe.node_info(pathlib.Path('.')); figures.Figures(pathlib.Path('.'))();"
+        "import sys, pathlib; from atoll.node.machine import probe;"
+        "from atoll.node.agent import serve, agent, reports;"
+        "probe.node_info(pathlib.Path('.')); reports.HeartbeatStats(pathlib.Path('.'))();"
         "sys.exit('torch' in sys.modules)"
     )
     assert (

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from atoll.clock import VirtualClock
-from atoll.node.availability.policy import Policy
+from atoll.node.availability.policy import OwnerPolicy
 from atoll.node.availability.reading import Reading
 from atoll.node.availability.sensors import (
     ABSENT_S,
@@ -17,7 +17,7 @@ from atoll.node.availability.sensors import (
     Commands,
     Lid,
     Metered,
-    Senses,
+    Sensors,
 )
 
 
@@ -134,11 +134,11 @@ def test_only_what_the_policy_asks_for_is_read_and_programs_not_too_often(tmp_pa
     clock = VirtualClock()
     commands = program(tmp_path / "bin", "busctl", "echo 'u 1'")
     calls = tmp_path / "bin" / "busctl.calls"
-    senses = Senses(root=tmp_path, commands=commands, clock=clock)
-    policy = Policy(pause_on_lid_close=False)
+    senses = Sensors(root=tmp_path, commands=commands, clock=clock)
+    policy = OwnerPolicy(pause_on_lid_close=False)
     assert senses.read(policy) == Reading()
     assert not calls.exists()
-    policy = Policy(pause_on_lid_close=False, pause_on_metered=True)
+    policy = OwnerPolicy(pause_on_lid_close=False, pause_on_metered=True)
     for _ in range(3):
         assert senses.read(policy) == Reading(metered=True)
     assert len(calls.read_text().splitlines()) == 1
@@ -151,10 +151,10 @@ def test_a_sensor_with_nothing_to_say_is_seldom_asked(tmp_path: Path) -> None:
     clock = VirtualClock()
     commands = program(tmp_path / "bin", "busctl", "exit 1")
     calls = tmp_path / "bin" / "busctl.calls"
-    senses = Senses(root=tmp_path, commands=commands, clock=clock)
+    senses = Sensors(root=tmp_path, commands=commands, clock=clock)
     for _ in range(int(ABSENT_S / SLOW_S)):
-        assert senses.read(Policy()) == Reading()
+        assert senses.read(OwnerPolicy()) == Reading()
         clock.advance(SLOW_S)
     assert len(calls.read_text().splitlines()) == 1
-    senses.read(Policy())
+    senses.read(OwnerPolicy())
     assert len(calls.read_text().splitlines()) == 2

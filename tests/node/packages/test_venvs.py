@@ -15,7 +15,7 @@ import pytest
 
 from atoll.errors import ConfigError, JobError
 from atoll.hub.server import HubServer
-from atoll.node.agent.workspace import Prepared
+from atoll.node.agent.workspace import Workspace
 from atoll.node.packages import venvs
 from tests.node.agent.preparing_machine import Machine, run, with_package
 from tests.node.packages.packages import wheel
@@ -237,7 +237,7 @@ def test_environments_that_nobody_uses_make_room_and_those_in_use_stay(
 ) -> None:
     machine = Machine(hub, tmp_path, max_venv_bytes=1)
 
-    async def prepare(name: str) -> Prepared:
+    async def prepare(name: str) -> Workspace:
         code = machine.send(**with_package(name))
         return await machine.prepare(code, requirements="requirements.txt", member=name)
 
@@ -286,7 +286,7 @@ def test_requirements_that_refer_to_the_code_are_told_from_those_that_do_not(
     text: str, alone: bool
 ) -> None:
     def key(code: str) -> str:
-        return venvs.Recipe(requirements=text, name="r.txt", code=code, folder=Path()).key()
+        return venvs.VenvRecipe(requirements=text, name="r.txt", code=code, folder=Path()).key()
 
     assert (key("one") == key("two")) is alone
 

@@ -11,7 +11,7 @@ from atoll.errors import DataError
 from atoll.rl.actor.collector import Collector
 from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.environment import task_of
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy, RunningNorm
 
 WORLD = "tests.rl.worlds:counter"
@@ -22,7 +22,7 @@ def pieces(
 ) -> tuple[Collector, Policy]:
     """Return a collector and a policy that has seen something."""
     table = PolicyTable(name="light", env=env, options=options)
-    columns = Columns(table, count=count, seed=7)
+    columns = VectorEnv(table, count=count, seed=7)
     task = task_of(table, RlTable(), columns.environments[0])
     norm = RunningNorm(task.observation)
     norm.update(torch.randn(20, *task.observation, generator=torch.Generator().manual_seed(1)))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
-from atoll.group.single import Alone
-from atoll.rl.actor.trajectory import Valued
+from atoll.group.single import SingleGroup
+from atoll.rl.actor.trajectory import ValuedTrajectory
 from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE
 from atoll.run import Run
@@ -54,7 +54,7 @@ def test_the_step_is_down_the_n_step_gradient(kind: str, critic: str) -> None:
         with torch.no_grad():
             unit = 1 / (1 - 0.97)  # what a reward of one at every step is worth
             seen, cut = trajectory.observations, trajectory.cut_observations
-            values = Valued(
+            values = ValuedTrajectory(
                 unit * a3c.model.value(seen).squeeze(-1),
                 unit * a3c.model.value(cut).squeeze(-1), 0,
             )  # fmt: skip
@@ -87,7 +87,7 @@ def test_the_step_is_down_the_n_step_gradient(kind: str, critic: str) -> None:
 @pytest.mark.parametrize("outer", ["async-sgd", "local-sgd"])
 def test_an_outer_strategy_carries_the_steps(outer: str, critic: str, tmp_path: Path) -> None:
     plain, carried = made(critic=critic), made(critic=critic)
-    run = Run(Alone(), slot=0, num_slots=1, directory=tmp_path, seed=1)
+    run = Run(SingleGroup(), slot=0, num_slots=1, directory=tmp_path, seed=1)
     carried.optimizer = run.wrap(carried.module, carried.optimizer, outer=outer)
     updates(plain, 5)
     updates(carried, 5)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import CheckpointCorrupt, DataError, LossNotFinite
 from atoll.rl.actor.collector import Collector
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.ppo import Ppo
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.environment import task_of as task_in
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from tests.rl.walks import task_of, valued, walk
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -105,7 +105,7 @@ def test_better_actions_become_more_likely() -> None:
     good = trajectory.actions[..., 0] == 2
     trajectory.rewards = good.float()
     before = float((trajectory.log_probabilities.exp())[good].mean())
-    flat = Valued(torch.zeros(41, 4), torch.zeros(0), 0)
+    flat = ValuedTrajectory(torch.zeros(41, 4), torch.zeros(0), 0)
     told = ppo.improve(trajectory, flat)
     log_probabilities, _ = ppo.policy.evaluate(trajectory)
     assert float(log_probabilities.detach().exp()[good].mean()) > before + 0.02
@@ -138,7 +138,7 @@ def test_what_is_cut_off_counts_its_value() -> None:
     trajectory = walk(ppo.policy, length=12, columns=6)
     assert len(trajectory.cut_at)
     values = valued(trajectory)
-    wild = Valued(values.values, values.cut_values + 50.0, 1)
+    wild = ValuedTrajectory(values.values, values.cut_values + 50.0, 1)
     one = made().improve(trajectory, values)
     assert one["explained_variance"] != made().improve(trajectory, wild)["explained_variance"]
     # Behind a termination it is without any effect.
@@ -187,7 +187,7 @@ def test_a_wrapped_optimizer_takes_the_steps() -> None:
 # ------------------------------------------------------------------------------- on CartPole
 
 
-ValuesOf = Callable[[Trajectory], Valued]
+ValuesOf = Callable[[Trajectory], ValuedTrajectory]
 
 
 class Actor:
@@ -195,7 +195,7 @@ class Actor:
 
     def __init__(self, rl: RlTable, *, seed: int, values: ValuesOf | None = None) -> None:
         table = PolicyTable(name="p", env="CartPole-v1")
-        columns = Columns(table, count=rl.environments, seed=seed)
+        columns = VectorEnv(table, count=rl.environments, seed=seed)
         task = task_in(table, rl, columns.environments[0])
         self.ppo = Ppo(task, rl, total_steps=rl.steps, seed=seed)
         self.critic: Critic | None = None
@@ -216,10 +216,10 @@ class Actor:
         return told
 
 
-def upright(trajectory: Trajectory) -> Valued:
+def upright(trajectory: Trajectory) -> ValuedTrajectory:
     """Return values that fall with the angle of the pole: a critic that never changes."""
     seen, cut = trajectory.observations, trajectory.cut_observations
-    return Valued(20 - 60 * seen[..., 2].abs(), 20 - 60 * cut[..., 2].abs(), 1)
+    return ValuedTrajectory(20 - 60 * seen[..., 2].abs(), 20 - 60 * cut[..., 2].abs(), 1)
 
 
 def test_cartpole_is_learned() -> None:

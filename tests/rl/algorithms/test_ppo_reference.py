@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.ppo import Ppo
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE
 from tests.rl.walks import SPACES, task_of, valued, walk
@@ -111,7 +111,7 @@ class Reference:
             self.weights[name] = self.weights[name] - lr * mean / (np.sqrt(square) + 1e-5)
 
 
-def advantages(t: Trajectory, v: Valued, *, gamma: float, lam: float) -> Array:
+def advantages(t: Trajectory, v: ValuedTrajectory, *, gamma: float, lam: float) -> Array:
     """Return standardised GAE, by recursion over each column."""
     length, columns = t.rewards.shape
     found = np.zeros((length, columns))
@@ -152,7 +152,7 @@ def test_two_updates_are_those_of_the_reference(kind: str) -> None:
         actor = copy.deepcopy(ppo.policy).float()
         trajectory = doubles(walk(actor, seed=update, length=6, columns=4))
         values = valued(trajectory, seed=update)
-        values = Valued(values.values.double(), values.cut_values.double(), 1)
+        values = ValuedTrajectory(values.values.double(), values.cut_values.double(), 1)
         better = advantages(trajectory, values, gamma=0.97, lam=0.9).reshape(-1)
         seen = trajectory.observations[:-1].reshape(-1, 4).numpy()
         actions = trajectory.actions.reshape(len(better), -1).numpy()

@@ -1,12 +1,12 @@
 import torch
 
-from atoll.rl.algorithms.replay import AT_MOST, FORGOTTEN, KEPT, Rehearsal
+from atoll.rl.algorithms.replay import AT_MOST, FORGOTTEN, KEPT, ReplayBuffer
 from atoll.rl.critic.critic import Critic
 from tests.rl.lived import lived, table, task
 
 
 def test_what_was_sent_last_is_rehearsed_while_a_policy_is_absent() -> None:
-    made = Rehearsal()
+    made = ReplayBuffer()
     slow = [lived("slow", sequence=n) for n in range(1, 6)]
     made.keep([*slow, lived("fast")], update=0)
     assert made.absent([lived("fast"), lived("slow")], update=1) == []
@@ -16,14 +16,14 @@ def test_what_was_sent_last_is_rehearsed_while_a_policy_is_absent() -> None:
 
 
 def test_a_policy_that_is_silent_for_long_is_let_go() -> None:
-    made = Rehearsal()
+    made = ReplayBuffer()
     made.keep([lived("slow")], update=7)
     assert made.absent([], update=7 + FORGOTTEN)
     assert not made.absent([], update=8 + FORGOTTEN)
 
 
 def test_a_large_pool_is_rehearsed_in_turn() -> None:
-    made = Rehearsal()
+    made = ReplayBuffer()
     names = {f"p{n}" for n in range(3 * AT_MOST)}
     made.keep([lived(name) for name in sorted(names)], update=0)
     heard = [made.absent([], update=update) for update in (1, 2, 3)]
@@ -32,7 +32,7 @@ def test_a_large_pool_is_rehearsed_in_turn() -> None:
 
 
 def test_it_goes_on_from_its_state() -> None:
-    one, other = Rehearsal(), Rehearsal()
+    one, other = ReplayBuffer(), ReplayBuffer()
     for update, name in enumerate(("a", "b", "a")):
         one.keep([lived(name, cut=True, sequence=update)], update=update)
     other.load_state_dict(one.state_dict())

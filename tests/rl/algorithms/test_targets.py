@@ -2,19 +2,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.targets import corrected_targets, own_targets
 from tests.rl.lived import lived
 
 
-def valued(trajectory: Trajectory, *, seed: int = 5) -> Valued:
+def valued(trajectory: Trajectory, *, seed: int = 5) -> ValuedTrajectory:
     generator = torch.Generator().manual_seed(seed)
     length, columns = trajectory.rewards.shape
     values = torch.randn(length + 1, columns, generator=generator)
-    return Valued(values, torch.randn(len(trajectory.cut_at), generator=generator), 1)
+    return ValuedTrajectory(values, torch.randn(len(trajectory.cut_at), generator=generator), 1)
 
 
-def by_hand(t: Trajectory, v: Valued, *, gamma: float, lam: float) -> Tensor:
+def by_hand(t: Trajectory, v: ValuedTrajectory, *, gamma: float, lam: float) -> Tensor:
     """Return targets step by step: one column, one number after the other, in double."""
     out = torch.zeros(t.rewards.shape, dtype=torch.float64)
     cut = {(int(s), int(c)): float(x) for (s, c), x in zip(t.cut_at, v.cut_values, strict=True)}
@@ -49,7 +49,7 @@ def test_what_terminated_is_worth_its_reward_and_what_was_cut_goes_on() -> None:
     t.terminated[0, 0] = True
     t.truncated[0, 1] = True
     t.cut_at, t.cut_observations = torch.tensor([[0, 1]]), torch.zeros(1, 3)
-    answer = Valued(torch.full((2, 2), 50.0), torch.tensor([7.0]), 1)
+    answer = ValuedTrajectory(torch.full((2, 2), 50.0), torch.tensor([7.0]), 1)
     (targets,) = own_targets([t], [answer], gammas={"a": 0.5}, lam=1.0)
     assert float(targets[0, 0]) == pytest.approx(float(t.rewards[0, 0]))
     assert float(targets[0, 1]) == pytest.approx(float(t.rewards[0, 1]) + 3.5)

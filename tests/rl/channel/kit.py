@@ -17,15 +17,15 @@ import torch
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import HubUnreachable
-from atoll.queues import AloneChannel, Channel, Shelf
+from atoll.queues import Channel, InMemoryChannel, QueueRegistry
 from atoll.queues.serialization import Parts
 from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.channel import actor_queue, critic_heartbeat, latest
-from atoll.rl.channel.actor import ActorSide
-from atoll.rl.channel.critic import CriticSide
+from atoll.rl.channel.actor import ActorChannel
+from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.critic import actor_registry
 from atoll.rl.environments.spaces import Actions, TaskSpec
-from atoll.rl.state_saver import Keeper
+from atoll.rl.state_saver import StateSaver
 from atoll.wire.messages import Message
 from tests.patience import PATIENCE_S
 
@@ -59,9 +59,9 @@ def trajectory(
     )
 
 
-def desk(channel: Channel, member: str) -> Shelf:
+def desk(channel: Channel, member: str) -> QueueRegistry:
     """Return the queues of one member."""
-    return Shelf(channel, prefix="job", reader=member)
+    return QueueRegistry(channel, prefix="job", reader=member)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, *, lease_s: float = 0.4) -> None:
@@ -158,8 +158,8 @@ class Memory:
 
     def __init__(self, channel: Channel, rl: RlTable, *, save_every: int = 2) -> None:
         self.desk = desk(channel, "w0")
-        self.side = CriticSide(self.desk, rl=rl)
-        self.keeper = Keeper(self.desk, member="w0")
+        self.side = CriticChannel(self.desk, rl=rl)
+        self.keeper = StateSaver(self.desk, member="w0")
         self.learned: Counter[str] = Counter()
         self._save_every, self._updates = save_every, 0
         saved = self.keeper.newest()
@@ -190,9 +190,9 @@ class Memory:
 
 
 @contextlib.contextmanager
-def actor(channel: Channel, rl: RlTable, member: str = "w1") -> Iterator[ActorSide]:
+def actor(channel: Channel, rl: RlTable, member: str = "w1") -> Iterator[ActorChannel]:
     """An actor's side that has announced itself."""
-    side = ActorSide(desk(channel, member), rl=rl, policy=SPEC.policy, member=member)
+    side = ActorChannel(desk(channel, member), rl=rl, policy=SPEC.policy, member=member)
     try:
         side.announce(SPEC)
         yield side
@@ -201,15 +201,15 @@ def actor(channel: Channel, rl: RlTable, member: str = "w1") -> Iterator[ActorSi
 
 
 @contextlib.contextmanager
-def critic(channel: Channel, rl: RlTable) -> Iterator[CriticSide]:
+def critic(channel: Channel, rl: RlTable) -> Iterator[CriticChannel]:
     """A critic's side."""
-    side = CriticSide(desk(channel, "w0"), rl=rl)
+    side = CriticChannel(desk(channel, "w0"), rl=rl)
     try:
         yield side
     finally:
         side.close()
 
 
-def alone() -> AloneChannel:
+def alone() -> InMemoryChannel:
     """Return queues in this process, which all members of a test share."""
-    return AloneChannel()
+    return InMemoryChannel()

@@ -11,9 +11,9 @@ import torch
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
-from atoll.queues import AloneChannel
-from atoll.rl.channel.actor import ActorSide
-from atoll.rl.channel.critic import CriticSide, Received
+from atoll.queues import InMemoryChannel
+from atoll.rl.channel.actor import ActorChannel
+from atoll.rl.channel.critic import CriticChannel, Received
 from atoll.rl.channel.names import AWAY_S, most_unsaved
 from atoll.rl.environments.spaces import TaskSpec
 from tests.patience import PROMPT_S
@@ -28,11 +28,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def channel() -> AloneChannel:
+def channel() -> InMemoryChannel:
     return alone()
 
 
-def take(side: CriticSide, count: int) -> list[Received]:
+def take(side: CriticChannel, count: int) -> list[Received]:
     found: list[Received] = []
     deadline = time.monotonic() + BOUND_S
     while len(found) < count and time.monotonic() < deadline:
@@ -41,7 +41,7 @@ def take(side: CriticSide, count: int) -> list[Received]:
     return found
 
 
-def test_experience_comes_with_its_name_its_number_and_its_age(channel: AloneChannel) -> None:
+def test_experience_comes_with_its_name_its_number_and_its_age(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         for version in range(3):
             one.send(trajectory(version=version, seed=version))
@@ -56,7 +56,7 @@ def test_experience_comes_with_its_name_its_number_and_its_age(channel: AloneCha
         assert side.newcomers() == []
 
 
-def test_actors_are_read_in_turn_however_fast_one_is(channel: AloneChannel) -> None:
+def test_actors_are_read_in_turn_however_fast_one_is(channel: InMemoryChannel) -> None:
     with (
         actor(channel, RL, "w1") as fast,
         actor(channel, RL, "w2") as slow,
@@ -69,7 +69,7 @@ def test_actors_are_read_in_turn_however_fast_one_is(channel: AloneChannel) -> N
         assert {g.trajectory.actor for g in side.take(2)} == {"w1", "w2"}
 
 
-def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: AloneChannel) -> None:
+def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         for number in range(3):
             one.send(trajectory(seed=number))
@@ -91,7 +91,7 @@ def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: AloneChanne
 
 
 def test_an_actor_goes_on_without_a_critic_and_the_newest_are_kept(
-    channel: AloneChannel, monkeypatch: pytest.MonkeyPatch
+    channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.rl.channel.actor.AWAY_S", 0.1)
     count = RL.queue_items + most_unsaved(RL) + 5
@@ -108,7 +108,7 @@ def test_an_actor_goes_on_without_a_critic_and_the_newest_are_kept(
             assert side.lost == 5
 
 
-def test_a_critic_that_ends_is_not_waited_for(channel: AloneChannel) -> None:
+def test_a_critic_that_ends_is_not_waited_for(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one:
         with critic(channel, RL):
             until(lambda: one.critic_away_s < 5)
@@ -122,7 +122,7 @@ def test_a_critic_that_ends_is_not_waited_for(channel: AloneChannel) -> None:
 
 
 def test_old_experience_is_dropped_counted_and_told(
-    channel: AloneChannel, caplog: pytest.LogCaptureFixture
+    channel: InMemoryChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         one.send(trajectory(version=0))
@@ -137,7 +137,7 @@ def test_old_experience_is_dropped_counted_and_told(
         assert take(side, 1)[0].age == 0
 
 
-def test_damaged_experience_is_dropped_and_counted(channel: AloneChannel) -> None:
+def test_damaged_experience_is_dropped_and_counted(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         wrong = trajectory()
         wrong.rewards[3, 0] = float("nan")
@@ -149,9 +149,9 @@ def test_damaged_experience_is_dropped_and_counted(channel: AloneChannel) -> Non
         until(lambda: side.take(4) == [] and side.counts["damaged"] == 2)
 
 
-def test_experience_in_the_queue_of_another_actor_is_refused(channel: AloneChannel) -> None:
+def test_experience_in_the_queue_of_another_actor_is_refused(channel: InMemoryChannel) -> None:
     with actor(channel, RL, "w1") as one, critic(channel, RL) as side:
-        thief = ActorSide(desk(channel, "w9"), rl=RL, policy="light", member="w9")
+        thief = ActorChannel(desk(channel, "w9"), rl=RL, policy="light", member="w9")
         thief._queue = desk(channel, "w9").queue("experience.w1")
         thief.send(trajectory())
         one.send(trajectory(seed=1))
@@ -160,21 +160,21 @@ def test_experience_in_the_queue_of_another_actor_is_refused(channel: AloneChann
         thief.close()
 
 
-def test_weights_come_down_once_each_and_the_newest_wins(channel: AloneChannel) -> None:
+def test_weights_come_down_once_each_and_the_newest_wins(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         assert one.newest_values() is None
         for version in range(1, 6):
             side.publish({"w": torch.full((2,), float(version))}, version=version)
         until(lambda: (found := one.newest_values()) is not None and float(found["w"][0]) == 5)
         assert one.newest_values() is None
-        late = ActorSide(desk(channel, "w2"), rl=RL, policy="light", member="w2")
+        late = ActorChannel(desk(channel, "w2"), rl=RL, policy="light", member="w2")
         found = until(late.newest_values)  # who comes later gets what there is
         assert float(found["w"][0]) == 5
         late.close()
 
 
 def test_policies_come_down_from_a_learner_and_up_to_a_corrected_critic(
-    channel: AloneChannel,
+    channel: InMemoryChannel,
 ) -> None:
     impala = RlTable(algorithm="impala")
     with actor(channel, impala) as one, critic(channel, impala) as side:
@@ -188,7 +188,7 @@ def test_policies_come_down_from_a_learner_and_up_to_a_corrected_critic(
         assert side.newest_policy("light") is None
 
 
-def test_it_has_ended_when_all_are_done_and_everything_was_read(channel: AloneChannel) -> None:
+def test_it_has_ended_when_all_are_done_and_everything_was_read(channel: InMemoryChannel) -> None:
     with (
         actor(channel, RL, "w1") as one,
         actor(channel, RL, "w2") as two,
@@ -210,11 +210,11 @@ def test_it_has_ended_when_all_are_done_and_everything_was_read(channel: AloneCh
         assert not side.ended(expected=2)
 
 
-def test_a_fifth_task_may_come_at_any_time(channel: AloneChannel) -> None:
+def test_a_fifth_task_may_come_at_any_time(channel: InMemoryChannel) -> None:
     with actor(channel, RL) as one, critic(channel, RL) as side:
         one.send(trajectory())
         take(side, 1)
-        other = ActorSide(desk(channel, "w5"), rl=RL, policy="heavy", member="w5")
+        other = ActorChannel(desk(channel, "w5"), rl=RL, policy="heavy", member="w5")
         spec = TaskSpec(
             policy="heavy", task="y", observation=(4,), actions=SPEC.actions, gamma=0.9
         )  # fmt: skip
@@ -225,13 +225,13 @@ def test_a_fifth_task_may_come_at_any_time(channel: AloneChannel) -> None:
         other.close()
 
 
-def test_names_in_a_pool_tell_jobs_apart(channel: AloneChannel) -> None:
+def test_names_in_a_pool_tell_jobs_apart(channel: InMemoryChannel) -> None:
     rl = RlTable(pool="pool/balance", queue_items=3)
     sides = [
-        ActorSide(desk(channel, "w1"), rl=rl, policy="light", member="w1", job=job)
+        ActorChannel(desk(channel, "w1"), rl=rl, policy="light", member="w1", job=job)
         for job in ("north", "south")
     ]
-    side = CriticSide(desk(channel, "w0"), rl=rl, job="north")
+    side = CriticChannel(desk(channel, "w0"), rl=rl, job="north")
     for number, one in enumerate(sides):
         one.announce(SPEC)
         one.send(trajectory(seed=number))
@@ -246,13 +246,13 @@ def test_names_in_a_pool_tell_jobs_apart(channel: AloneChannel) -> None:
 
 @pytest.mark.parametrize("pool", ["pool/x", ""])
 def test_only_a_pool_does_not_stay_for_an_actor_that_nobody_hears_of(
-    channel: AloneChannel, monkeypatch: pytest.MonkeyPatch, pool: str
+    channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     rl = RlTable(pool=pool)
-    side = CriticSide(desk(channel, "w0"), rl=rl, job="north")
+    side = CriticChannel(desk(channel, "w0"), rl=rl, job="north")
     for job in ("north", "south"):
         name = f"w-{job}"
-        one = ActorSide(desk(channel, name), rl=rl, policy=name, member=name, job=job)
+        one = ActorChannel(desk(channel, name), rl=rl, policy=name, member=name, job=job)
         one.announce(SPEC)
         if job == "north":
             one.end()
@@ -268,7 +268,7 @@ def test_only_a_pool_does_not_stay_for_an_actor_that_nobody_hears_of(
     side.close()
 
 
-def test_a_message_of_another_version_ends_nothing(channel: AloneChannel) -> None:
+def test_a_message_of_another_version_ends_nothing(channel: InMemoryChannel) -> None:
     with critic(channel, RL) as side:
         roster = desk(channel, "x").topic("roster")
         for said in ({"format": 2}, ["x"], {"format": 1, "kind": "here", "actor": "w8"}):

@@ -17,10 +17,10 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import AtollError
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
-from atoll.queues import AloneChannel, Channel
-from atoll.rl.channel.actor import ActorSide
+from atoll.queues import Channel, InMemoryChannel
+from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.channel.messages import encode_trajectory
-from atoll.rl.state_saver import Keeper
+from atoll.rl.state_saver import StateSaver
 from tests.patience import PATIENCE_S
 from tests.queues.conftest import channel_to
 from tests.rl.channel.kit import SPEC, BadLink, Memory, desk, hurry, trajectory
@@ -48,8 +48,8 @@ def act(channel: Channel, member: str, *, count: int = COUNT) -> bool:
     home = desk(channel, member)
     side, keeper, ended = None, None, False
     with contextlib.suppress(AtollError):
-        keeper = Keeper(home, member=member)
-        side = ActorSide(home, rl=RL, policy=SPEC.policy, member=member)
+        keeper = StateSaver(home, member=member)
+        side = ActorChannel(home, rl=RL, policy=SPEC.policy, member=member)
         saved = keeper.newest()
         if saved is not None:
             side.load_state_dict(saved)
@@ -108,7 +108,7 @@ def whole(channel: Channel, *, critics: list[Channel], actors: dict[str, list[Ch
         for one in running:
             one.result(timeout=PATIENCE_S)
     assert learned == numbers(*actors)
-    kept = Keeper(desk(channel, "w0"), member="w0")
+    kept = StateSaver(desk(channel, "w0"), member="w0")
     try:
         assert Counter(kept.newest()["learned"]) == numbers(*actors)  # and that is durable
     finally:
@@ -133,7 +133,7 @@ def sweep(case: object, places: list[tuple[int, bool]]) -> None:
 
 def test_a_critic_killed_at_any_step_counts_everything_once() -> None:
     def case(step: int, after: bool) -> None:
-        channel = AloneChannel()
+        channel = InMemoryChannel()
         bad = BadLink(channel, dies_at=step, after=after)
         whole(channel, critics=[bad, channel], actors={"w1": [channel], "w2": [channel]})
 
@@ -142,7 +142,7 @@ def test_a_critic_killed_at_any_step_counts_everything_once() -> None:
 
 def test_an_actor_killed_at_any_step_loses_and_doubles_nothing_and_stalls_nobody() -> None:
     def case(step: int, after: bool) -> None:
-        channel = AloneChannel()
+        channel = InMemoryChannel()
         bad = BadLink(channel, dies_at=step, after=after)
         whole(channel, critics=[channel], actors={"w1": [bad, channel], "w2": [channel]})
 
@@ -151,7 +151,7 @@ def test_an_actor_killed_at_any_step_loses_and_doubles_nothing_and_stalls_nobody
 
 def test_both_killed_again_and_again_count_everything_once() -> None:
     def case(seed: int, after: bool) -> None:
-        chance, channel = random.Random(seed), AloneChannel()
+        chance, channel = random.Random(seed), InMemoryChannel()
 
         def lives() -> list[Channel]:
             bad = [BadLink(channel, dies_at=chance.randint(8, 60), after=after) for _ in range(3)]
@@ -164,7 +164,7 @@ def test_both_killed_again_and_again_count_everything_once() -> None:
 
 def test_lost_questions_and_answers_count_everything_once() -> None:
     def case(seed: int, after: bool) -> None:
-        channel = AloneChannel()
+        channel = InMemoryChannel()
         bad = [BadLink(channel, loss=0.15, seed=10 * seed + n) for n in range(2)]
         whole(channel, critics=[channel], actors={"w1": [bad[0]] * 20, "w2": [bad[1]] * 20})
 
@@ -172,8 +172,8 @@ def test_lost_questions_and_answers_count_everything_once() -> None:
 
 
 def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
-    channel = AloneChannel()
-    with_actor = ActorSide(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    channel = InMemoryChannel()
+    with_actor = ActorChannel(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     with_actor.announce(SPEC)
     order = [*range(1, 31)] * 3
     random.Random(5).shuffle(order)
@@ -196,8 +196,8 @@ def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
 
 
 def test_what_was_not_saved_is_learned_by_the_successor_and_what_was_is_not() -> None:
-    channel = AloneChannel()
-    one = ActorSide(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
+    channel = InMemoryChannel()
+    one = ActorChannel(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     one.announce(SPEC)
     for number in range(3):
         one.send(trajectory(steps=3, seed=number))

@@ -18,7 +18,7 @@ from atoll.rl.channel.messages import (
     decode_trajectory,
     encode_snapshot,
     encode_trajectory,
-    with_about,
+    with_metadata,
 )
 from atoll.rl.environments.spaces import Actions
 from tests.rl.channel.kit import SPEC, trajectory
@@ -96,12 +96,12 @@ def wrong_version(m: dict[str, Tensor]) -> None:
 
 
 def another_kind(m: dict[str, Tensor]) -> None:
-    m[ABOUT] = with_about({}, "snapshot")[ABOUT]
+    m[ABOUT] = with_metadata({}, "snapshot")[ABOUT]
 
 
 def negative_sequence(m: dict[str, Tensor]) -> None:
     header = dict.fromkeys(("sequence", "policy_version", "value_version"), -1)
-    m[ABOUT] = with_about({}, "trajectory", policy="p", actor="a", returns=[], **header)[ABOUT]
+    m[ABOUT] = with_metadata({}, "trajectory", policy="p", actor="a", returns=[], **header)[ABOUT]
 
 
 def wide_observations(m: dict[str, Tensor]) -> None:

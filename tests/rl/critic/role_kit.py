@@ -10,8 +10,8 @@ from typing import Any
 
 from atoll.config import JobSpec, read_spec
 from atoll.group.base import Group
-from atoll.group.single import Alone
-from atoll.queues import AloneChannel, Shelf
+from atoll.group.single import SingleGroup
+from atoll.queues import InMemoryChannel, QueueRegistry
 from atoll.rl.run import run_job
 from atoll.run import Run
 from tests.patience import PATIENCE_S
@@ -38,8 +38,8 @@ class Members:
 
     spec: JobSpec
     folder: Path
-    channel: AloneChannel = field(default_factory=AloneChannel)
-    groups: Callable[[int], Group] = lambda slot: Alone(me=f"w{slot}")
+    channel: InMemoryChannel = field(default_factory=InMemoryChannel)
+    groups: Callable[[int], Group] = lambda slot: SingleGroup(me=f"w{slot}")
     stops: dict[int, threading.Event] = field(default_factory=dict)
 
     def run(self, slot: int) -> Run:
@@ -49,7 +49,7 @@ class Members:
             self.groups(slot), slot=slot, num_slots=self.spec.job.nodes, directory=self.folder,
             seed=self.spec.job.seed, asked=asked,
         )  # fmt: skip
-        run._shelf = Shelf(
+        run._shelf = QueueRegistry(
             self.channel, prefix="job", reader=run.member, stopping=lambda: run.stopping
         )
         return run

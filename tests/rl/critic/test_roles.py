@@ -99,9 +99,9 @@ def test_policies_of_one_task_agree_by_an_outer_strategy(tmp_path: Path) -> None
 
 
 def lone() -> Any:
-    from atoll.group.single import Alone
+    from atoll.group.single import SingleGroup
 
-    return Alone(me="w0")
+    return SingleGroup(me="w0")
 
 
 def test_an_actor_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:

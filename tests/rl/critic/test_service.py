@@ -10,9 +10,9 @@ import torch
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError, DeadlineExceeded
-from atoll.rl.actor.trajectory import Trajectory, Valued
+from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.critic import service
-from atoll.rl.critic.service import ServiceDesk, ServiceValues
+from atoll.rl.critic.service import ServiceValues, ValueService
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.rl.channel.kit import alone, desk, hurry, trajectory
 
@@ -26,15 +26,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "AGAIN_S", 0.02)
 
 
-def sums(t: Trajectory) -> Valued:
-    return Valued(
+def sums(t: Trajectory) -> ValuedTrajectory:
+    return ValuedTrajectory(
         values=t.observations.sum(-1), cut_values=t.cut_observations.sum(-1), version=4
     )  # fmt: skip
 
 
 def test_each_actor_gets_the_values_of_its_own_trajectory() -> None:
     channel = alone()
-    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=sums)
+    answering = ValueService(desk(channel, "w0"), rl=RL, of=sums)
     wrong: list[str] = []
 
     def ask(member: str) -> None:
@@ -69,12 +69,12 @@ def test_without_a_critic_an_actor_waits_no_longer_than_it_may() -> None:
 def test_a_policy_that_the_critic_learns_of_later_is_asked_for_again() -> None:
     channel, known = alone(), threading.Event()
 
-    def of(t: Trajectory) -> Valued:
+    def of(t: Trajectory) -> ValuedTrajectory:
         if not known.is_set():
             raise ConfigError("there is no such policy", given=t.policy)
         return sums(t)
 
-    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=of)
+    answering = ValueService(desk(channel, "w0"), rl=RL, of=of)
     threading.Timer(0.2, known.set).start()
     values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=PATIENCE_S)
     assert values.of(trajectory()).version == 4
@@ -87,7 +87,7 @@ def test_a_policy_that_the_critic_learns_of_later_is_asked_for_again() -> None:
 
 def test_a_question_that_makes_no_sense_ends_nothing() -> None:
     channel = alone()
-    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=sums)
+    answering = ValueService(desk(channel, "w0"), rl=RL, of=sums)
     desk(channel, "x").queue("ask").put({"what": 1})
     values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1")
     asked = trajectory()
@@ -101,13 +101,13 @@ def test_a_question_that_makes_no_sense_ends_nothing() -> None:
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
     channel, slow = alone(), threading.Event()
 
-    def of(t: Trajectory) -> Valued:
+    def of(t: Trajectory) -> ValuedTrajectory:
         if not slow.is_set():
             slow.set()
             time.sleep(0.3)
         return sums(t)
 
-    answering = ServiceDesk(desk(channel, "w0"), rl=RL, of=of)
+    answering = ValueService(desk(channel, "w0"), rl=RL, of=of)
     values = ServiceValues(desk(channel, "w1"), rl=RL, member="w1", timeout_s=0.1)
     with pytest.raises(DeadlineExceeded):
         values.of(trajectory(seed=1))

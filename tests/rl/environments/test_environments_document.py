@@ -15,7 +15,7 @@ from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.rl.actor.collector import Collector
 from atoll.rl.environments.environment import task_of
 from atoll.rl.environments.film import record
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "environments.md"
@@ -35,7 +35,7 @@ def tables() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("given", tables(), ids=lambda given: given["name"])
 def test_every_environment_in_an_example_can_be_lived_in(given: dict[str, Any]) -> None:
-    columns = Columns(PolicyTable(**given), count=2, seed=1)
+    columns = VectorEnv(PolicyTable(**given), count=2, seed=1)
     task = task_of(PolicyTable(**given), RlTable(), columns.environments[0])
     policy = Policy(task, hidden=(8,), generator=torch.Generator().manual_seed(0))
     assert Collector(columns, task).collect(policy, 5).check().steps == 10 * columns.agents
@@ -48,7 +48,7 @@ def test_an_environment_of_ones_own_is_lived_in_restored_and_recorded(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "worlds", raising=False)
     table = PolicyTable(name="own", env="worlds:corridor", options={"length": 5})
-    first, second = (Columns(table, count=2, seed=1) for _ in range(2))
+    first, second = (VectorEnv(table, count=2, seed=1) for _ in range(2))
     task = task_of(table, RlTable(), first.environments[0])
     policy = Policy(task, hidden=(8,), generator=torch.Generator().manual_seed(0))
     collector, other = Collector(first, task), Collector(second, task)

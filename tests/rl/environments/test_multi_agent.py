@@ -10,16 +10,16 @@ from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import AtollError, ConfigError
 from atoll.rl.actor.collector import Collector
 from atoll.rl.environments.environment import make_environment, task_of
-from atoll.rl.environments.vector_env import Columns
+from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy
 
 PAIR = "tests.rl.worlds:pair"
 SPREAD = "mpe2.simple_spread_v3:parallel_env"
 
 
-def columns_of(env: str = PAIR, *, count: int = 2, **options: Any) -> Columns:
+def columns_of(env: str = PAIR, *, count: int = 2, **options: Any) -> VectorEnv:
     table = PolicyTable(name="team", env=env, options=options)
-    return Columns(table, count=count, seed=7, joint=True)
+    return VectorEnv(table, count=count, seed=7, joint=True)
 
 
 def test_each_agent_is_a_column_in_the_order_of_the_environment() -> None:
@@ -78,7 +78,7 @@ def test_a_real_team_lives_with_one_policy(continuous: bool) -> None:
         env=SPREAD,
         options={"N": 3, "max_cycles": 10, "continuous_actions": continuous},
     )
-    columns = Columns(table, count=2, seed=7, joint=True)
+    columns = VectorEnv(table, count=2, seed=7, joint=True)
     task = task_of(table, RlTable(critic="joint"), columns.environments[0])
     assert (task.agents, task.observation, task.state) == (3, (18,), (54,))
     policy = Policy(task, hidden=(8,), generator=torch.Generator().manual_seed(0))

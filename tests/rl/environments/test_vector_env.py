@@ -11,17 +11,19 @@ import torch
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import ConfigError, ScriptError
 from atoll.rl.environments import vector_env as module
-from atoll.rl.environments.vector_env import Columns, Rollout, episode_seed
+from atoll.rl.environments.vector_env import Rollout, VectorEnv, episode_seed
 
 WORLD = "tests.rl.worlds:counter"
 
 
-def columns_of(env: str = WORLD, *, count: int = 2, joint: bool = False, **options: Any) -> Columns:
+def columns_of(
+    env: str = WORLD, *, count: int = 2, joint: bool = False, **options: Any
+) -> VectorEnv:
     table = PolicyTable(name="light", env=env, options=options)
-    return Columns(table, count=count, seed=7, policy=1, actor=2, joint=joint)
+    return VectorEnv(table, count=count, seed=7, policy=1, actor=2, joint=joint)
 
 
-def lived(columns: Columns, steps: int, *, seed: int = 0) -> Rollout:
+def lived(columns: VectorEnv, steps: int, *, seed: int = 0) -> Rollout:
     """Live some steps by actions that depend on the seed."""
     room, random = columns.room(steps), np.random.default_rng(seed)
     for step in range(steps):

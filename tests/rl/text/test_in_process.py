@@ -14,8 +14,8 @@ from atoll.checkpoint.format.weights import describe
 from atoll.config import JobSpec
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import ConfigError
-from atoll.rl.text.in_process import Together
-from atoll.rl.text.start import Beginning, begin, train_beginning
+from atoll.rl.text.in_process import TextInProcessRun
+from atoll.rl.text.start import StartModel, start_model, train_start_model
 from tests.rl.text.small import WORDING, gpt, job, rl_table
 
 POLICIES = [
@@ -33,16 +33,18 @@ def small_job(**changes: Any) -> JobSpec:
 
 
 @pytest.fixture(scope="module")
-def beginning() -> Beginning:
+def beginning() -> StartModel:
     """Return what a short supervised phase makes of a tiny model."""
-    found = begin(small_job())
-    train_beginning(found, small_job())
+    found = start_model(small_job())
+    train_start_model(found, small_job())
     return found
 
 
 @pytest.mark.parametrize("changes", [{"critic": "pooled"}, {"algorithm": "grpo"}])
-def test_rewards_teach_what_examples_did_not(beginning: Beginning, changes: dict[str, Any]) -> None:
-    together = Together(small_job(**changes), beginning)
+def test_rewards_teach_what_examples_did_not(
+    beginning: StartModel, changes: dict[str, Any]
+) -> None:
+    together = TextInProcessRun(small_job(**changes), beginning)
     before = [policy.examine(128, temperature=1.0)[0] for policy in together.policies]
     while not together.done:
         together.update()
@@ -51,17 +53,17 @@ def test_rewards_teach_what_examples_did_not(beginning: Beginning, changes: dict
     assert all(new > old + 0.15 for old, new in zip(before, after, strict=True)), (before, after)
 
 
-def test_own_critics_are_one_for_each_policy(beginning: Beginning) -> None:
-    together = Together(small_job(critic="own", steps=64), beginning)
+def test_own_critics_are_one_for_each_policy(beginning: StartModel) -> None:
+    together = TextInProcessRun(small_job(critic="own", steps=64), beginning)
     together.update()
     assert [critic.policies for critic in together.critics] == [("one",), ("two",)]
     assert [critic.version for critic in together.critics] == [1, 1]
 
 
-def test_a_heavier_penalty_keeps_policies_nearer_to_the_reference(beginning: Beginning) -> None:
+def test_a_heavier_penalty_keeps_policies_nearer_to_the_reference(beginning: StartModel) -> None:
     away = []
     for kl in (0.0, 5.0):
-        together = Together(small_job(kl=kl, steps=192), beginning)
+        together = TextInProcessRun(small_job(kl=kl, steps=192), beginning)
         while not together.done:
             together.update()
         policy = together.policies[0]
@@ -72,10 +74,10 @@ def test_a_heavier_penalty_keeps_policies_nearer_to_the_reference(beginning: Beg
 
 
 def test_a_seed_gives_the_same_run_bit_by_bit_and_a_state_goes_on_with_it(
-    beginning: Beginning,
+    beginning: StartModel,
 ) -> None:
     spec = small_job(steps=3 * 64)
-    one, again, resumed = (Together(spec, beginning) for _ in range(3))
+    one, again, resumed = (TextInProcessRun(spec, beginning) for _ in range(3))
     for _ in range(2):
         one.update()
         again.update()
@@ -94,8 +96,8 @@ def test_a_seed_gives_the_same_run_bit_by_bit_and_a_state_goes_on_with_it(
 def test_examples_teach_the_same_from_the_same_seed() -> None:
     spec = small_job()
     spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, steps=3))
-    found = [begin(spec) for _ in range(2)]
-    losses = [train_beginning(one, spec) for one in found]
+    found = [start_model(spec) for _ in range(2)]
+    losses = [train_start_model(one, spec) for one in found]
     assert losses[0] == losses[1]
     for ours, theirs in zip(found[0].model.parameters(), found[1].model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -108,11 +110,11 @@ def test_weights_of_another_job_are_where_it_starts(tmp_path: Path) -> None:
         "gpt", options=dataclasses.asdict(model.config), tokenizer=WORDING.tokenizer.to_json()
     )
     save_weights(path, model.state_dict(), about=about)
-    found = begin(small_job(start=str(path)))
+    found = start_model(small_job(start=str(path)))
     assert found.trained
     assert torch.equal(found.model.embedding.weight, model.embedding.weight)
 
 
-def test_prompts_need_room_beside_completions(beginning: Beginning) -> None:
+def test_prompts_need_room_beside_completions(beginning: StartModel) -> None:
     with pytest.raises(ConfigError, match="context = 24, max_tokens = 24"):
-        Together(small_job(max_tokens=24), beginning)
+        TextInProcessRun(small_job(max_tokens=24), beginning)

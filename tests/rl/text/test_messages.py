@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.errors import DataError
 from atoll.queues.serialization import encode, size
-from atoll.rl.channel.messages import with_about
+from atoll.rl.channel.messages import with_metadata
 from atoll.rl.environments.spaces import Actions, TaskSpec
 from atoll.rl.text.episodes import Episodes, decode_episodes, encode_episodes
 from tests.rl.text.small import episodes, gpt
@@ -101,6 +101,6 @@ def test_texts_that_do_not_fit_the_announced_model_are_refused() -> None:
 
 def test_other_messages_are_refused() -> None:
     with pytest.raises(DataError, match="snapshot"):
-        decode_episodes(with_about({}, "snapshot"), SPEC)
+        decode_episodes(with_metadata({}, "snapshot"), SPEC)
     with pytest.raises(DataError, match="whose they are"):
-        decode_episodes(with_about({}, "episodes", policy="one"), SPEC)
+        decode_episodes(with_metadata({}, "episodes", policy="one"), SPEC)

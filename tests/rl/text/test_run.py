@@ -14,15 +14,15 @@ from atoll.config import JobSpec
 from atoll.config.rl_roles import seats
 from atoll.config.rl_tables import PolicyTable
 from atoll.errors import DataError
-from atoll.group.single import Alone
-from atoll.queues import AloneChannel, Shelf
-from atoll.rl.state_saver import Keeper
+from atoll.group.single import SingleGroup
+from atoll.queues import InMemoryChannel, QueueRegistry
+from atoll.rl.state_saver import StateSaver
 from atoll.rl.text import actor as actor_module
 from atoll.rl.text import start
 from atoll.rl.text.actor import TextActor
 from atoll.rl.text.prompts import Wording
 from atoll.rl.text.run import run_text_job
-from atoll.rl.text.start import begin, shared_beginning
+from atoll.rl.text.start import shared_start_model, start_model
 from atoll.rl.text.tasks import Brackets
 from atoll.run import Run
 from tests.patience import PATIENCE_S
@@ -34,21 +34,23 @@ POLICIES = [
 ]
 
 
-def member(slot: int, spec: JobSpec, channel: AloneChannel, folder: Path) -> Run:
+def member(slot: int, spec: JobSpec, channel: InMemoryChannel, folder: Path) -> Run:
     """Return a member whose queues are those of all on this channel."""
     directory = folder / f"w{slot}"
     directory.mkdir(exist_ok=True)
     run = Run(
-        Alone(me=f"w{slot}"), slot=slot, num_slots=spec.job.nodes, directory=directory,
+        SingleGroup(me=f"w{slot}"), slot=slot, num_slots=spec.job.nodes, directory=directory,
         seed=spec.job.seed,
     )  # fmt: skip
-    run._shelf = Shelf(channel, prefix="job", reader=run.member, stopping=lambda: run.stopping)
+    run._shelf = QueueRegistry(
+        channel, prefix="job", reader=run.member, stopping=lambda: run.stopping
+    )
     return run
 
 
 def run_all(spec: JobSpec, folder: Path, *, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
     """Return what each member tells at its end."""
-    channel = AloneChannel()
+    channel = InMemoryChannel()
     found: dict[int, dict[str, Any]] = {}
     errors: list[BaseException] = []
 
@@ -96,7 +98,7 @@ def test_weights_left_behind_begin_another_job(tmp_path: Path) -> None:
     run_all(job(rl_table(algorithm="grpo"), steps=3), tmp_path)
     path = tmp_path / "w0" / "policy-one.safetensors"
     again = job(rl_table(algorithm="grpo", start=str(path)))
-    assert begin(again).trained
+    assert start_model(again).trained
     (result,) = run_all(again, tmp_path)
     assert result["updates"] == 4
 
@@ -104,10 +106,10 @@ def test_weights_left_behind_begin_another_job(tmp_path: Path) -> None:
 def test_one_member_trains_the_beginning_and_the_others_take_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, channel = job(rl_table(), steps=3), AloneChannel()
-    first = shared_beginning(spec, member(0, spec, channel, tmp_path))
+    spec, channel = job(rl_table(), steps=3), InMemoryChannel()
+    first = shared_start_model(spec, member(0, spec, channel, tmp_path))
     monkeypatch.delattr(start, "train_beginning")  # nobody else has to
-    other = shared_beginning(spec, member(1, spec, channel, tmp_path))
+    other = shared_start_model(spec, member(1, spec, channel, tmp_path))
     assert first is not None
     assert other is not None
     for ours, theirs in zip(first.model.parameters(), other.model.parameters(), strict=True):
@@ -116,8 +118,8 @@ def test_one_member_trains_the_beginning_and_the_others_take_it(
 
 def test_who_hears_nothing_trains_the_same_beginning_itself(tmp_path: Path) -> None:
     spec = job(rl_table(), steps=3)
-    usual = shared_beginning(spec, member(0, spec, AloneChannel(), tmp_path))
-    lonely = shared_beginning(spec, member(1, spec, AloneChannel(), tmp_path), wait_s=0.05)
+    usual = shared_start_model(spec, member(0, spec, InMemoryChannel(), tmp_path))
+    lonely = shared_start_model(spec, member(1, spec, InMemoryChannel(), tmp_path), wait_s=0.05)
     assert usual is not None
     assert lonely is not None
     for ours, theirs in zip(usual.model.parameters(), lonely.model.parameters(), strict=True):
@@ -126,7 +128,7 @@ def test_who_hears_nothing_trains_the_same_beginning_itself(tmp_path: Path) -> N
 
 def test_a_stop_before_the_beginning_ends_quietly(tmp_path: Path) -> None:
     spec = job(rl_table(), steps=100_000)
-    run = member(0, spec, AloneChannel(), tmp_path)
+    run = member(0, spec, InMemoryChannel(), tmp_path)
     run._asked.set()
     result = run_text_job(spec, run)
     assert (result["role"], result["updates"]) == ("critic", 0)
@@ -149,7 +151,7 @@ def test_an_actor_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
     run_all(spec, tmp_path)
     whole = (tmp_path / "w0" / "policy-one.safetensors").read_bytes()
 
-    channel = AloneChannel()
+    channel = InMemoryChannel()
     stopped = member(0, spec, channel, tmp_path)
     stopped.__class__, stopped.limit = StopsAfter, 32  # type: ignore[attr-defined]
     half = run_text_job(spec, stopped)
@@ -177,8 +179,8 @@ class AlwaysSpoiled(Brackets):
 
 def actor_with(task: Brackets, folder: Path) -> TextActor:
     spec = job(rl_table(algorithm="grpo"), steps=3)
-    run = member(0, spec, AloneChannel(), folder)
-    beginning = shared_beginning(spec, run)
+    run = member(0, spec, InMemoryChannel(), folder)
+    beginning = shared_start_model(spec, run)
     assert beginning is not None
     beginning = dataclasses.replace(beginning, tasks={"one": task})
     return TextActor(spec, run, seats(spec.rl)[0], beginning)
@@ -213,8 +215,8 @@ def test_a_task_that_never_gives_a_number_ends_the_actor(
 
 
 def test_what_was_learned_is_saved_for_each_member(tmp_path: Path) -> None:
-    spec, channel = job(rl_table(algorithm="grpo"), steps=3), AloneChannel()
+    spec, channel = job(rl_table(algorithm="grpo"), steps=3), InMemoryChannel()
     run = member(0, spec, channel, tmp_path)
     run_text_job(spec, run)
-    state = Keeper(member(0, spec, channel, tmp_path), member="w0").newest()
+    state = StateSaver(member(0, spec, channel, tmp_path), member="w0").newest()
     assert set(state) == {"policy", "metrics", "before"}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError, LeftBehind, LossNotFinite
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.base import HIDDEN
 from atoll.strategies.outer.cocktail import Cocktail, CocktailOuter
 from atoll.strategies.vectors.masks import Mask
@@ -325,7 +325,7 @@ def test_a_state_saved_while_a_round_is_under_way_has_its_result() -> None:
 
 
 def test_parameters_that_are_not_finite_are_never_shared() -> None:
-    run = start_run(Cocktail(probability=1.0), Alone(), 0)
+    run = start_run(Cocktail(probability=1.0), SingleGroup(), 0)
     with torch.no_grad():
         run.task.parameters()[0].fill_(float("nan"))
     with pytest.raises(LossNotFinite, match="w0"):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from atoll.codec.base import Packet
 from atoll.codec.sparse.cosine import Pieces, cosines
 from atoll.errors import ConfigError
-from atoll.group.base import Group, Parcel
+from atoll.group.base import Group, PeerMessage
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.outer.demo import DeMo, DeMoOuter, Spectrum
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
@@ -52,7 +52,7 @@ class TestDeMo(StrategySuite):
 
     def test_one_member_equals_plain_training_bit_for_bit(self) -> None:
         """The method is the optimizer, for one member too: the reference stands in for torch."""
-        for group in (Alone(), MemoryGroups(1)[0]):
+        for group in (SingleGroup(), MemoryGroups(1)[0]):
             run = start_run(self.options, group, 0)
             run.train(self.steps)
             expected = self.reference(1, self.steps)
@@ -88,7 +88,7 @@ def largest(z: Tensor, count: int) -> Tensor:
 
 
 def test_everything_sent_and_no_momentum_is_the_sign_of_the_gradient() -> None:
-    run = start_run(DeMo(decay=0.0, topk=10_000), Alone(), 0, optimizer=sgd)
+    run = start_run(DeMo(decay=0.0, topk=10_000), SingleGroup(), 0, optimizer=sgd)
     theta, those = run.vector().double(), Reference.make(1, sgd)
     for _ in range(5):
         gradient = torch.cat([g.flatten() for g in own_gradients(those, 0)])
@@ -178,10 +178,10 @@ class Garbler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def swap(self, parcels: list[Parcel], *, weight: float = 1.0) -> Any:
+    def swap(self, parcels: list[PeerMessage], *, weight: float = 1.0) -> Any:
         packet = parcels[0].packet
         data = bytes(packet.data)[:-2] + b"\xff\xff"
-        spoilt = Parcel(parcels[0].to, Packet(data, packet.codec, packet.sizes))
+        spoilt = PeerMessage(parcels[0].to, Packet(data, packet.codec, packet.sizes))
         return self._group.swap([spoilt], weight=weight)
 
 

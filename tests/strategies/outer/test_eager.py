@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.eager import Eager
 from tests.contracts.strategy_suite import (
@@ -71,7 +71,7 @@ class TestEager(StrategySuite):
 def test_one_member_is_diloco_bit_for_bit(steps: int) -> None:
     ends = []
     for options in (Eager(every=3), DiLoCo(every=3)):
-        run = start_run(options, Alone(), 0)
+        run = start_run(options, SingleGroup(), 0)
         run.train(steps)
         between = run.vector()
         run.outer.finish(run.task)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.outer.sign_majority import SignMajority
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
@@ -60,7 +60,7 @@ class TestSignMajority(StrategySuite):
 
     def test_one_member_equals_plain_training_bit_for_bit(self) -> None:
         """One member's vote is a sign too: it trains by signs, not by gradients as they are."""
-        for group in (Alone(), MemoryGroups(1)[0]):
+        for group in (SingleGroup(), MemoryGroups(1)[0]):
             run = start_run(self.options, group, 0)
             run.train(self.steps)
             expected = self.reference(1, self.steps)
@@ -88,7 +88,7 @@ class TestSignsWithFeedback(StrategySuite):
 
     def test_one_member_equals_plain_training_bit_for_bit(self) -> None:
         """The method is SGD, without clipping, when there is nobody to send signs to."""
-        for group in (Alone(), MemoryGroups(1)[0]):
+        for group in (SingleGroup(), MemoryGroups(1)[0]):
             run = start_run(self.options, group, 0, optimizer=sgd, clip=0.0)
             run.train(self.steps)
             assert (run.vector() - sgd_training(self.steps)).abs().max() < 1e-7

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.strategies.outer.single import Alone
+from atoll.strategies.outer.single import NoSync
 from tests.contracts.strategy_suite import StrategySuite, plain_training
 
 
 class TestAlone(StrategySuite):
     name = "alone"
-    options = Alone(every=4)
+    options = NoSync(every=4)
     exchanges = False
 
     def reference(self, members: int, steps: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.slowmo import SlowMo
@@ -57,13 +57,13 @@ def test_with_a_constant_rate_it_is_diloco_with_heavy_ball() -> None:
 
 def test_a_falling_rate_divides_each_move_by_its_own_rate() -> None:
     """`u` is kept in units of the rate: gamma_2 u_2 = beta (gamma_2 / gamma_1) x_1 + x_2."""
-    run = start_run(SlowMo(every=1, slow_momentum=0.5), Alone(), 0, optimizer=falling)
+    run = start_run(SlowMo(every=1, slow_momentum=0.5), SingleGroup(), 0, optimizer=falling)
     start = run.vector().double()
     run.train(1)
     first = start - run.vector()
     run.task.optimizer.param_groups[0]["lr"] = 0.01
     middle = run.vector().double()
-    plain = start_run(Average(every=1), Alone(), 0, optimizer=falling)
+    plain = start_run(Average(every=1), SingleGroup(), 0, optimizer=falling)
     with torch.no_grad():
         for ours, theirs in zip(run.task.parameters(), plain.task.parameters(), strict=True):
             theirs.copy_(ours)
@@ -82,7 +82,7 @@ def falling(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_a_rate_of_zero_averages_plainly() -> None:
-    run = start_run(SlowMo(every=1, slow_momentum=0.5), Alone(), 0)
+    run = start_run(SlowMo(every=1, slow_momentum=0.5), SingleGroup(), 0)
     run.train(2)
     run.task.optimizer.param_groups[0]["lr"] = 0.0
     before = run.vector()

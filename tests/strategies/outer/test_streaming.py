@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.streaming import Streaming
 from atoll.strategies.outer.streaming_plan import StreamingPlan
@@ -183,8 +183,8 @@ def test_the_common_parameters_count_and_are_put_in_for_a_while_only() -> None:
 
 
 def test_a_state_of_other_fragments_is_refused() -> None:
-    state = start_run(TestStreaming.options, Alone(), 0).outer.state_dict()
-    other = start_run(Streaming(every=4, fragments=1), Alone(), 0)
+    state = start_run(TestStreaming.options, SingleGroup(), 0).outer.state_dict()
+    other = start_run(Streaming(every=4, fragments=1), SingleGroup(), 0)
     with pytest.raises(ConfigError, match="other fragments"):
         other.outer.load_state_dict(state)
 

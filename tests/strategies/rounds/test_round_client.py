@@ -15,8 +15,8 @@ from atoll.run import Run as Script
 from atoll.strategies.outer.average import Average
 from atoll.strategies.outer.diloco import DiLoCo
 from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.single import Alone
-from atoll.wire.messages import Account
+from atoll.strategies.outer.single import NoSync
+from atoll.wire.messages import MemberStats
 from tests.contracts.strategy_suite import Run, small_model, squared_error, start_run
 
 STEPS = 12
@@ -27,7 +27,7 @@ class Told(MemoryGroups):
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
-        self.told: dict[str, list[Account]] = {f"w{i}": [] for i in range(n)}
+        self.told: dict[str, list[MemberStats]] = {f"w{i}": [] for i in range(n)}
 
     def join(self, member: str, *args: Any) -> Any:
         attempt = super().join(member, *args)
@@ -76,7 +76,7 @@ def test_norm_is_that_of_the_contribution_before_it_is_encoded() -> None:
 
 
 def test_meetings_without_a_contribution_tell_no_norm() -> None:
-    groups, runs = train(Alone(every=4))
+    groups, runs = train(NoSync(every=4))
     accounts = groups.told["w0"]
     assert [account.update_norm for account in accounts] == [None] * 3
     assert accounts[0].loss == pytest.approx(sum(runs[0].losses[:4]) / 4)

@@ -87,11 +87,11 @@ def test_optimizers_and_models_without_memory_load_no_compiler_until_somebody_co
 def test_another_torch_than_the_known_one_is_left_alone() -> None:
     run(
         "import torch\n"
-        "from atoll.train import uncompiled\n"
+        "from atoll.train.optim import lazy_compiler\n"
         "step = torch.optim.SGD.step\n"
-        "uncompiled.TELLING = uncompiled.STEPPING = 'elsewhere'\n"
-        "uncompiled.leave_out_compiler()\n"
+        "lazy_compiler.TELLING = lazy_compiler.STEPPING = 'elsewhere'\n"
+        "lazy_compiler.leave_out_compiler()\n"
         "assert torch.optim.SGD.step is step\n"
         "assert not vars(torch.optim.Optimizer.zero_grad.__wrapped__)\n"
-        "uncompiled.leave_out_compiler()\n"
+        "lazy_compiler.leave_out_compiler()\n"
     )

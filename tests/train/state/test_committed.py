@@ -13,7 +13,7 @@ import atoll
 from atoll.checkpoint.format.part import Part, part_blocks, read_part
 from atoll.codec import make_codec
 from atoll.errors import CheckpointError
-from atoll.group.single import Alone
+from atoll.group.single import SingleGroup
 from atoll.strategies.outer.average import Average
 from atoll.task import Task
 from atoll.train.state.committed import CommittedState, adopt
@@ -29,17 +29,21 @@ def through_bytes(part: Part, folder: Path) -> Part:
     return read_part(path)
 
 
-def newcomer(options: Any, *, hidden: int = 3) -> tuple[Task, Any, Alone]:
+def newcomer(options: Any, *, hidden: int = 3) -> tuple[Task, Any, SingleGroup]:
     model = small_model(seed=99, normalised=True)
     if hidden != 3:
         model = nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 2))
-    task, outer, group = Task(model, adamw(model), member="w7"), options.build(), Alone(me="w7")
+    task, outer, group = (
+        Task(model, adamw(model), member="w7"),
+        options.build(),
+        SingleGroup(me="w7"),
+    )
     outer.setup(task, group=group, codec=make_codec("fp32"))
     return task, outer, group
 
 
 def trained(options: Any, steps: int) -> Run:
-    run = start_run(options, Alone(), 0, model=small_model(normalised=True))
+    run = start_run(options, SingleGroup(), 0, model=small_model(normalised=True))
     run.train(steps)
     return run
 

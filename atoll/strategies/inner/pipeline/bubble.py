@@ -12,7 +12,7 @@ import torch.distributed
 from torch import Tensor
 
 from atoll.strategies.inner.pipeline.pipeline import PipelineParts
-from atoll.strategies.inner.pipeline.timing import play
+from atoll.strategies.inner.pipeline.timing import simulate
 
 dist: Any = torch.distributed
 """Without types: torch's stubs leave out most of what is used here."""
@@ -63,7 +63,7 @@ def measure_bubble(
         watch.on = False
     runs = [(wall, [sum(spent.values()) for spent in ranks]) for wall, ranks in seen]
     number = parts.passes(len(inputs))
-    played = play(
+    played = simulate(
         shape, microbatches=number,
         forward_s=_each(seen, shape.stages, number, forward=True),
         backward_s=_each(seen, shape.stages, number, forward=False),

@@ -19,12 +19,12 @@ from atoll.strategies.inner.gradient_norm import complete
 from atoll.strategies.inner.options import (
     GPIPE,
     INTERLEAVED,
+    InnerOptions,
     PipelineShape,
-    Recipe,
     check_microbatches,
     microbatches_of,
 )
-from atoll.strategies.inner.parallelize import assemble
+from atoll.strategies.inner.parallelize import parallelize
 from atoll.strategies.inner.pipeline.cuts import (
     balanced,
     check_cuts,
@@ -32,7 +32,13 @@ from atoll.strategies.inner.pipeline.cuts import (
     cuts_by_size,
     profile,
 )
-from atoll.strategies.inner.pipeline.shapes import Borders, Kinds, TiedGradients, empties, kinds_of
+from atoll.strategies.inner.pipeline.shapes import (
+    Kinds,
+    StageShapes,
+    TiedGradients,
+    empties,
+    kinds_of,
+)
 from atoll.strategies.inner.pipeline.stages import (
     Stage,
     chain_of,
@@ -45,7 +51,7 @@ from atoll.strategies.inner.pipeline.stages import (
 from atoll.strategies.inner.pipeline.timing import Watch, WatchedStage
 from atoll.strategies.inner.precision import widened
 from atoll.strategies.inner.replicate import average_changes
-from atoll.strategies.inner.untrained_state import rest_of
+from atoll.strategies.inner.untrained_state import untrained_state
 from atoll.strategies.inner.whole import criterion_of, saved_buffers
 
 dist: Any = torch.distributed
@@ -64,7 +70,7 @@ class PipelineParts:
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe,
+        recipe: InnerOptions,
         *,
         mesh: DeviceMesh,
         device: torch.device,
@@ -100,7 +106,7 @@ class PipelineParts:
         stages = cut_up(units, self.cuts)
         names = names_of(model)
         order = {name: place for place, name in enumerate(names.values())}
-        saved, rest = saved_buffers(model), rest_of(model)
+        saved, rest = saved_buffers(model), untrained_state(model)
         numbers = range(self._rank, self.shape.stages, self.shape.ranks)
         own = {
             number: Stage(stages[number], names=names, precision=recipe.precision, device=device)
@@ -110,7 +116,7 @@ class PipelineParts:
         holders = _ranks_of(ties, self.shape)
         trains = [any(p.requires_grad for u in units for p in u.parameters()) for units in stages]
         self._modules = {
-            number: assemble(
+            number: parallelize(
                 stage, list(stage.chain), model=model, mesh=mesh, recipe=recipe, device=device
             )
             for number, stage in own.items()
@@ -122,7 +128,7 @@ class PipelineParts:
         self._rest = {n: t for stage in own.values() for n, t in stage.among(rest).items()}
         self._tied = TiedGradients(holders, self._parameters, mesh=mesh, device=device)
         self._learns = [any(trains[:number]) for number in range(self.shape.stages + 1)]
-        self._borders = Borders(self._modules, self.shape, group=self._group, device=device)
+        self._borders = StageShapes(self._modules, self.shape, group=self._group, device=device)
         self._schedules: dict[Any, Any] = {}
         self._factor = 1.0
         self.watch = Watch(device)
@@ -280,7 +286,7 @@ def _agreed_cuts(
     model: nn.Module,
     units: list[nn.Module],
     sure: bool,
-    recipe: Recipe,
+    recipe: InnerOptions,
     shape: PipelineShape,
     device: torch.device,
     sample: tuple[Tensor, Tensor] | None,

@@ -40,7 +40,7 @@ def empties(kinds: Kinds, *, learns: bool) -> tuple[Tensor, ...]:
     )
 
 
-class Borders:
+class StageShapes:
     """Forward passes through the stages of a row of ranks, without gradients."""
 
     def __init__(

@@ -102,7 +102,7 @@ class WatchedStage(PipelineStage):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Simulated:
     """One batch, played through."""
 
     wall_s: float
@@ -118,14 +118,14 @@ class Played:
         return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.wall_s)
 
 
-def play(
+def simulate(
     shape: PipelineShape,
     *,
     microbatches: int,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
     transfer_s: float = 0.0,
-) -> Played:
+) -> Simulated:
     """Play one batch through a pipeline.
 
     Args:
@@ -155,7 +155,7 @@ def play(
                 most[rank] = max(most[rank], held[rank])
                 at[rank] += 1
                 moved = True
-    return Played(max(free), tuple(busy), tuple(most))
+    return Simulated(max(free), tuple(busy), tuple(most))
 
 
 def _ready(work: Work, stages: int, done: dict[Work, float], transfer_s: float) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from torch import nn
 
 from atoll.errors import ConfigError, unknown
-from atoll.strategies.inner.options import Recipe
+from atoll.strategies.inner.options import InnerOptions
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -61,7 +61,7 @@ HEADS = ("heads", "kv_heads", "num_attention_heads", "num_key_value_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TensorPlan:
     """Words for the modules of one model, checked against it."""
 
     words: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Plan:
         return word in self.words.values()
 
 
-def plan_of(model: nn.Module, recipe: Recipe) -> Plan:
+def plan_of(model: nn.Module, recipe: InnerOptions) -> TensorPlan:
     """Return the plan of a model: the job file's, else its own, else what `transformers` knows.
 
     Args:
@@ -102,10 +102,10 @@ def plan_of(model: nn.Module, recipe: Recipe) -> Plan:
             remedy="sequence = false in [island]",
         )
     _refuse_unless_divisible(words, model, recipe)
-    return Plan(words=words)
+    return TensorPlan(words=words)
 
 
-def splits(model: nn.Module, recipe: Recipe) -> Mapping[str, int]:
+def splits(model: nn.Module, recipe: InnerOptions) -> Mapping[str, int]:
     """Return the dimension along which each split parameter is cut, by its name in the model.
 
     The others are whole on every tensor rank. Nothing is sent, and no memory is needed: the model
@@ -129,7 +129,7 @@ def splits(model: nn.Module, recipe: Recipe) -> Mapping[str, int]:
 # --------------------------------------------------------------------------------- where from
 
 
-def _patterns(model: nn.Module, recipe: Recipe) -> Mapping[str, str]:
+def _patterns(model: nn.Module, recipe: InnerOptions) -> Mapping[str, str]:
     if recipe.plan:
         return _flat(recipe.plan)
     own: Any = getattr(model, "tensor_plan", None)
@@ -280,7 +280,9 @@ def _refuse_unless_fitting(name: str, word: str, module: nn.Module) -> None:
         )
 
 
-def _refuse_unless_divisible(words: Mapping[str, str], model: nn.Module, recipe: Recipe) -> None:
+def _refuse_unless_divisible(
+    words: Mapping[str, str], model: nn.Module, recipe: InnerOptions
+) -> None:
     ranks = recipe.shape.tensor
     # Between gather and slice layers, as in attention whose norms need all heads, all are whole.
     split = "column" in words.values() and "gather" not in words.values()

@@ -56,12 +56,12 @@ def joined(x: Tensor, mesh: DeviceMesh) -> DTensor:
 
 def own(x: Tensor) -> Tensor:
     """Return a tensor over the same memory that is no view: what a sharded module may hand out."""
-    alone: Any = _Own.apply
+    alone: Any = _SliceSequence.apply
     found: Tensor = alone(x)
     return found
 
 
-class _Own(torch.autograd.Function):
+class _SliceSequence(torch.autograd.Function):
     """The identity, in the eyes of autograd a computation."""
 
     @staticmethod
@@ -73,7 +73,7 @@ class _Own(torch.autograd.Function):
         return gradients[0]
 
 
-class Apart:
+class SequenceSharded:
     """Random numbers that differ from rank to rank, while outside they stay equal.
 
     Each stretch begins with a seed that comes from torch's own stream, which all ranks of a split

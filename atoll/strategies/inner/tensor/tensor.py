@@ -24,11 +24,11 @@ from torch.distributed.tensor.parallel import (
 )
 
 from atoll.errors import ConfigError
-from atoll.strategies.inner.options import Recipe
-from atoll.strategies.inner.tensor.plans import Plan, plan_of
+from atoll.strategies.inner.options import InnerOptions
+from atoll.strategies.inner.tensor.plans import TensorPlan, plan_of
 from atoll.strategies.inner.tensor.sequence import (
     SEQUENCE,
-    Apart,
+    SequenceSharded,
     drops,
     joined,
     own,
@@ -41,7 +41,9 @@ HEADS_DIMENSION = 2
 """The dimension of heads in queries and keys (rows, length, heads, features)."""
 
 
-def apply_tensor(module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: Recipe) -> None:
+def apply_tensor(
+    module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: InnerOptions
+) -> None:
     """Split the layers of a module over the tensor axis, in place; collective.
 
     What is split becomes a DTensor on `mesh`. Where the output layer is split by tokens, the
@@ -62,7 +64,9 @@ def apply_tensor(module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: 
     plan = plan_of(model, recipe)
     words = {model.get_submodule(name): word for name, word in plan.words.items()}
     shared = _shared(module)
-    split = _Split(mesh, recipe, apart=Apart(mesh.get_local_rank()) if drops(model) else None)
+    split = _Split(
+        mesh, recipe, apart=SequenceSharded(mesh.get_local_rank()) if drops(model) else None
+    )
     for part in module.modules():
         if part in words:
             split.apply(part, words[part])
@@ -74,10 +78,12 @@ def apply_tensor(module: nn.Module, model: nn.Module, mesh: DeviceMesh, recipe: 
 class _Split:
     """Applies words of a plan to modules."""
 
-    def __init__(self, mesh: DeviceMesh, recipe: Recipe, *, apart: Apart | None) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, recipe: InnerOptions, *, apart: SequenceSharded | None
+    ) -> None:
         self._mesh, self._recipe, self._apart = mesh, recipe, apart
-        self._entrance = _Entrance(mesh, sequence=recipe.sequence, apart=apart)
-        self._whole = _Entrance(mesh, sequence=recipe.sequence, apart=None)
+        self._entrance = _SplitInput(mesh, sequence=recipe.sequence, apart=apart)
+        self._whole = _SplitInput(mesh, sequence=recipe.sequence, apart=None)
         between = Shard(SEQUENCE) if recipe.sequence else Replicate()
         self._between: Placement = between
 
@@ -110,7 +116,7 @@ class _Split:
                 self._style(part, RowwiseParallel(input_layouts=Replicate()))
                 part.register_forward_hook(_handed_out)
         elif self._recipe.vocabulary:
-            entrance = _Entrance(self._mesh, sequence=self._recipe.sequence, apart=None)
+            entrance = _SplitInput(self._mesh, sequence=self._recipe.sequence, apart=None)
             part.register_forward_pre_hook(entrance.enter)
             part.register_forward_hook(lambda *_: entrance.forget())
             self._style(part, ColwiseParallel())
@@ -140,14 +146,14 @@ def _handed_out(part: nn.Module, given: tuple[Any, ...], outputs: Tensor) -> Ten
     return own(outputs)
 
 
-class _Entrance:
+class _SplitInput:
     """The way into a split: column layers with the same input share one sum of its gradients.
 
     Queries, keys and values are made of the same features: their gradients are added up on each
     rank before the ranks add up theirs.
     """
 
-    def __init__(self, mesh: DeviceMesh, *, sequence: bool, apart: Apart | None) -> None:
+    def __init__(self, mesh: DeviceMesh, *, sequence: bool, apart: SequenceSharded | None) -> None:
         self._mesh, self._sequence, self._apart = mesh, sequence, apart
         self._given: Tensor | None = None
         self._spread: DTensor | None = None
@@ -184,7 +190,7 @@ class _Entrance:
 class _Dropping:
     """Hooks around a dropout that works on a piece: every rank drops others."""
 
-    def __init__(self, apart: Apart) -> None:
+    def __init__(self, apart: SequenceSharded) -> None:
         self._apart = apart
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> None:
@@ -232,7 +238,7 @@ def _tie(shared: list[list[tuple[nn.Module, str]]], names: Mapping[nn.Module, st
             setattr(part, name, found[0])
 
 
-def _split_loss(module: nn.Module, model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+def _split_loss(module: nn.Module, model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
     """Replace the criterion of a model whose output layer is here and split by tokens."""
     here = set(module.modules())
     for name, word in plan.words.items():

@@ -35,7 +35,7 @@ def split_criterion(criterion: Criterion, *, group: Any, tokens: int) -> Criteri
     """
 
     def computed(outputs: Tensor, targets: Tensor) -> Tensor:
-        with _Instead(group, tokens) as instead:
+        with _VocabularyParallel(group, tokens) as instead:
             loss = criterion(outputs, targets)
         if not instead.computed:
             raise ConfigError(
@@ -48,7 +48,7 @@ def split_criterion(criterion: Criterion, *, group: Any, tokens: int) -> Criteri
     return computed
 
 
-class _Instead(TorchFunctionMode):
+class _VocabularyParallel(TorchFunctionMode):
     """While it is entered, cross-entropies are taken over the slices of all ranks."""
 
     def __init__(self, group: Any, tokens: int) -> None:
