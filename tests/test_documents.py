@@ -13,6 +13,8 @@ from atoll import config
 from atoll.config.rl_tables import PolicyTable, RlTable
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
@@ -23,18 +25,18 @@ def promises_in(path: Path) -> set[str]:
     return {node.name for node in found if node.name.startswith("test_")}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("name", PAGES)
 def test_every_test_that_a_document_names_exists(name: str) -> None:
     missing = [
         f"{path}::{test}"
-        for path, test in NAMED.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
+        for path, test in NAMED.findall((DOCS / name).read_text(encoding="utf-8"))
         if not (ROOT / path).is_file() or test not in promises_in(ROOT / path)
     ]
     assert not missing
 
 
 def test_every_invariant_is_numbered_and_held_by_a_test() -> None:
-    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| I(\d+) \|(.*)$", text, re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
     assert len(rows) >= 12
@@ -42,15 +44,22 @@ def test_every_invariant_is_numbered_and_held_by_a_test() -> None:
 
 
 def test_every_key_of_a_job_file_that_is_about_placing_is_documented() -> None:
-    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "jobs.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     tables = (config.JobTable, config.NeedsTable, config.LaunchTable)
     assert rows == {field.name for table in tables for field in dataclasses.fields(table)}
 
 
 def test_every_key_of_policies_is_documented() -> None:
-    text = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "rl.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"\w+", cell)}
     fields = [*dataclasses.fields(RlTable), *dataclasses.fields(PolicyTable)]
     assert {field.name for field in fields} - {"policies"} <= named
+
+
+def test_the_index_links_every_page_that_a_reader_may_want() -> None:
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([^)#]+\.md)[^)]*\)", text))
+    own_index = {page for page in PAGES if page.startswith(("methods/", "decisions/"))}
+    assert set(PAGES) - own_index - {"README.md"} <= linked

@@ -11,7 +11,7 @@ import pytest
 import atoll
 
 ROOT = Path(__file__).resolve().parent.parent
-API_PAGE = ROOT / "docs" / "api.md"
+API_PAGE = ROOT / "docs" / "reference" / "api.md"
 
 
 @pytest.mark.parametrize("name", sorted(atoll.__all__))
@@ -19,7 +19,9 @@ def test_every_public_name_is_documented(name: str) -> None:
     value = getattr(atoll, name)
     if inspect.isclass(value) or inspect.isfunction(value):
         assert inspect.getdoc(value), f"atoll.{name} has no docstring"
-    assert f"`atoll.{name}" in API_PAGE.read_text(encoding="utf-8"), f"{name} is not in docs/api.md"
+    assert f"`atoll.{name}" in API_PAGE.read_text(encoding="utf-8"), (
+        f"{name} is not in docs/reference/api.md"
+    )
 
 
 def test_documents_link_only_to_files_that_exist() -> None:

@@ -27,7 +27,7 @@ def table() -> str:
 
 def _line(row: Row, yardstick: float) -> str:
     sent = row["per_step"]["relay_sent"]
-    page = Path(row["page"]).name
+    page = Path(row["page"]).relative_to("docs/methods").as_posix()
     paper = row["papers"][0] if row["papers"] else None
     year = f" ([{paper['year']}]({paper['url']}))" if paper else ""
     fewer = f"{yardstick / sent:,.0f} times fewer" if 0 < 2 * sent < yardstick else ""

@@ -3,7 +3,7 @@
 FILE is the ledger of finished runs (`--out` of bench.methods). One SVG per page: held-out loss
 against bytes that each member sends per token, all methods as dots, the page's own by name. The
 same file gives the same figures, byte for byte. Each is put at the end of its page, once, and the
-tables of docs/benchmarks.md are made anew.
+tables of docs/measured/benchmarks.md are made anew.
 """
 
 from __future__ import annotations
@@ -140,11 +140,11 @@ def chosen(rows: Sequence[Row]) -> list[Row]:
 
 def figures(rows: Sequence[Row], to: Path) -> None:
     """Draw the figure of every page in a folder that has rows."""
-    for name in sorted({Path(entry.page).name for entry in METHODS.values()}):
-        presets = [preset for preset, each in METHODS.items() if Path(each.page).name == name]
-        path = to / name
+    for name in sorted({entry.page for entry in METHODS.values()}):
+        presets = [preset for preset, each in METHODS.items() if each.page == name]
+        path = to / Path(name).relative_to("docs/methods")
         if path.exists() and any(row["strategy"] in presets for row in rows):
-            figure = to / "figures" / f"{path.stem}.svg"
+            figure = path.parent / "figures" / f"{path.stem}.svg"
             draw(rows, presets, figure, title=", ".join(presets))
             place(path, figure, words=f"loss against bytes of {', '.join(presets)}")
 
@@ -155,7 +155,7 @@ def main() -> None:
     )
     parser.add_argument("file", type=Path, help="ledger of bench.methods")
     parser.add_argument("--to", type=Path, default=PAGES, help="folder of the pages")
-    parser.add_argument("--benchmarks", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--benchmarks", type=Path, default=ROOT / "docs/measured/benchmarks.md")
     given = parser.parse_args()
     ledger = Ledger(given.file)
     runs = ledger.of("run", steps=FULL.steps)

@@ -12,7 +12,7 @@ EVERY = 24
 FRAGMENTS = 5
 """Of streaming methods: one layer and a fifth of the embedding each."""
 WARM = {"shared_steps": 60, "outer_lr": 0.8, "outer_momentum": 0.75}
-"""The warm start and the outer step of docs/tuning.md, for 600 steps."""
+"""The warm start and the outer step of docs/measured/tuning.md, for 600 steps."""
 ASYNC = {"every": EVERY, "outer_lr": 0.8, "outer_momentum": 0.75, "dynamic": False}
 """Without measured speeds, so that a run repeats itself."""
 OF_SIGNS = {"lr": 5e-4, "clip": 0.0}

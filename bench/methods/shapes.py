@@ -153,7 +153,7 @@ SHAPES: tuple[Shape, ...] = (
         ("diloco averaged start", "diloco cold", "ddp"),
         ordered(("diloco averaged start", "diloco cold"), "ddp"),
         note="the third figure is a start of 60 steps on the same data, which costs no bytes; it "
-        "pays at higher rates and 2,000 steps (docs/tuning.md)",
+        "pays at higher rates and 2,000 steps (docs/measured/tuning.md)",
         trend=(("diloco", "ddp"),),
     ),
     Shape(

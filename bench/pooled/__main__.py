@@ -11,7 +11,7 @@ at the end, with 95 % intervals over seeds.
 It takes an hour or two, so it keeps what it has: every run that has ended is appended to `--out` at
 once and not run again. Stop it whenever you like, and start it again with the same words.
 `--minutes` begins no new run after that time and reports what there is; `--report` runs nothing at
-all; `--figures` draws the curves, `--page` makes the tables of docs/benchmarks.md anew.
+all; `--figures` draws the curves, `--page` makes the tables of docs/measured/benchmarks.md anew.
 """
 
 from __future__ import annotations

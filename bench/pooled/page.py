@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md that `bench.pooled --page` makes from finished runs."""
+"""The tables of docs/measured/benchmarks.md that `bench.pooled --page` makes from finished runs."""
 
 from __future__ import annotations
 

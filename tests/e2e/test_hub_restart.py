@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX"),
 ]
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "operations.md"
 
 
 def ready(atoll: Atoll, hub: Running) -> KnownHub:

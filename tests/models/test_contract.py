@@ -149,7 +149,7 @@ def test_option_of_the_wrong_kind_is_refused(name: str) -> None:
 
 
 def test_every_model_and_option_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "models.md").read_text(encoding="utf-8")
     rows = {word for line in text.splitlines() if line.startswith("| `") for word in
             re.findall(r"`(\w+)`", line.split(" | ")[0])}  # fmt: skip
     assert set(MODELS) <= rows

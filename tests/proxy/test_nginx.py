@@ -134,4 +134,4 @@ def test_a_node_joins_through_nginx_with_the_ticket_and_trains(
 
 
 def test_the_documentation_shows_the_file_that_is_tested() -> None:
-    assert DOCUMENTED.read_text().strip() in (ROOT / "docs" / "reaching.md").read_text()
+    assert DOCUMENTED.read_text().strip() in (ROOT / "docs" / "operate" / "reaching.md").read_text()

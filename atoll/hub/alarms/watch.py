@@ -48,7 +48,7 @@ RULES = (
     Rule(kind="queue-full", find=job_rules.queue_full, holds_s=10, gone_s=30),
 )  # fmt: skip
 """Every kind of alarm. Times were chosen so that what cures itself is not told: a blip of a link,
-one slow round, one noisy loss. docs/alarms.md says them to people."""
+one slow round, one noisy loss. docs/operate/alarms.md says them to people."""
 
 KINDS = tuple(rule.kind for rule in RULES)
 

@@ -112,7 +112,7 @@ def _growth(route: str, count: int) -> float:
 def marginal_throughput(
     rounds: Sequence[CatchUp], *, alone: bool = False, running: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Return what the machines of a job are worth; docs/alarms.md says what each key means.
+    """Return what the machines of a job are worth; docs/operate/alarms.md says what each key means.
 
     Args:
         rounds: Committed rounds, oldest first.

@@ -179,7 +179,7 @@ def make_task(env: str, options: Mapping[str, Any]) -> TextTask:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the task {name!r} refuses its options", given=f"{dict(options)}: {error}",
-            remedy="see docs/rl_text.md",
+            remedy="see docs/guide/rl_text.md",
         ) from error  # fmt: skip
     missing = [part for part in ("prompt", "reward", "example") if not hasattr(task, part)]
     if missing:

@@ -14,9 +14,9 @@ def _arxiv(number: str, title: str, year: int) -> Paper:
 
 
 def _entry(
-    name: str, line: str, good_for: str, *papers: Paper, page: str = "", optimizer: str = ""
+    family: str, name: str, line: str, good_for: str, *papers: Paper, optimizer: str = ""
 ) -> Entry:
-    page = f"docs/methods/{page or name}.md"
+    page = f"docs/methods/{family}/{name}.md"
     return Entry(
         name=name, line=line, good_for=good_for, papers=papers, page=page, optimizer=optimizer
     )
@@ -32,11 +32,13 @@ _DP_SGD = _arxiv(
 METHODS: Mapping[str, Entry] = entry_table(
     [
         _entry(
+            "periodic",
             "alone",
             "every member trains its own model and nothing is exchanged",
             "baselines, sweeps with a common data order",
         ),
         _entry(
+            "every_step",
             "ddp",
             "the mean of all gradients in every step",
             "fast links; the yardstick for everything below",
@@ -50,24 +52,28 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "periodic",
             "local-sgd",
             "local steps, then the mean of the parameters",
             "a first cut of traffic by H with nothing to tune but H",
             _arxiv("1805.09767", "Local SGD Converges Fast and Communicates Little", 2018),
         ),
         _entry(
+            "periodic",
             "post-local-sgd",
             "data parallel at first, Local SGD afterwards",
             "large batches whose generalisation suffers; a safe way into long intervals",
             _arxiv("1808.07217", "Don't Use Large Mini-Batches, Use Local SGD", 2018),
         ),
         _entry(
+            "periodic",
             "diloco",
             "hundreds of AdamW steps, then one outer Nesterov step on the mean move",
             "language models over the internet: the first thing to try",
             _DILOCO,
         ),
         _entry(
+            "periodic",
             "fedavg",
             "DiLoCo with a plain outer step: the weighted mean of the members' models",
             "members with data of different size and kind",
@@ -78,6 +84,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "periodic",
             "open-diloco",
             "DiLoCo as in its open reproduction: moves in half precision",
             "links for which fp32 is too much and int8 is not trusted",
@@ -89,12 +96,14 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "periodic",
             "intellect-1",
             "DiLoCo with H = 100 and 8-bit moves in 256 buckets of a few sigmas",
             "large models on a few well-connected sites far apart",
             _arxiv("2412.01152", "INTELLECT-1 Technical Report", 2024),
         ),
         _entry(
+            "periodic",
             "muloco",
             "DiLoCo whose inner optimizer is Muon; moves bear 2 to 4 bits",
             "the least bytes per round at DiLoCo's loss",
@@ -102,6 +111,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             optimizer="muon",
         ),
         _entry(
+            "periodic",
             "streaming-diloco",
             "DiLoCo one fragment of the model at a time, sent while training goes on",
             "thin links where a whole model at once would stand in the way",
@@ -112,6 +122,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "periodic",
             "eager-diloco",
             "DiLoCo whose rounds take a whole interval: own move fresh, the others' late",
             "links so slow that a round lasts as long as its interval",
@@ -122,6 +133,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "periodic",
             "slowmo",
             "Local SGD with a slow momentum over the members' mean move",
             "SGD with momentum as the inner optimizer",
@@ -132,12 +144,14 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "gossip",
             "d-psgd",
             "every step mixes the parameters with those of the neighbours in a graph",
             "no place that could add up for all; a ring sends the same for any number of members",
             _DP_SGD,
         ),
         _entry(
+            "gossip",
             "one-peer-exponential",
             "gossip with one peer per step, 1, 2, 4, ... places away",
             "gossip that mixes as fast as possible for one model per step",
@@ -148,12 +162,14 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "gossip",
             "push-sum",
             "gossip along directed links, with weights that undo the bias",
             "members that can send to others but not hear back in the same step",
             _arxiv("1811.10792", "Stochastic Gradient Push for Distributed Deep Learning", 2018),
         ),
         _entry(
+            "gossip",
             "ad-psgd",
             "now and then two members meet in the middle, without waiting for the rest",
             "members of very different speed",
@@ -164,6 +180,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "gossip",
             "noloco",
             "DiLoCo in random pairs: nobody ever adds up for all",
             "many members, or links whose delay makes a common round long",
@@ -174,18 +191,21 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "parameter_server",
             "async-diloco",
             "members send their moves whenever they are done; delayed Nesterov on the server",
             "machines of different speed that should never wait",
             _arxiv("2401.09135", "Asynchronous Local-SGD Training for Language Modeling", 2024),
         ),
         _entry(
+            "parameter_server",
             "parameter-server",
             "servers apply the mean of every step; with backups the slowest are not waited for",
             "per-step training with a few slow members",
             _arxiv("1604.00981", "Revisiting Distributed Synchronous SGD", 2016),
         ),
         _entry(
+            "parameter_server",
             "stale-synchronous",
             "nobody gets more than s steps ahead of the slowest",
             "speeds that vary but even out",
@@ -196,6 +216,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "parameter_server",
             "async-sgd",
             "servers apply every step as it comes, late ones more gently",
             "a yardstick for asynchronous methods",
@@ -207,6 +228,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "every_step",
             "sparta",
             "in every step a random half per cent of the parameters is averaged",
             "even, tiny traffic; beside DiLoCo it allows longer intervals",
@@ -217,12 +239,14 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "every_step",
             "demo",
             "fast-moving DCT components of the momentum, and only their signs move the model",
             "per-step training over the internet without an optimizer state to share",
             _arxiv("2411.19870", "DeMo: Decoupled Momentum Optimization", 2024),
         ),
         _entry(
+            "every_step",
             "cocktail-sgd",
             "model differences, random + top-k + few bits both ways, one step late",
             "fine-tuning in every step over hundreds of Mbit/s",
@@ -233,6 +257,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "every_step",
             "signsgd",
             "one bit per gradient up, the majority's bit down",
             "per-step training on slow links, and a few hostile members",
@@ -243,6 +268,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "every_step",
             "one-bit-adam",
             "Adam with a frozen variance and one bit of momentum after a warm-up",
             "per-step training that must behave like Adam",
@@ -254,6 +280,7 @@ METHODS: Mapping[str, Entry] = entry_table(
             ),
         ),
         _entry(
+            "every_step",
             "powersgd",
             "gradients of matrices as products of two thin ones",
             "per-step training on links where a tenth of the gradients fits",

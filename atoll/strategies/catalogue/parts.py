@@ -14,16 +14,18 @@ def _arxiv(number: str, title: str, year: int) -> Paper:
 
 
 def _codec(name: str, line: str, good_for: str, *papers: Paper) -> Entry:
-    return Entry(name=name, line=line, good_for=good_for, papers=papers, page="docs/codecs.md")
+    return Entry(
+        name=name, line=line, good_for=good_for, papers=papers, page="docs/reference/codecs.md"
+    )
 
 
 def _aggregate(name: str, line: str, good_for: str, *papers: Paper) -> Entry:
-    page = "docs/aggregation.md"
+    page = "docs/reference/aggregation.md"
     return Entry(name=name, line=line, good_for=good_for, papers=papers, page=page)
 
 
 def _collective(name: str, line: str, good_for: str, *papers: Paper) -> Entry:
-    page = "docs/collectives.md"
+    page = "docs/reference/collectives.md"
     return Entry(name=name, line=line, good_for=good_for, papers=papers, page=page)
 
 

@@ -20,7 +20,7 @@ OF_TEXT = ("score_before", "score_after", "texts")
 
 
 def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, Any]:
-    """Return what each policy and the critic came to; docs/run_files.md says what each key means.
+    """Return what each policy and the critic came to; docs/reference/run_files.md says what each key means.
 
     Args:
         rl: The tables of the job.

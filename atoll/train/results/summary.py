@@ -30,7 +30,7 @@ def summarise(
     rounds_committed: int,
     rounds_aborted: int,
 ) -> dict[str, Any]:
-    """Return the content of `summary.json`; docs/run_files.md says what each key means.
+    """Return the content of `summary.json`; docs/reference/run_files.md says what each key means.
 
     A pure function. Members that left no result (they were lost) count with their last point.
 

@@ -1,4 +1,4 @@
-"""docs/alarms.md says what the code does."""
+"""docs/operate/alarms.md says what the code does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from atoll.hub.alarms.notify_config import TABLES
 from atoll.hub.alarms.watch import RULES
 from atoll.hub.rounds.timeline import ROW_FIELDS
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "alarms.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "alarms.md").read_text(
+    encoding="utf-8"
+)
 
 
 def test_every_kind_is_documented_with_its_times() -> None:

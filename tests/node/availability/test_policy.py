@@ -165,7 +165,7 @@ def test_a_policy_that_is_wrong_from_the_start_or_missing_is_refused(tmp_path: P
 
 
 def test_the_policy_that_the_documentation_shows_is_one() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "policy.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "policy.md").read_text()
     policy = read_policy(page.partition("```toml\n")[2].partition("```")[0])
     unsaid = [
         field.name

@@ -1,4 +1,4 @@
-"""What docs/environments.md shows works as it stands there."""
+"""What docs/guide/environments.md shows works as it stands there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.rl.environments.film import record
 from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "environments.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "guide" / "environments.md"
 
 
 def blocks(language: str) -> list[str]:
