@@ -50,7 +50,9 @@ class Bench:
 
     def __init__(self, spec: str, x: torch.Tensor, *, out: torch.Tensor) -> None:
         self.codec: Codec = make_codec(spec)
-        self.codec.fit([(x.numel() // 4000, 1000)] * 4 if x.numel() % 4000 == 0 else [x.shape])
+        self.codec.set_shapes(
+            [(x.numel() // 4000, 1000)] * 4 if x.numel() % 4000 == 0 else [x.shape]
+        )
         self.x, self.out = x, out
         self.packet = self.codec.encode(x)
         self.codec.decode(self.packet, out=out)

@@ -187,7 +187,7 @@ def lossy_wire(codec: str) -> Wire:
             return vector
         sender = senders[member]
         decoded = sender.base.decode(sender.encode(vector.contiguous(), key="delta"))
-        sender.settle(committed=True)
+        sender.finish(committed=True)
         return decoded
 
     def down(round_: int, vector: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class Rounds:
         began = time.perf_counter()
         packet = self._codec.encode(self._vector, key="delta")
         mean = self._codec.base.decode(packet)
-        self._codec.settle(committed=True)
+        self._codec.finish(committed=True)
         self.seconds.append(time.perf_counter() - began)
         return Reduced([mean], tuple(plan.members), 1.0, 0, 0, "alone")
 

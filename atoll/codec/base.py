@@ -55,19 +55,19 @@ class Codec(Protocol):
         """The codec that decodes the packets: itself, or what a wrapper wraps."""
 
     @property
-    def gathers(self) -> bool:
+    def needs_allgather(self) -> bool:
         """Whether a mean of several vectors does not fit one packet, as with sparse ones.
 
         Then members get each other's packets and add them up themselves.
         """
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn the shapes of the tensors that make up a vector, for codecs that look at matrices.
 
         Called once, before the first vector; a vector of another length has no known shapes.
         """
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Learn which round the next packets are for; the same number on every member."""
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
@@ -106,17 +106,17 @@ class Codec(Protocol):
     def nbytes(self, elements: int) -> int:
         """Return the exact length of `Packet.data` for a vector of so many elements."""
 
-    def averaging(self, packet: Packet | None = None) -> Codec:
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return the codec that encodes a mean of decoded packets for everybody.
 
         Mostly `base`. It adds nothing that was added to the packets already, and its packets fit
         those they come from (a random choice of positions is the same).
 
         Args:
-            packet: One of those in the mean; without it, as for the round of `begin`.
+            packet: One of those in the mean; without it, as for the round of `set_round`.
         """
 
-    def integrate(
+    def restore_mean(
         self,
         mean: Tensor,
         *,
@@ -137,7 +137,7 @@ class Codec(Protocol):
             alone: Nothing was encoded, because there is no other member.
         """
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Learn what became of the packets since the last call: they counted, or they did not."""
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -150,18 +150,18 @@ class Codec(Protocol):
 class Stateless:
     """The verbs of a codec that remembers nothing and treats all vectors alike."""
 
-    gathers = False
+    needs_allgather = False
 
     @property
     def base(self) -> Self:
         """This codec itself: it wraps no other."""
         return self
 
-    def averaging(self, packet: Packet | None = None) -> Self:
+    def mean_codec(self, packet: Packet | None = None) -> Self:
         """Return this codec: a mean is a vector like any other."""
         return self
 
-    def integrate(
+    def restore_mean(
         self,
         mean: Tensor,
         *,
@@ -173,13 +173,13 @@ class Stateless:
         """Return the mean as it is."""
         return mean
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Do nothing: every number is treated alike."""
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Do nothing: every round is treated alike."""
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Do nothing: no packet leaves a trace."""
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -14,8 +14,9 @@ A packet describes itself, so who decodes it needs no shapes; little endian:
     4          8*t      rows and columns of each, uint32; 1 row: sent as it is
     4 + 8*t    ...      float32, tensor by tensor: P (rows, R) and Q' (columns, R), or the values
 
-Before `fit` has told the shapes, and for vectors of another length, it is one tensor that is sent
-as it is. A mean of products is no such product, so members gather each other's packets.
+Before `set_shapes`, and for vectors of another length, the vector is one tensor that is sent as it
+is. A mean of such products is not a product of the same rank, so members gather each other's
+packets.
 
 Decoding adds up R outer products one after the other, multiplying and adding apart, so that it
 gives the same bits everywhere. Q of a round counts once the round is committed.
@@ -73,7 +74,7 @@ class LowRank(Stateless):
         ConfigError: `rank` is out of range.
     """
 
-    gathers = True
+    needs_allgather = True
 
     def __init__(self, rank: int) -> None:
         if not 1 <= rank <= LARGEST_RANK:
@@ -88,7 +89,7 @@ class LowRank(Stateless):
         """Q of every matrix, by `key/number`."""
         self._provisional: dict[str, Tensor] = {}
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn which matrices a vector is made of."""
         self._parts, start = [], 0
         for shape in shapes:
@@ -225,7 +226,7 @@ class LowRank(Stateless):
                 some = left[first : first + step]
                 yield part.start + first * part.columns, _product(some, right)
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Begin the next round from these Q if the packets counted."""
         if committed:
             self._starts |= self._provisional

@@ -366,7 +366,7 @@ def _before(text: str, values: Codec, spec: str) -> Codec:
             "this codec cannot follow `|`: what it knows is not about numbers chosen from a vector",
             given=repr(spec), expected="the wrapper around the whole, e.g. feedback(topk:0.1|int8)",
         )  # fmt: skip
-    if isinstance(values, Selecting) and not (given.name == "randomk" and values.gathers):
+    if isinstance(values, Selecting) and not (given.name == "randomk" and values.needs_allgather):
         raise ConfigError(
             "only randomk leaves a choice to what follows it",
             given=repr(spec), expected="e.g. randomk:0.1|topk:0.2|int4",

@@ -248,7 +248,7 @@ class HubGroup:
         self._gave |= weight > 0
         if not any(codec is known for known in self._codecs):
             self._codecs.append(codec)
-        codec.begin(plan.round)
+        codec.set_round(plan.round)
         vector, like = self._flat(xs), [x.detach() for x in xs]
 
         def mean(turn: QueuedExchange) -> Reduced:
@@ -266,8 +266,8 @@ class HubGroup:
             parcels = by.parcels(vector, key=key, members=plan.members)
             return by.reduced(self._routes.swap(AllToAllRequest(plan, parcels, weight, *turn)))
 
-        exchange = gathered if codec.gathers else mean
-        return self._turns.begin(plan, exchange, swaps=codec.gathers)
+        exchange = gathered if codec.needs_allgather else mean
+        return self._turns.begin(plan, exchange, swaps=codec.needs_allgather)
 
     def swap(self, parcels: Sequence[PeerMessage], *, weight: float = 1.0) -> Work[AllToAllResult]:
         """Begin to give packets to members; see :meth:`Group.swap`."""
@@ -349,7 +349,7 @@ class HubGroup:
         """
         codecs, self._codecs = self._codecs, []
         for codec in codecs:
-            codec.settle(committed=counted)
+            codec.finish(committed=counted)
         if committed:
             self._turns.renew()  # it would keep the round's result until the next one
         else:

@@ -110,7 +110,7 @@ def mean_of(shares: Sequence[Share], *, codec: Codec) -> Mean:
 
 def encoded(averaged: Averaged, shares: Sequence[Share], *, codec: Codec) -> Mean:
     """Return what became of contributions as one packet of their kind."""
-    coder = codec.base.averaging(shares[0].packet)
+    coder = codec.base.mean_codec(shares[0].packet)
     packet = coder.encode(averaged.vector, key="mean")
     return Mean(
         replace(packet, sizes=tuple(shares[0].packet.sizes)), averaged.contributors,

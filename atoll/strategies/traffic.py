@@ -26,7 +26,7 @@ def volume(codec: Codec, elements: int, peers: int, *, rank: int = 0) -> Traffic
     """Return the bytes of one reduce of `elements` values among `peers` members."""
     if peers < 2:
         return Traffic(1, 0, 0, 0, 0)
-    if codec.gathers:
+    if codec.needs_allgather:
         return allgather_volume(codec, elements, peers)
     relay = codec.nbytes(elements)
     back = codec.base.nbytes(elements)

@@ -227,5 +227,5 @@ def bits_per_value(spec: str, *, elements: int) -> float:
     """Return what a codec makes of each number of a model with so many, in the mean."""
     codec = make_codec(spec)
     with torch.device("meta"):
-        codec.fit([parameter.shape for parameter in Shapes(elements).parameters()])
+        codec.set_shapes([parameter.shape for parameter in Shapes(elements).parameters()])
     return 8 * codec.nbytes(elements) / elements

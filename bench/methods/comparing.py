@@ -126,7 +126,7 @@ def _wire(trial: Trial, *, key: str, exact_start: bool) -> Wire:
             return vector
         sender = senders[member]
         decoded = sender.base.decode(sender.encode(vector.contiguous(), key=key))
-        sender.settle(committed=True)
+        sender.finish(committed=True)
         return decoded
 
     def down(round_: int, vector: Tensor) -> Tensor:

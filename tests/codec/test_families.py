@@ -25,7 +25,7 @@ def gaussian(elements: int, *, seed: int = 0) -> Tensor:
 
 def once(spec: str, x: Tensor, *, round_: int = 0) -> Tensor:
     codec = make_codec(spec)
-    codec.begin(round_)
+    codec.set_round(round_)
     packet = codec.encode(x)
     return make_codec(packet.codec).decode(packet)
 
@@ -153,7 +153,7 @@ def test_qsgd_is_unbiased_and_its_variance_is_within_the_bound(levels: int) -> N
     codec, rounds = make_codec(f"qsgd:{levels}"), 2000
     found = torch.empty(rounds, 256, dtype=torch.float64)
     for round_ in range(rounds):
-        codec.begin(round_)
+        codec.set_round(round_)
         found[round_] = codec.decode(codec.encode(x))
     square = float(x.double().norm() ** 2)
     bound = min(256 / levels**2, 256**0.5 / levels) * square
@@ -168,7 +168,7 @@ def test_qsgd_draws_other_numbers_for_another_round_key_or_vector() -> None:
     codec = make_codec("qsgd:7")
 
     def drawn(*, round_: int = 0, key: str = "a", change: float = 0.0) -> bytes:
-        codec.begin(round_)
+        codec.set_round(round_)
         y = x.clone()
         y[0] += change
         return bytes(codec.encode(y, key=key).data)[200:]
@@ -266,7 +266,7 @@ def test_randomk_visits_every_position_within_a_cycle(width: int, count: int) ->
 
 def test_randomk_positions_are_those_of_the_round_on_every_member_and_in_every_cut() -> None:
     x, codec = gaussian(3 * WIDTH + 100), make_codec("randomk:0.05:plain")
-    codec.begin(17)
+    codec.set_round(17)
     whole = codec.decode(codec.encode(x))
     parts = [codec.decode(codec.encode(part)) for part in torch.split(x, 2 * WIDTH)]
     assert torch.equal(torch.cat(parts), whole)
@@ -274,11 +274,11 @@ def test_randomk_positions_are_those_of_the_round_on_every_member_and_in_every_c
 
 def test_randomk_mean_over_the_wire_is_the_mean_at_the_chosen_positions() -> None:
     vectors, codec = [gaussian(9000, seed=s) for s in range(3)], make_codec("randomk:0.1")
-    codec.begin(5)
+    codec.set_round(5)
     packets = [codec.encode(x) for x in vectors]
     reducer = make_codec(packets[0].codec)  # knows neither the round nor the members
     mean = torch.stack([reducer.decode(p) for p in packets]).mean(0)
-    again = reducer.decode(reducer.averaging(packets[0]).encode(mean))
+    again = reducer.decode(reducer.mean_codec(packets[0]).encode(mean))
     assert torch.equal(again, mean)
 
 

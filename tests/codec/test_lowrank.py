@@ -21,7 +21,7 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 def fitted(spec: str) -> Codec:
     codec = make_codec(spec)
-    codec.fit(SHAPES)
+    codec.set_shapes(SHAPES)
     return codec
 
 
@@ -60,7 +60,7 @@ def test_warm_start_turns_towards_the_directions_that_matter() -> None:
     codec, errors = fitted("lowrank:4"), []
     for _ in range(8):
         errors.append(float((codec.decode(codec.encode(x)) - x).norm()))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     assert errors[0] > 1.1 * best
     assert errors[-1] < 1.01 * best
 
@@ -69,9 +69,9 @@ def test_aborted_round_leaves_the_start_as_it_was_and_the_state_is_saved() -> No
     codec, calm = fitted("lowrank:2"), fitted("lowrank:2")
     for one in (codec, calm):
         one.encode(of_rank(5, seed=1))
-        one.settle(committed=True)
+        one.finish(committed=True)
     codec.encode(of_rank(5, seed=2))
-    codec.settle(committed=False)
+    codec.finish(committed=False)
     loaded = fitted("lowrank:2")
     loaded.load_state_dict(codec.state_dict())
     packets = [bytes(one.encode(of_rank(5, seed=3)).data) for one in (codec, calm, loaded)]
@@ -82,9 +82,9 @@ def test_a_direction_that_died_out_comes_back() -> None:
     codec = fitted("lowrank:2")
     for _ in range(3):
         codec.encode(torch.zeros(TOTAL))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
         codec.encode(of_rank(1))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     x = of_rank(2, seed=9)
     assert float((codec.decode(codec.encode(x)) - x).norm() / x.norm()) < 1e-4
 
@@ -94,7 +94,7 @@ def test_feedback_makes_up_for_what_a_low_rank_leaves_out() -> None:
     total = torch.zeros(TOTAL)
     for _ in range(60):
         codec.decode_add(codec.encode(x, key="k"), out=total)
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     assert float((total / 60 - x).norm() / x.norm()) < 0.25
     names = set(codec.state_dict())
     assert {"k", "inner.k/0", "inner.k/2"} == names
@@ -112,13 +112,13 @@ def test_value_that_is_not_finite_breaks_its_matrix_and_no_other(bad: float) -> 
     found = codec.decode(codec.encode(x))
     assert found[:2400].isnan().all()
     assert torch.isfinite(found[2400:]).all()
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     assert "x/0" not in codec.state_dict()
 
 
 def test_wide_matrices_and_those_with_less_than_the_rank_of_rows_decode() -> None:
     codec = make_codec("lowrank:5")
-    codec.fit([(3, 900), (900, 7)])
+    codec.set_shapes([(3, 900), (900, 7)])
     x = torch.cat([gaussian(2700), (gaussian(900, 2) @ gaussian(2, 7)).view(-1)])
     found = make_codec("lowrank:5").decode(codec.encode(x))
     assert float((found - x).norm() / x.norm()) < 1e-5

@@ -54,7 +54,7 @@ class CodecSuite:
 
     def codec(self, *, round_: int = 3) -> Codec:
         codec = make_codec(self.spec)
-        codec.begin(round_)
+        codec.set_round(round_)
         return codec
 
     def sent(self, x: Tensor, *, round_: int = 3) -> Tensor:
@@ -139,7 +139,7 @@ class CodecSuite:
         packet = self.codec().encode(gaussian(50_001))
         base = make_codec(packet.codec)
         once = base.decode(packet)
-        assert torch.equal(base.decode(base.averaging(packet).encode(once)), once)
+        assert torch.equal(base.decode(base.mean_codec(packet).encode(once)), once)
 
     def test_mean_of_packets_is_a_packet_or_is_left_to_the_members(self) -> None:
         vectors = [gaussian(20_003, seed=seed) for seed in range(3)]
@@ -149,10 +149,10 @@ class CodecSuite:
         for packet in packets:
             base.decode_add(packet, out=total)
         mean = total / 3
-        if codecs[0].gathers:
+        if codecs[0].needs_allgather:
             assert torch.isfinite(mean).all()
             return
-        again = base.averaging(packets[0]).encode(mean, key="mean")
+        again = base.mean_codec(packets[0]).encode(mean, key="mean")
         assert again.codec == packets[0].codec
         assert len(again.data) == len(packets[0].data)
         # No scale and no choice of positions is applied twice.
@@ -257,9 +257,9 @@ class CodecSuite:
         disturbed, calm = self.codec(), self.codec()
         for codec in (disturbed, calm):
             codec.encode(gaussian(3000, seed=1))
-            codec.settle(committed=True)
+            codec.finish(committed=True)
         disturbed.encode(gaussian(3000, seed=2))
-        disturbed.settle(committed=False)
+        disturbed.finish(committed=False)
         again, expected = (codec.encode(gaussian(3000, seed=3)) for codec in (disturbed, calm))
         assert bytes(again.data) == bytes(expected.data)
 
@@ -267,7 +267,7 @@ class CodecSuite:
         codec, other = self.codec(), self.codec()
         for seed in range(3):
             codec.encode(gaussian(3000, seed=seed))
-            codec.settle(committed=True)
+            codec.finish(committed=True)
         other.load_state_dict({name: value.clone() for name, value in codec.state_dict().items()})
         again, expected = (c.encode(gaussian(3000, seed=9)) for c in (codec, other))
         assert bytes(again.data) == bytes(expected.data)

@@ -41,7 +41,7 @@ class Gathered(Stateless):
     """fp32 that says that no mean fits its packets."""
 
     spec = "fp32"
-    gathers = True
+    needs_allgather = True
 
     def __init__(self) -> None:
         self.inner = make_codec("fp32")
@@ -52,10 +52,10 @@ class Gathered(Stateless):
     def base(self) -> Gathered:
         return self
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         self.rounds.append(round_)
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         self.settled.append(committed)
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:

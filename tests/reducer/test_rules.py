@@ -181,7 +181,7 @@ def test_one_that_is_wrong_moves_the_result_little(aggregate: str, bad: float) -
 @pytest.mark.parametrize("codec", ["int8", "randomk:0.5"])
 def test_a_packet_that_cannot_be_decoded_is_left_out_alone(codec: str) -> None:
     coder, policy = make_codec(codec), "median/finite/x"
-    coder.begin(0)
+    coder.set_round(0)
     given = shares(vectors(4, 600), policy, codec=coder)
     broken = replace(given[1].packet, data=bytes(given[1].packet.data)[:-8])
     given[1] = replace(given[1], packet=broken)

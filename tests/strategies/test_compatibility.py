@@ -62,7 +62,7 @@ def test_a_sparse_codec_is_refused_where_packets_are_added_on_the_way(collective
 
 def test_codecs_that_gather_are_known_by_their_names() -> None:
     for name, row in CODECS.items():
-        assert make_codec(row.example).gathers is (name in GATHERING), name
+        assert make_codec(row.example).needs_allgather is (name in GATHERING), name
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class QSGD(Blocks):
         self.spec = f"qsgd:{levels}"
         self._round = 0
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Draw other numbers in every round."""
         self._round = round_
 

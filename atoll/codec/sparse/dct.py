@@ -51,7 +51,7 @@ class Dct(Selecting):
         ConfigError: `kept` is out of range.
     """
 
-    gathers = True
+    needs_allgather = True
 
     def __init__(self, kept: int, values: Codec) -> None:
         if not 1 <= kept <= CHUNK:

@@ -66,20 +66,20 @@ class RandomK(Selecting):
         self._scales = scaled
 
     @property
-    def gathers(self) -> bool:  # type: ignore[override]
+    def needs_allgather(self) -> bool:  # type: ignore[override]
         """As the second codec: the positions are no obstacle."""
-        return self.values.gathers
+        return self.values.needs_allgather
 
     def plain(self) -> RandomK:
         """Return this codec without the factor."""
         return RandomK(self.density, self.values, scaled=False)
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Choose by this round's number."""
         self._round = round_
-        self.values.begin(round_)
+        self.values.set_round(round_)
 
-    def averaging(self, packet: Packet | None = None) -> RandomK:
+    def mean_codec(self, packet: Packet | None = None) -> RandomK:
         """Return the codec of the same positions that does not multiply once more."""
         other = RandomK(self.density, self.values, scaled=self.scaled)
         other._scales = False

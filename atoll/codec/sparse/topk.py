@@ -34,7 +34,7 @@ class TopK(Selecting):
         ConfigError: `density` is out of range.
     """
 
-    gathers = True
+    needs_allgather = True
 
     def __init__(self, density: float, values: Codec) -> None:
         self.density = check_density("topk", density)

@@ -73,9 +73,9 @@ class Auto:
         return self.candidates[self.choice]
 
     @property
-    def gathers(self) -> bool:
+    def needs_allgather(self) -> bool:
         """As the codec in use."""
-        return self.base.gathers
+        return self.base.needs_allgather
 
     # ---------------------------------------------------------------- measuring and choosing
 
@@ -129,16 +129,16 @@ class Auto:
 
     # ------------------------------------------------------------------------ as a codec
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn the shapes, and how many elements a vector has."""
         self._elements = sum(math.prod(shape) for shape in shapes)
         for codec in self.candidates:
-            codec.fit(shapes)
+            codec.set_shapes(shapes)
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Tell the codecs the round."""
         for codec in self.candidates:
-            codec.begin(round_)
+            codec.set_round(round_)
 
     def nbytes(self, elements: int) -> int:
         """Return the length of a packet of the codec in use."""
@@ -156,11 +156,11 @@ class Auto:
         """Add the vector of a packet of any of the codecs."""
         self._of(packet).decode_add(packet, out=out, weight=weight)
 
-    def averaging(self, packet: Packet | None = None) -> Codec:
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return what encodes a mean of such packets."""
-        return self.base.averaging(packet)
+        return self.base.mean_codec(packet)
 
-    def integrate(
+    def restore_mean(
         self,
         mean: Tensor,
         *,
@@ -172,10 +172,10 @@ class Auto:
         """Return the mean as it is."""
         return mean
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Tell all codecs."""
         for codec in self.candidates:
-            codec.settle(committed=committed)
+            codec.finish(committed=committed)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the choice, which is equal on all members, and the codecs' own states."""

@@ -10,9 +10,9 @@ A packet describes itself, so who decodes it needs no shapes; little endian:
     4          4*r      elements of each, uint32: of matrices, of others, of matrices ...
     4 + 4*r    ...      the packet of all matrices, then that of all others
 
-Before `fit` has told the shapes, and for vectors of another length, all is one run of matrices. The
-runs belong to a whole vector, so it cannot be cut into one part per member; members gather each
-other's packets instead and add them up.
+Before `set_shapes`, and for vectors of another length, all is one run of matrices. The runs belong
+to a whole vector, so it cannot be cut into one part per member; members gather each other's packets
+instead and add them up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ByRole(Stateless):
         ConfigError: one of them is wrapped or looks at shapes itself.
     """
 
-    gathers = True
+    needs_allgather = True
 
     def __init__(self, matrices: Codec, others: Codec) -> None:
         self.spec = f"by_role({matrices.spec},{others.spec})"
@@ -56,7 +56,7 @@ class ByRole(Stateless):
         self.matrices, self.others = matrices, others
         self._runs: list[int] = []
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn which parts of a vector are matrices."""
         runs = [0]
         for shape in shapes:
@@ -66,10 +66,10 @@ class ByRole(Stateless):
             runs[-1] += math.prod(shape)
         self._runs = runs
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Tell both the round."""
-        self.matrices.begin(round_)
-        self.others.begin(round_)
+        self.matrices.set_round(round_)
+        self.others.set_round(round_)
 
     def _of(self, elements: int) -> list[int]:
         """Return the runs of a vector."""

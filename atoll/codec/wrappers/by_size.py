@@ -31,7 +31,7 @@ class BySize(Stateless):
     def __init__(self, limit: int, short: Codec, long: Codec) -> None:
         self.spec = f"by_size:{limit}({short.spec},{long.spec})"
         for codec in (short, long):
-            if codec.base is not codec or codec.gathers or isinstance(codec, BySize):
+            if codec.base is not codec or codec.needs_allgather or isinstance(codec, BySize):
                 raise ConfigError(
                     "by_size chooses between two plain codecs whose packets have a mean",
                     given=repr(self.spec), expected="e.g. by_size:65536(fp32,int8)",
@@ -40,15 +40,15 @@ class BySize(Stateless):
         self.limit, self.short, self.long = limit, short, long
         self.block = max(int(getattr(codec, "block", 1)) for codec in (short, long))
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Tell both the round."""
-        self.short.begin(round_)
-        self.long.begin(round_)
+        self.short.set_round(round_)
+        self.long.set_round(round_)
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Tell both the shapes."""
-        self.short.fit(shapes)
-        self.long.fit(shapes)
+        self.short.set_shapes(shapes)
+        self.long.set_shapes(shapes)
 
     def of(self, elements: int) -> Codec:
         """Return the codec of a vector of so many elements."""
@@ -70,11 +70,11 @@ class BySize(Stateless):
         """Add `weight` times the vector to `out`."""
         self._of(packet).decode_add(packet, out=out, weight=weight)
 
-    def averaging(self, packet: Packet | None = None) -> Codec:  # type: ignore[override]
+    def mean_codec(self, packet: Packet | None = None) -> Codec:  # type: ignore[override]
         """Return what encodes a mean of such packets."""
         if packet is not None:
-            return self._of(packet).averaging(packet)
-        return BySize(self.limit, self.short.averaging(), self.long.averaging())
+            return self._of(packet).mean_codec(packet)
+        return BySize(self.limit, self.short.mean_codec(), self.long.mean_codec())
 
     def _of(self, packet: Packet) -> Codec:
         """Return the codec of a packet."""

@@ -4,7 +4,7 @@
 
 s_i is a member's own, s is the same on all: the mean of all s_i. When x_i comes to rest so do s_i
 and s, at x_i and the mean of all x_i, however coarse C is, as long as its error is shorter than
-the vector. What a round means is s', not the decoded mean: `integrate` gives it back.
+the vector. What a round means is s', not the decoded mean: `restore_mean` gives it back.
 
 The sum holds only while the same members contribute with the same weights. Whoever comes late
 begins with s_i = s; after any change of the contributors or of their total weight all do, because
@@ -53,17 +53,17 @@ class EF21:
         return self.inner.base
 
     @property
-    def gathers(self) -> bool:
+    def needs_allgather(self) -> bool:
         """Whether members add packets up themselves: as the inner codec."""
-        return self.inner.gathers
+        return self.inner.needs_allgather
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Tell the inner codec the shapes."""
-        self.inner.fit(shapes)
+        self.inner.set_shapes(shapes)
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Tell the inner codec the round."""
-        self.inner.begin(round_)
+        self.inner.set_round(round_)
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet: the inner codec's."""
@@ -80,8 +80,8 @@ class EF21:
         if key in self._counted:
             raise ConfigError(
                 "ef21 sends differences, and this strategy takes their mean for the whole",
-                given=f"no `integrate` after the committed round of {key!r}",
-                expected="a strategy that calls Codec.integrate",
+                given=f"no `restore_mean` after the committed round of {key!r}",
+                expected="a strategy that calls Codec.restore_mean",
                 remedy=f"feedback({self.inner.spec})",
             )
         sent = self._own.get(key, self._common.get(key))
@@ -104,19 +104,19 @@ class EF21:
         """Add `weight` times the difference to `out`."""
         self.inner.decode_add(packet, out=out, weight=weight)
 
-    def averaging(self, packet: Packet | None = None) -> Codec:
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return what encodes a mean of differences."""
-        return self.inner.averaging(packet)
+        return self.inner.mean_codec(packet)
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Keep what was sent if it counted, forget it if not."""
-        self.inner.settle(committed=committed)
+        self.inner.finish(committed=committed)
         for key, sent in self._provisional.items():
             if committed:
                 self._counted[key] = sent if bool(torch.isfinite(sent).all()) else None
         self._provisional.clear()
 
-    def integrate(
+    def restore_mean(
         self,
         mean: Tensor,
         *,
@@ -125,7 +125,7 @@ class EF21:
         weight: float = 1.0,
         alone: bool = False,
     ) -> Tensor:
-        """Return the sum of all means so far, a new vector; see :meth:`Codec.integrate`."""
+        """Return the sum of all means so far, a new vector; see :meth:`Codec.restore_mean`."""
         counted = self._counted.pop(key, None)
         if alone:
             self._common[key] = mean.clone()

@@ -8,7 +8,7 @@ that was sent plus the residual e equals all that was given. For the codecs here
 is exact in float32, so only the sum `x + e` is ever rounded.
 
 Differs from the paper: a round may be aborted. The new residual is provisional until
-`settle(committed=True)`; `settle(committed=False)` forgets it, as if nothing had been sent, and
+`finish(committed=True)`; `finish(committed=False)` forgets it, as if nothing had been sent, and
 the caller sends the same x again.
 """
 
@@ -49,17 +49,17 @@ class Feedback:
         return self.inner.base
 
     @property
-    def gathers(self) -> bool:
+    def needs_allgather(self) -> bool:
         """Whether members add packets up themselves: as the inner codec."""
-        return self.inner.gathers
+        return self.inner.needs_allgather
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> None:
+    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Tell the inner codec the shapes."""
-        self.inner.fit(shapes)
+        self.inner.set_shapes(shapes)
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Tell the inner codec the round."""
-        self.inner.begin(round_)
+        self.inner.set_round(round_)
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet: the inner codec's."""
@@ -68,7 +68,7 @@ class Feedback:
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the inner codec's packet of `x` plus the residual of `key`.
 
-        Called again for the same key before `settle`, it starts from the same residual.
+        Called again for the same key before `finish`, it starts from the same residual.
 
         Raises:
             ConfigError: `x` is no float32 vector, or its size is not that of the residual.
@@ -105,11 +105,11 @@ class Feedback:
         """Add `weight` times the vector to `out`."""
         self.inner.decode_add(packet, out=out, weight=weight)
 
-    def averaging(self, packet: Packet | None = None) -> Codec:
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return what encodes a mean: nothing is fed back there."""
-        return self.inner.averaging(packet)
+        return self.inner.mean_codec(packet)
 
-    def integrate(
+    def restore_mean(
         self,
         mean: Tensor,
         *,
@@ -121,12 +121,12 @@ class Feedback:
         """Return the mean as it is."""
         return mean
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Keep the provisional residuals if the packets counted, forget them if not.
 
         A residual that is not finite (the vector was not) is forgotten in either case.
         """
-        self.inner.settle(committed=committed)
+        self.inner.finish(committed=committed)
         for key, lost in self._provisional.items():
             if committed and bool(torch.isfinite(lost).all()):
                 old = self._residuals.get(key)

@@ -72,9 +72,9 @@ class Selecting(Stateless, ABC):
             WireError: they are damaged.
         """
 
-    def begin(self, round_: int) -> None:
+    def set_round(self, round_: int) -> None:
         """Tell the second codec the round."""
-        self.values.begin(round_)
+        self.values.set_round(round_)
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""

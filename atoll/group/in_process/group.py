@@ -125,8 +125,8 @@ class MemoryGroup:
             )
         if not any(codec is known for known in self._codecs):
             self._codecs.append(codec)
-        codec.begin(attempt.plan.round)
-        if codec.gathers:
+        codec.set_round(attempt.plan.round)
+        if codec.needs_allgather:
             plan = attempt.plan
             by = AllgatherMean(self.me, codec, self.policy.spec(key), plan.round, shapes)
             given = by.parcels(flatten(xs), key=key, members=plan.members)
@@ -209,7 +209,7 @@ class MemoryGroup:
         finally:
             codecs, self._codecs = self._codecs, []
             for codec in codecs:
-                codec.settle(committed=counted)
+                codec.finish(committed=counted)
         if verdict.committed and not committed:
             raise LeftBehind(
                 "the group committed a result that this member does not have",

@@ -116,7 +116,7 @@ def reduce_by_sites(
     answer: RelayedMean | AtollError | None = None
     if me == site[0]:
         packet = replace(
-            codec.base.averaging().encode(inside.vector, key=key), sizes=(len(vector),)
+            codec.base.mean_codec().encode(inside.vector, key=key), sizes=(len(vector),)
         )
         try:
             answer = upstairs(packet, inside.weight, inside.contributors)

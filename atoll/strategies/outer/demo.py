@@ -176,7 +176,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         Raises:
             ConfigError: the codec cannot carry coefficients.
         """
-        if codec.gathers or codec.base is not codec:
+        if codec.needs_allgather or codec.base is not codec:
             raise ConfigError(
                 f"DeMo cannot use codec {codec.spec}",
                 given="what is not sent stays in the momentum already",
@@ -201,7 +201,7 @@ class DeMoOuter(GradientRounds[Tensor]):
         for (parameter, moved), part in zip(parts, self._flat.views(gradient), strict=True):
             moved.add_(part, alpha=rates.get(id(parameter), 0.0))
         positions, values = self._spectrum.choose(self._moved)
-        self._codec.begin(task.round)
+        self._codec.set_round(task.round)
         packet = self._codec.encode(values.contiguous(), key="coefficients")
         self._kept = self._scattered(positions, self._codec.decode(packet))
         where = positions.numpy().astype("<u2").tobytes()

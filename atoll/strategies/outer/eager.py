@@ -243,7 +243,7 @@ class EagerOuter(OverlappedOuter):
         """Return the mean that a round brought; None in the first period."""
         if self._first:
             return None
-        return self._codec.integrate(
+        return self._codec.restore_mean(
             landed.vectors[0], key=KEY, contributors=landed.contributors, weight=landed.weight,
             alone=landed.alone,
         )  # fmt: skip

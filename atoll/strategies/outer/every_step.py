@@ -110,7 +110,7 @@ class EveryStepOuter(OuterDefaults):
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat.of(task)
-        codec.fit([tensor.shape for tensor in self._state.tensors])
+        codec.set_shapes([tensor.shape for tensor in self._state.tensors])
         self._scratch = self._state.new()
         self._collective = group.policy.collective
         self._rate.attach(task.optimizer)

@@ -333,7 +333,7 @@ def dense_codec(codec: Codec, *, method: str, why: str) -> Codec:
 
 
 def _is_dense(codec: Codec) -> bool:
-    if codec.base is not codec or codec.gathers:
+    if codec.base is not codec or codec.needs_allgather:
         return False
     with torch.device("cpu"):  # also where the model is only shapes
         probe = torch.linspace(1.0, 2.0, 1024)

@@ -132,11 +132,11 @@ class GossipOuter(DecentralizedOuter):
         try:
             agreed = self._meeting.hold_with(task, self._exchange(task), base=self._base, norm=norm)
         except BaseException:
-            self._swaps.settle(committed=False)
+            self._swaps.finish(committed=False)
             raise
         began = self._clock.monotonic()
         mixed = agreed.reduced
-        self._swaps.settle(committed=self._group.me in mixed.contributors)
+        self._swaps.finish(committed=self._group.me in mixed.contributors)
         moved = 0.0
         if not mixed.alone:
             new = mixed.vector.add_(update).div_(mixed.mass)

@@ -125,11 +125,11 @@ class NoLoCoOuter(DecentralizedOuter):
                 task, self._exchange(task, delta), base=self._base, norm=norm
             )
         except BaseException:
-            self._swaps.settle(committed=False)
+            self._swaps.finish(committed=False)
             raise
         began = self._clock.monotonic()
         paired = agreed.reduced
-        self._swaps.settle(committed=self._group.me in paired.contributors)
+        self._swaps.finish(committed=self._group.me in paired.contributors)
         moved = self._apply(paired)
         self._advance(task, paired.digest)
         apply_s = self._clock.monotonic() - began

@@ -61,7 +61,7 @@ class OverlappedOuter(OuterDefaults, ABC):
         self._task, self._codec = task, codec
         self._meeting = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
-        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._start = self._flat.read()
 
     def digest(self, task: Task) -> str:

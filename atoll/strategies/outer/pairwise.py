@@ -171,7 +171,7 @@ class PairwiseOuter(DecentralizedOuter):
         number = task.round
         agreed = self._meeting.hold_with(task, self._exchange(None, telling=DONE), base=self._base)
         met = agreed.reduced
-        self._swaps.settle(committed=False)  # nothing was encoded
+        self._swaps.finish(committed=False)  # nothing was encoded
         self._note(task, met)
         result = SyncResult(
             round=number, contributors=met.contributors, weight=float(len(met.contributors)),
@@ -190,14 +190,14 @@ class PairwiseOuter(DecentralizedOuter):
                 with task.gate.resting():
                     agreed = flight.work.wait()
             except BaseException:
-                self._swaps.settle(committed=False)
+                self._swaps.finish(committed=False)
                 raise
             self._meeting.obey(task, agreed, ahead=True)
         met = agreed.reduced if agreed is not None else flight.loaded
         if met is None:
             raise RuntimeError("a meeting is either under way or loaded")
         if agreed is not None:
-            self._swaps.settle(committed=self._group.me in met.contributors)
+            self._swaps.finish(committed=self._group.me in met.contributors)
         waited_s = self._clock.monotonic() - entered
         if met.move is not None:
             self._flat.write(self._flat.read(self._scratch).add_(met.move))
@@ -264,9 +264,9 @@ class PairwiseOuter(DecentralizedOuter):
             try:
                 flight.work.wait()
             except AtollError:
-                self._swaps.settle(committed=False)
+                self._swaps.finish(committed=False)
             else:
-                self._swaps.settle(committed=True)
+                self._swaps.finish(committed=True)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of every member that goes apart, and a result not taken yet."""
@@ -285,7 +285,7 @@ class PairwiseOuter(DecentralizedOuter):
             met = flight.work.wait().reduced
         except AtollError:  # whoever takes the result learns why
             return None
-        self._swaps.settle(committed=self._group.me in met.contributors)
+        self._swaps.finish(committed=self._group.me in met.contributors)
         return met
 
     def shared_state(self) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ class PeriodicOuter(OuterDefaults, ABC):
         """Take the parameters as they are for the common state."""
         self._meeting, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._flat = Flat.of(task)
-        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
         self._start = self._flat.read()
         self._scratch = self._flat.scratch()

@@ -94,7 +94,7 @@ class SignMajorityOuter(GradientRounds[Voted]):
         Raises:
             ConfigError: the codec cannot carry votes.
         """
-        if codec.gathers or codec.base is not codec:
+        if codec.needs_allgather or codec.base is not codec:
             raise ConfigError(
                 f"signSGD cannot use codec {codec.spec}",
                 given="votes are one sign per number: nothing to remember or to leave out",

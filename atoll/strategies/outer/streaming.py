@@ -264,7 +264,7 @@ class StreamingOuter(OverlappedOuter):
         began = self._clock.monotonic()
         norm = math.sqrt(sum(float(mean.norm()) ** 2 for mean in landed.vectors))
         for p, raw in zip(which, landed.vectors, strict=True):
-            mean = self._codec.integrate(
+            mean = self._codec.restore_mean(
                 raw, key=f"fragment{p}", contributors=landed.contributors, weight=landed.weight,
                 alone=landed.alone,
             )  # fmt: skip

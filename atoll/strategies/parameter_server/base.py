@@ -72,7 +72,7 @@ class ParameterServerOuter(ParameterServerState):
             )
         self._meeting, self._codec, self._group = RoundClient(group, self._clock), codec, group
         self._flat = Flat.of(task)
-        codec.fit([tensor.shape for tensor in self._flat.tensors])
+        codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._shards = Shards(
             task.num_parameters, self._flat.num_elements, servers=self._num_servers
         )
@@ -179,7 +179,7 @@ class ParameterServerOuter(ParameterServerState):
                 weight=self._weigher.weight(task), rate=self.push_rate(),
             )  # fmt: skip
         task.waited_s += self._serving.take_waited()
-        self._codec.settle(committed=taken.accepted)
+        self._codec.finish(committed=taken.accepted)
         self._owed = self._undelivered(vector, taken)
         if taken.refused is not None:
             raise from_dict(taken.refused)

@@ -236,7 +236,7 @@ class ParameterServerClient:
     ) -> PulledState:
         """Push a vector to all servers at once and return what they hold then."""
         self.seq += 1
-        codec.begin(self.seq)
+        codec.set_round(self.seq)
         began = self._clock.monotonic()
         works: list[Work[ServerRequest]] = []
         for number in range(len(self._shards)):

@@ -44,7 +44,7 @@ class VectorAllToAll:
         Raises:
             ConfigError: the codec does not encode whole vectors of values.
         """
-        if codec.gathers or codec.spec.startswith("ef21") or "randomk" in codec.spec:
+        if codec.needs_allgather or codec.spec.startswith("ef21") or "randomk" in codec.spec:
             raise ConfigError(
                 "this codec sends differences or a few values, and members here need each other's "
                 "whole parameters",
@@ -77,9 +77,9 @@ class VectorAllToAll:
             GroupError: the swap failed; it may be tried again.
         """
         if self._tried:
-            self._codec.settle(committed=False)
+            self._codec.finish(committed=False)
         self._tried = True
-        self._codec.begin(plan.round)
+        self._codec.set_round(plan.round)
         own, parcels = dict(vectors), list[PeerMessage]()
         for key, vector in vectors.items() if to else ():
             packet = self._codec.encode(vector, key=key)
@@ -96,10 +96,10 @@ class VectorAllToAll:
                 others[member] = found
         return AllToAllVectors(own, others, got.weights, got.digest)
 
-    def settle(self, *, committed: bool) -> None:
+    def finish(self, *, committed: bool) -> None:
         """Tell the codec what became of the round."""
         if self._tried:
-            self._codec.settle(committed=committed)
+            self._codec.finish(committed=committed)
         self._tried = False
 
     def _decoded(

@@ -72,7 +72,7 @@ def both_ways(
     sizes = parts_of(values.numel(), len(members), codec)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     places = {m: slice(a, a + n) for m, a, n in zip(members, starts, sizes, strict=True)}
-    codec.begin(plan.round)
+    codec.set_round(plan.round)
     packets = {m: codec.encode(values[p].contiguous(), key="up") for m, p in places.items()}
     sent = torch.cat([codec.decode(packet) for packet in packets.values()])
     up = floor.swap(

@@ -168,10 +168,10 @@ class RoundClient:
 
 
 def restore_mean(agreed: Agreed, *, codec: Codec, key: str) -> Agreed:
-    """Return a committed mean as what it stands for; see :meth:`Codec.integrate`."""
+    """Return a committed mean as what it stands for; see :meth:`Codec.restore_mean`."""
     reduced = agreed.reduced
     vector = reduced.tensors[0].view(-1) if len(reduced.tensors) == 1 else flatten(reduced.tensors)
-    mean = codec.integrate(
+    mean = codec.restore_mean(
         vector, key=key, contributors=reduced.contributors, weight=reduced.weight,
         alone=agreed.plan.route == "alone",
     )  # fmt: skip

@@ -71,7 +71,7 @@ class Training:
             task.tokens += 24
             self.cursor["offset"] += 4
         packet = self.codec.encode(task.parameters()[1].detach().clone(), key="delta")
-        self.codec.settle(committed=True)
+        self.codec.finish(committed=True)
         self.outer["shared.momentum"].mul_(0.9).add_(self.codec.decode(packet))
         self.outer["own"] += 1
         task.round += 1

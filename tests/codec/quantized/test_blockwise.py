@@ -136,7 +136,7 @@ def test_several_tensors_in_one_packet_decode_as_one_vector() -> None:
 def test_codecs_without_feedback_keep_no_state(spec: str) -> None:
     codec = make_codec(spec)
     codec.encode(gaussian(100))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     assert codec.state_dict() == {}
     codec.load_state_dict({})
     with pytest.raises(ConfigError, match="keeps no state"):

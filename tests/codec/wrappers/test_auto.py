@@ -17,7 +17,7 @@ ELEMENTS = 10_000_000
 
 def automatic(spec: str = "feedback(auto)") -> Auto:
     codec = make_codec(spec)
-    codec.fit([(ELEMENTS,)])
+    codec.set_shapes([(ELEMENTS,)])
     auto = auto_inside(codec)
     assert auto is not None
     return auto
@@ -88,14 +88,14 @@ def test_members_agree_at_once_and_then_now_and_then() -> None:
 def test_choice_is_shared_state_and_residuals_outlive_a_change() -> None:
     codec, newcomer = make_codec("feedback(auto)"), make_codec("feedback(auto)")
     codec.encode(torch.randn(5000), key="k")
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     auto, other = auto_inside(codec), auto_inside(newcomer)
     assert auto is not None
     assert other is not None
     auto.choice, auto.agreed = 3, True
     x = torch.randn(5000)
     lost = x - codec.decode(codec.encode(x, key="k"))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     auto.choice = 2
     packet = codec.encode(torch.zeros(5000), key="k")
     assert packet.codec == "int8:256"

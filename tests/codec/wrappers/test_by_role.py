@@ -19,7 +19,7 @@ def vector() -> torch.Tensor:
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[::-1]])
 def test_each_kind_goes_through_its_codec(shapes: list[tuple[int, ...]]) -> None:
     codec, x = make_codec("by_role(sign:8,fp32)"), vector()
-    codec.fit(shapes)
+    codec.set_shapes(shapes)
     packet = codec.encode(x)
     matrices, others = make_codec("sign:8").nbytes(720), 4 * 38
     runs = 4 if shapes is SHAPES else 5
@@ -38,7 +38,7 @@ def test_each_kind_goes_through_its_codec(shapes: list[tuple[int, ...]]) -> None
 
 def test_vector_of_another_length_is_one_matrix() -> None:
     codec = make_codec("by_role(int8,fp32)")
-    codec.fit(SHAPES)
+    codec.set_shapes(SHAPES)
     x = torch.randn(100)
     found = codec.decode(codec.encode(x))
     assert torch.equal(found, make_codec("int8").decode(make_codec("int8").encode(x)))
@@ -47,7 +47,7 @@ def test_vector_of_another_length_is_one_matrix() -> None:
 @pytest.mark.parametrize("damage", ["count", "run", "short"])
 def test_packet_that_contradicts_itself_is_refused(damage: str) -> None:
     codec = make_codec("by_role(int8,fp32)")
-    codec.fit(SHAPES)
+    codec.set_shapes(SHAPES)
     packet = codec.encode(vector())
     data = bytearray(packet.data)
     if damage == "short":

@@ -24,14 +24,16 @@ def hold(
     size = len(next(iter(vectors.values())))
     total, results = torch.zeros(size), []
     for name, codec in codecs.items():
-        codec.begin(number)
+        codec.set_round(number)
         packet = codec.encode(vectors[name], key="k")
         make_codec(packet.codec).decode_add(packet, out=total)
     mean = total / len(codecs)
     for codec in codecs.values():
-        codec.settle(committed=True)
+        codec.finish(committed=True)
         results.append(
-            codec.integrate(mean, key="k", contributors=tuple(codecs), weight=weight * len(codecs))
+            codec.restore_mean(
+                mean, key="k", contributors=tuple(codecs), weight=weight * len(codecs)
+            )
         )
     assert all(torch.equal(results[0], other) for other in results)
     return results[0]
@@ -119,12 +121,12 @@ def test_who_was_left_out_of_a_round_stands_where_all_stand() -> None:
     vectors = {name: gaussian(1000, seed=i) for i, name in enumerate("ab")}
     hold(codecs, vectors, number=0)
     codecs["b"].encode(vectors["b"], key="k")
-    codecs["b"].settle(committed=False)
+    codecs["b"].finish(committed=False)
     packet = codecs["a"].encode(vectors["a"], key="k")
-    codecs["a"].settle(committed=True)
+    codecs["a"].finish(committed=True)
     mean = make_codec(packet.codec).decode(packet)
     for codec in codecs.values():
-        codec.integrate(mean, key="k", contributors=("a",), weight=1.0)
+        codec.restore_mean(mean, key="k", contributors=("a",), weight=1.0)
     states = [codec.state_dict() for codec in codecs.values()]
     assert [sorted(state) for state in states] == [["shared.ef21.mark.k", "shared.ef21.sum.k"]] * 2
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
@@ -133,7 +135,7 @@ def test_who_was_left_out_of_a_round_stands_where_all_stand() -> None:
 def test_alone_the_sum_is_the_own_vector() -> None:
     codec = make_codec("ef21(sign)")
     x = gaussian(100)
-    assert codec.integrate(x, key="k", contributors=("a",), weight=1.0, alone=True) is x
+    assert codec.restore_mean(x, key="k", contributors=("a",), weight=1.0, alone=True) is x
     assert torch.equal(codec.state_dict()["shared.ef21.sum.k"], x)
 
 
@@ -142,7 +144,7 @@ def test_aborted_round_is_as_if_nothing_had_been_sent() -> None:
     for codecs in (disturbed, calm):
         hold(codecs, {"a": gaussian(500, seed=1)}, number=0)
     disturbed["a"].encode(gaussian(500, seed=2), key="k")
-    disturbed["a"].settle(committed=False)
+    disturbed["a"].finish(committed=False)
     results = [hold(c, {"a": gaussian(500, seed=3)}, number=1) for c in (disturbed, calm)]
     assert torch.equal(*results)
 
@@ -161,7 +163,7 @@ def test_saved_state_continues_bit_for_bit() -> None:
 def test_strategy_that_takes_differences_for_the_whole_is_refused() -> None:
     codec = make_codec("ef21(int8)")
     codec.encode(gaussian(100), key="k")
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     with pytest.raises(ConfigError, match=r"takes their mean for the whole.*feedback\(int8:256\)"):
         codec.encode(gaussian(100), key="k")
 

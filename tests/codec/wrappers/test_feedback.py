@@ -25,7 +25,7 @@ def test_all_that_was_sent_plus_the_residual_equals_all_that_was_given(spec: str
         x = gaussian(5000, seed=round_)
         given += x
         sent += codec.decode(codec.encode(x, key="k"))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     missing = (given - sent - codec.state_dict()["k"]).abs().max()
     # Only the sum x + e is rounded: half a unit in the last place of about 4, per round.
     assert missing < 30 * 2**-22
@@ -44,12 +44,12 @@ def test_coarse_codecs_lose_nothing_for_good(spec: str) -> None:
     given, sent = torch.zeros(9000, dtype=torch.float64), torch.zeros(9000, dtype=torch.float64)
     largest = 0.0
     for round_ in range(60):
-        codec.begin(round_)
+        codec.set_round(round_)
         x = gaussian(9000, seed=round_) + 0.3
         given += x
         packet = codec.encode(x, key="k")
         sent += make_codec(packet.codec).decode(packet)
-        codec.settle(committed=True)
+        codec.finish(committed=True)
         residual = codec.state_dict()["k"].double()
         largest = max(largest, float(residual.abs().max()))
     # What is rounded are sums with the residual, a few units in the last place per round.
@@ -62,7 +62,7 @@ def test_what_one_encoding_loses_is_exactly_the_residual(spec: str) -> None:
     codec = make_codec(spec)
     x = gaussian(5000)
     sent = codec.decode(codec.encode(x, key="k"))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     assert torch.equal(x.double() - sent.double(), codec.state_dict()["k"].double())
 
 
@@ -73,7 +73,7 @@ def test_without_feedback_the_loss_adds_up() -> None:
     for _ in range(50):
         for codec, total in zip((plain, fed), sums, strict=True):
             codec.decode_add(codec.encode(x), out=total)
-            codec.settle(committed=True)
+            codec.finish(committed=True)
     errors = [float((total - 50 * x).norm()) for total in sums]
     assert errors[1] < errors[0] / 20
 
@@ -82,9 +82,9 @@ def test_aborted_round_is_as_if_nothing_had_been_sent() -> None:
     disturbed, calm = make_codec("feedback(int8)"), make_codec("feedback(int8)")
     for codec in (disturbed, calm):
         codec.encode(gaussian(1000, seed=1))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     disturbed.encode(gaussian(1000, seed=2))
-    disturbed.settle(committed=False)
+    disturbed.finish(committed=False)
     retried, expected = (c.encode(gaussian(1000, seed=3)) for c in (disturbed, calm))
     assert bytes(retried.data) == bytes(expected.data)
 
@@ -92,7 +92,7 @@ def test_aborted_round_is_as_if_nothing_had_been_sent() -> None:
 def test_encoding_again_before_the_verdict_starts_from_the_same_residual() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000, seed=1))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     first = bytes(codec.encode(gaussian(1000, seed=2)).data)
     assert bytes(codec.encode(gaussian(1000, seed=2)).data) == first
 
@@ -100,10 +100,10 @@ def test_encoding_again_before_the_verdict_starts_from_the_same_residual() -> No
 def test_settling_twice_changes_nothing() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     before = codec.state_dict()["x"]
-    codec.settle(committed=True)
-    codec.settle(committed=False)
+    codec.finish(committed=True)
+    codec.finish(committed=False)
     assert torch.equal(codec.state_dict()["x"], before)
 
 
@@ -111,7 +111,7 @@ def test_keys_have_residuals_of_their_own() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000), key="a")
     codec.encode(gaussian(300), key="b")
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     assert {key: len(value) for key, value in codec.state_dict().items()} == {"a": 1000, "b": 300}
 
 
@@ -119,7 +119,7 @@ def test_saved_state_continues_bit_for_bit() -> None:
     codec = make_codec("feedback(int8)")
     for seed in range(3):
         codec.encode(gaussian(1000, seed=seed))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     other = make_codec("feedback(int8)")
     other.load_state_dict(codec.state_dict())
     packets = [c.encode(gaussian(1000, seed=9)) for c in (codec, other)]
@@ -130,24 +130,24 @@ def test_state_does_not_change_afterwards_and_excludes_what_is_provisional() -> 
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000))
     assert codec.state_dict() == {}
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     saved = codec.state_dict()
     before = saved["x"].clone()
     for seed in range(1, 4):
         codec.encode(gaussian(1000, seed=seed))
-        codec.settle(committed=True)
+        codec.finish(committed=True)
     assert torch.equal(saved["x"], before)
 
 
 def test_vector_that_is_not_finite_does_not_poison_the_residual() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     before = codec.state_dict()["x"]
     broken = gaussian(1000)
     broken[3] = torch.nan
     assert codec.decode(codec.encode(broken))[:256].isnan().all()
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     assert torch.equal(codec.state_dict()["x"], before)
 
 
@@ -156,14 +156,14 @@ def test_feedback_around_fp32_changes_nothing() -> None:
     for seed in range(3):
         x = gaussian(1000, seed=seed)
         assert torch.equal(plain.decode(plain.encode(x)), fed.decode(fed.encode(x)))
-        fed.settle(committed=True)
+        fed.finish(committed=True)
     assert not fed.state_dict()["x"].any()
 
 
 def test_vector_of_another_size_under_the_same_key_is_refused() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000))
-    codec.settle(committed=True)
+    codec.finish(committed=True)
     with pytest.raises(ConfigError, match="another size"):
         codec.encode(gaussian(999))
 
@@ -172,5 +172,5 @@ def test_vectors_are_reused_and_never_pile_up() -> None:
     codec = Feedback(make_codec("int8"))
     for seed in range(10):
         codec.encode(gaussian(1000, seed=seed))
-        codec.settle(committed=seed % 3 != 0)
+        codec.finish(committed=seed % 3 != 0)
         assert len(codec._spare) <= 2
