@@ -95,8 +95,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "demo": Preset(outer="demo", codec="bf16"),
         "cocktail-sgd": Preset(outer="cocktail", codec="topk:0.2|int4"),
         "one-bit-adam": Preset(outer="onebit_adam", codec="sign", options={"warmup_steps": 1000}),
-        # Measured on a small model and 2,000 steps, see docs/measured/tuning.md: as good as data parallel
-        # with 219 times fewer bytes. Larger models want a longer interval.
+        # Measured on a small model and 2,000 steps (docs/measured/tuning.md): as good as data
+        # parallel with 219 times fewer bytes. Larger models need a longer interval.
         "diloco": Preset(
             outer="diloco",
             codec="feedback(int8)",

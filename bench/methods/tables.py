@@ -1,4 +1,4 @@
-"""Tables of docs/measured/benchmarks.md, made by `python -m bench.methods.plots` from finished runs."""
+"""Tables of docs/measured/benchmarks.md, which `python -m bench.methods.plots` fills in."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OF_TEXT = ("score_before", "score_after", "texts")
 
 
 def rl_summary(rl: RlTable, *, results: Results, points: Points) -> dict[str, Any]:
-    """Return what each policy and the critic came to; docs/reference/run_files.md says what each key means.
+    """Return the results of each policy and of the critic (keys: docs/reference/run_files.md).
 
     Args:
         rl: The tables of the job.
