@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub.alarms.facts import Facts, Forecast, HubFacts, JobFacts, NodeFacts, QueueFacts
 from atoll.hub.alarms.series import JobMemory, Trend
@@ -94,7 +93,6 @@ class FactCollector:
         self._membership, self._rounds = membership, rounds
         self._clock, self._version, self._data = clock, version, data
         self._jobs: dict[str, JobMemory] = {}
-        self._alone: dict[str, bool] = {}
         self._nodes: dict[str, _NodeMemory] = {}
         self._disk = Trend()
         self.links = LinkHistory()
@@ -135,16 +133,8 @@ class FactCollector:
         }
         waits = self._rounds.waiting(job) if running else ([], 0.0)
         return memory.facts(
-            record, now=now, alone=self._trains_alone(record), standings=standings, waits=waits
+            record, now=now, alone=record.spec.alone, standings=standings, waits=waits
         )
-
-    def _trains_alone(self, record: Job) -> bool:
-        """Return whether every member trains a model of its own."""
-        known = self._alone.get(record.job)
-        if known is None:
-            known = parse_spec(record.spec).alone
-            self._alone[record.job] = known
-        return known
 
     async def hub(self) -> HubFacts:
         """Return the facts of the hub itself."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.hub.jobs.jobs import LIVE_STATES, Job, Member
 from atoll.ids import member_id, slot_of
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
@@ -172,7 +171,8 @@ def program_failed(member: Member, *, trainer: bool) -> bool:
 
 def budget_exhausted(member: Member, job: Job) -> bool:
     """Return whether a program has failed more often than its job allows."""
-    return program_failed(member, trainer=job.kind == "trainer") and member.retried >= job.retries
+    retries = job.spec.job.retries
+    return program_failed(member, trainer=job.kind == "trainer") and member.retried >= retries
 
 
 def restarts_exhausted(member: Member, job: Job) -> bool:
@@ -252,7 +252,7 @@ def reports_directly(job: Job) -> list[str]:
     """
     if not job.of_policies:
         return []
-    alone = parse_spec(job.spec).alone
+    alone = job.spec.alone
     live = [m.member for m in job.members.values() if m.state in LIVE_STATES]
     return sorted((m for m in live if alone or m in job.aside), key=slot_of)
 
@@ -262,7 +262,7 @@ def without_end(job: Job) -> bool:
     actors = [m for m in _members(job) if m.member not in job.aside]
     live = [m for m in job.members.values() if m.state in LIVE_STATES]
     waits = bool(live) and all(m.member in job.aside for m in live)
-    if not waits or parse_spec(job.spec).rl.pool:  # that of a pool serves other jobs, too
+    if not waits or job.spec.rl.pool:  # that of a pool serves other jobs, too
         return False
     over = len(actors) > 0 and all(_is_over(m, job) for m in actors)
     return over and any(m.state != "done" for m in actors)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.errors import AtollError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.db.stores import Stores
@@ -278,7 +277,7 @@ class Deletions:
 
 def _queues_of(job: Job) -> list[str]:
     """Return how the names of a job's queues and topics begin, in a pool of critics, too."""
-    pool = parse_spec(job.spec).rl.pool if job.of_policies else ""
+    pool = job.spec.rl.pool
     kinds = POOLED if pool else ()
     return [f"{job.job}/", *(f"{pool}/{kind}.{job.job}." for kind in kinds)]
 

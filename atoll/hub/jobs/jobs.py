@@ -30,11 +30,7 @@ from atoll.hub.jobs.record import (
     check_labels,
     check_spec_change,
     code_of,
-    describe_inner,
-    describe_island,
     describe_nodes,
-    describe_roles,
-    steps_of,
 )
 from atoll.hub.jobs.record import STATES as STATES
 from atoll.hub.jobs.record import Job as Job
@@ -58,7 +54,8 @@ _MAX_RESULT_BYTES = 256 * 1024
 JobList = list[Job]
 
 _encode = msgspec.json.Encoder().encode
-_JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "spec", "files", "members"}
+_FILE = ("spec", "text")
+_JOB_FIELDS = frozenset(Job.__struct_fields__) - {"job", "created", "files", "members", *_FILE}
 _MEMBER_FIELDS = frozenset(Member.__struct_fields__) - {"member"}
 
 
@@ -88,8 +85,7 @@ class Jobs:
         )
         self._jobs: dict[str, Job] = {}
         for record, spec in rows:
-            job = msgspec.json.decode(record, type=Job)
-            job.spec = spec
+            job = _load(record, spec)
             self._jobs[job.job] = job
         self._names = set(self._jobs)
         self.reviving = asyncio.Lock()
@@ -119,7 +115,7 @@ class Jobs:
             known = next((job for job in self._jobs.values() if key and job.key == key), None)
             if known is None:
                 return await self._create(spec, files=files, batch=batch, key=key, code=code)
-        if (known.spec, known.files) != (dump_spec(spec), sorted(files)):
+        if (known.spec, known.files) != (spec, sorted(files)):
             raise ConfigError(
                 "this key is that of another submission",
                 given=f"{key!r}, under which {known.job} was submitted",
@@ -134,21 +130,11 @@ class Jobs:
         job = Job(
             job=self._new_name(spec.job.name, now),
             created=now,
-            spec=dump_spec(spec),
+            spec=spec,
+            text=dump_spec(spec),
             files=sorted(files),
-            kind=spec.kind,
             batch=batch,
             key=key,
-            priority=spec.job.priority,
-            retries=spec.job.retries,
-            nodes_wanted=spec.job.nodes,
-            min_nodes=spec.job.min_nodes,
-            seats=describe_roles(spec),
-            island=describe_island(spec),
-            inner=describe_inner(spec),
-            machines=spec.island.machines,
-            steps=steps_of(spec),
-            seed=spec.job.seed,
         )
         self._names.add(job.job)  # before anything is awaited
         try:
@@ -168,7 +154,7 @@ class Jobs:
     ) -> None:
         connection.execute(
             "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
-            (job.job, job.created, job.spec, _encode(files).decode(), _record(job)),
+            (job.job, job.created, job.text, _encode(files).decode(), _record(job)),
         )
         if code and self._blobs is not None:
             self._blobs.hold(connection, code, f"job/{job.job}")
@@ -286,28 +272,22 @@ class Jobs:
             ConfigError: the text is wrong, or changes what its state is made of.
         """
         record = self.get(job)
-        spec = check_spec_change(parse_spec(record.spec), text)
+        spec = check_spec_change(record.spec, text)
         if spec.job.nodes != record.nodes_wanted:
             record.deal = 0  # the data is dealt anew
-        record.steps = steps_of(spec)
         return await self._store_spec(record, spec)
 
     async def scale(self, job: str, *, least: int, most: int, deal: int) -> Job:
         """Change how many members a job has; its data stays dealt into `deal` slots."""
         record = self.get(job)
-        spec = parse_spec(record.spec)
-        table = dataclasses.replace(spec.job, nodes=most, min_nodes=least)
+        table = dataclasses.replace(record.spec.job, nodes=most, min_nodes=least)
         record.deal = 0 if deal == most else deal
-        return await self._store_spec(record, dataclasses.replace(spec, job=table))
+        return await self._store_spec(record, dataclasses.replace(record.spec, job=table))
 
     async def _store_spec(self, record: Job, spec: JobSpec) -> Job:
-        """Store a changed job file, and what of it is in the record too."""
-        job, record.spec = record.job, dump_spec(spec)
-        record.nodes_wanted, record.min_nodes = spec.job.nodes, spec.job.min_nodes
-        record.priority, record.retries = spec.job.priority, spec.job.retries
-        record.seats, record.island = describe_roles(spec), describe_island(spec)
-        record.machines, record.inner = spec.island.machines, describe_inner(spec)
-        encoded, written = _record(record), record.spec
+        """Store a changed job file."""
+        job, record.spec, record.text = record.job, spec, dump_spec(spec)
+        encoded, written = _record(record), record.text
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE jobs SET spec = ? WHERE job = ?", (written, job))
@@ -388,14 +368,28 @@ class Jobs:
     def _make_folder(self, job: Job, files: dict[str, str]) -> None:
         folder = self._jobs_dir / job.job
         folder.mkdir(parents=True)
-        (folder / "job.toml").write_text(job.spec, encoding="utf-8")
+        (folder / "job.toml").write_text(job.text, encoding="utf-8")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
 
+def _load(record: str, text: str) -> Job:
+    """Return a stored job; one whose file this version cannot read has failed."""
+    job = msgspec.json.decode(record, type=Job)
+    job.text = text
+    try:
+        job.spec = parse_spec(text)
+    except ConfigError as error:
+        log.error("the job file of %s cannot be read: %s", job.job, error)
+        if not job.over:
+            job.state, job.reason = "failed", "its job file cannot be read"
+            job.error = error.to_dict()
+    return job
+
+
 def _record(job: Job) -> str:
-    """Return everything that changes, as JSON; the spec has its own column."""
-    fields = {name: getattr(job, name) for name in Job.__struct_fields__ if name != "spec"}
+    """Return everything that changes, as JSON; the job file has its own column."""
+    fields = {name: getattr(job, name) for name in Job.__struct_fields__ if name not in _FILE}
     return _encode(fields).decode()
 
 

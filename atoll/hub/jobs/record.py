@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from atoll.config import JobSpec, parse_spec
-from atoll.config.rl_roles import ACTOR, seats
+from atoll.config.rl_roles import ACTOR, Seat, seats
 from atoll.errors import ConfigError, unknown
 from atoll.ids import check_name, is_follower, member_id
 from atoll.rounds.timing import RoundTimings
@@ -69,23 +69,12 @@ class Job(msgspec.Struct, kw_only=True):
 
     job: str
     created: float
-    spec: str = ""
-    """TOML text with every default written out."""
+    spec: JobSpec = msgspec.field(default_factory=JobSpec)
+    """The job file, parsed once: when the job is submitted, changed or loaded."""
+    text: str = ""
+    """The job file as TOML with every default written out."""
     files: list[str] = []
     """Names of the texts that travel with it."""
-    kind: str = "trainer"
-    """`trainer`, `rl`, `script`, `command` or `container`."""
-    priority: int = 0
-    retries: int = 0
-    """How often each process may fail by itself and is started again."""
-    seats: list[dict[str, Any]] = []
-    """By slot what each member does, where that differs: critic, or actor of which policy."""
-    island: str = ""
-    """How each member lies over its processes, e.g. `replicate=2 tensor=2`; empty: it is one."""
-    inner: str = ""
-    """How each member computes its steps, e.g. `fsdp, 4 ranks, bf16`; empty: plainly."""
-    machines: int = 1
-    """Places that each member takes: its own, and those of its hands."""
     hands: dict[str, Member] = {}
     """The further machines of islands, by name: no members, so no round and no rule of the job
     knows of them; `slot` is that of their member."""
@@ -93,11 +82,6 @@ class Job(msgspec.Struct, kw_only=True):
     """Label of the jobs that were submitted together."""
     key: str = ""
     """What the submitter called this submission; the same again is the same job."""
-    nodes_wanted: int = 1
-    min_nodes: int = 0
-    """Below so many members it pauses; 0: all are needed to start, one to go on."""
-    steps: int = 0
-    seed: int = 0
     state: str = "waiting"
     reason: str = ""
     error: dict[str, str] | None = None
@@ -125,6 +109,26 @@ class Job(msgspec.Struct, kw_only=True):
     stopping: bool = False
     grace_s: float = 10.0
     result: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        """`trainer`, `rl`, `script`, `command` or `container`."""
+        return self.spec.kind
+
+    @property
+    def nodes_wanted(self) -> int:
+        """How many members train together."""
+        return self.spec.job.nodes
+
+    @property
+    def min_nodes(self) -> int:
+        """Below so many members it pauses; 0: all are needed to start, one to go on."""
+        return self.spec.job.min_nodes
+
+    @property
+    def machines(self) -> int:
+        """Hosts of each member: its own, and its follower hosts."""
+        return self.spec.island.machines
 
     @property
     def processes(self) -> list[Member]:
@@ -166,10 +170,14 @@ class Job(msgspec.Struct, kw_only=True):
         return self.kind == "rl"
 
     @property
+    def _roles(self) -> list[Seat]:
+        return seats(self.spec.rl) if self.of_policies else []
+
+    @property
     def aside(self) -> frozenset[str]:
         """Members that take no part in rounds, if there are any: the critic of policies."""
         return frozenset(
-            member_id(slot) for slot, seat in enumerate(self.seats) if seat["role"] != ACTOR
+            member_id(slot) for slot, seat in enumerate(self._roles) if seat.role != ACTOR
         )
 
 
@@ -194,11 +202,11 @@ def job_facts(job: Job) -> dict[str, Any]:
     failed = culprit(job)
     return {
         "kind": job.kind,
-        "seats": job.seats,
-        "island": job.island,
-        "inner": job.inner,
-        "priority": job.priority,
-        "retries": job.retries,
+        "seats": describe_roles(job.spec),
+        "island": describe_island(job.spec),
+        "inner": describe_inner(job.spec),
+        "priority": job.spec.job.priority,
+        "retries": job.spec.job.retries,
         "retried": sum(member.retried for member in members),
         "batch": job.batch,
         "places": list(dict.fromkeys(process.node for process in live or processes)),
@@ -251,7 +259,7 @@ def describe_nodes(job: Job) -> str:
 
 
 def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
-    """Return how far the policies of a job are, all together: a share of `job.steps`.
+    """Return how far the policies of a job are, all together: a share of its steps.
 
     Args:
         job: A job whose members have different things to do.
@@ -259,14 +267,13 @@ def policy_steps(job: Job, steps: Mapping[int, int]) -> int:
     """
     done: dict[str, int] = {}
     wanted: dict[str, int] = {}
-    for slot, seat in enumerate(job.seats):
-        if seat["role"] == ACTOR:
-            name = str(seat["policy"])
-            done[name] = done.get(name, 0) + steps.get(slot, 0)
-            wanted[name] = int(seat["steps"])
+    for slot, seat in enumerate(seats(job.spec.rl)):
+        if seat.role == ACTOR:
+            done[seat.policy] = done.get(seat.policy, 0) + steps.get(slot, 0)
+            wanted[seat.policy] = seat.steps
     total = sum(wanted.values())
     counted = sum(min(count, wanted[name]) for name, count in done.items())
-    return job.steps * counted // total if total else 0
+    return steps_of(job.spec) * counted // total if total else 0
 
 
 def _whole_error(job: Job, failed: Member | None) -> dict[str, Any] | None:

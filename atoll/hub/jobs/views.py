@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from atoll.hub.jobs.jobs import Job, Member
-from atoll.hub.jobs.record import policy_steps
+from atoll.hub.jobs.record import policy_steps, steps_of
 from atoll.hub.nodes.store import Node
 from atoll.hub.observability.metrics import (
     HELD_OUT_LOSS,
@@ -41,8 +41,9 @@ def job_view(
         for member in ordered
     ]
     running = [view for view in members if view["state"] == "running"]
+    steps = steps_of(job.spec)
     step = max((view["step"] for view in members), default=0)
-    if job.seats:
+    if job.of_policies:
         step = policy_steps(job, {view["slot"]: view["step"] for view in members})
     return {
         "job": job.job,
@@ -66,15 +67,15 @@ def job_view(
         "created": job.created,
         "started": job.started,
         "ended": job.ended,
-        "spec": job.spec,
+        "spec": job.text,
         "files": job.files,
         "resume_round": job.resume_round,
         "stopping": job.stopping,
         "result": job.result,
         "progress": {
             "step": step,
-            "steps": job.steps,
-            "fraction": 1.0 if job.state == "done" else min(1.0, step / max(1, job.steps)),
+            "steps": steps,
+            "fraction": 1.0 if job.state == "done" else min(1.0, step / max(1, steps)),
             "round": job.committed_round,
         },
         "loss": _mean([view["loss"] for view in running or members]),

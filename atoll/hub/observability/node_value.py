@@ -24,7 +24,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.config import parse_spec
 from atoll.hub.http.context import Context
 from atoll.hub.jobs.jobs import LIVE_STATES
 from atoll.hub.rounds.timeline import CatchUp, Row, catch_up
@@ -312,12 +311,11 @@ async def node_value(context: Context, job: str) -> dict[str, Any]:
         HubError: there is no such job.
     """
     record = context.stores.jobs.get(job)
-    strategy = parse_spec(record.spec).strategy
     running = None
     if record.state == "running":
         running = {m.member for m in record.members.values() if m.state in LIVE_STATES}
     return marginal_throughput(
         await catch_up(context.stores.database, job, newest=NEWEST),
-        alone=(strategy.outer or strategy.preset) == "alone",
+        alone=record.spec.alone,
         running=running,
     )

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from atoll.config import parse_spec
 from atoll.errors import AtollError, AuthError, HubError
 from atoll.hub.jobs.jobs import Jobs
 from atoll.hub.queues.backend import INTERNAL, Stored
@@ -48,7 +47,6 @@ class QueueAccess:
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
-        self._shared: dict[str, frozenset[str]] = {}
 
     def check(self, identity: Identity, queue: str) -> None:
         """Refuse a queue or topic that this token may not use.
@@ -77,17 +75,8 @@ class QueueAccess:
         """Return what the job file of a job lists beside its own queues."""
         if identity.role != "job":
             return frozenset()
-        listed = self._shared.get(identity.name)
-        if listed is None:
-            try:
-                spec = self._jobs.get(identity.name).spec
-            except HubError:
-                return frozenset()
-            listed = frozenset(parse_spec(spec).job.queues)
-            if len(self._shared) > 1_000:
-                self._shared.clear()
-            self._shared[identity.name] = listed
-        return listed
+        job = self._jobs.find(identity.name)
+        return frozenset(job.spec.job.queues) if job is not None else frozenset()
 
 
 class QueueHandlers:

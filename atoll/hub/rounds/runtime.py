@@ -9,7 +9,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.config import parse_spec
 from atoll.errors import GroupError
 from atoll.hub.jobs.jobs import LIVE_STATES, Job
 from atoll.hub.rounds.store import RoundStore
@@ -111,13 +110,12 @@ async def restore_runtime(
     if fresh:
         await book.abandon(job.job)
     rows = await book.newest(job.job, limit=KEPT_VERDICTS)
-    spec = parse_spec(job.spec)
     machine = RoundMachine(
         job.job,
         nodes_wanted=job.nodes_wanted - len(job.aside),
         min_nodes=max(0, job.min_nodes - len(job.aside)),
         aside=job.aside,
-        preference=spec.job.route,
+        preference=job.spec.job.route,
         committed_round=job.committed_round,
         start_round=job.start_round,
         epoch=rows[0][0].epoch if rows else 0,
@@ -129,7 +127,7 @@ async def restore_runtime(
         progress=CommitLog(
             job.measures,
             DataSlots(job.slots, dict(job.leases)),
-            paced=spec.train.pace == "measured",
+            paced=job.spec.train.pace == "measured",
         ),
     )
     room = RoundRuntime(machine, now)

@@ -16,7 +16,6 @@ from typing import Any, cast
 import msgspec
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs, Member
@@ -318,8 +317,7 @@ class RoundStore:
 
     async def sum_up(self, job: str) -> None:
         """Write where the time of the newest rounds went into the job's folder, if that works."""
-        strategy = parse_spec(self._jobs.get(job).spec).strategy
-        alone = (strategy.outer or strategy.preset) == "alone"
+        alone = self._jobs.get(job).spec.alone
         folder = self._jobs.folder(job)
         try:
             await self._database.read(

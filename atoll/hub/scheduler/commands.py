@@ -40,7 +40,7 @@ class LaunchCommands:
                     member=member_name,
                     slot=member.slot,
                     token=token,
-                    spec=job.spec,
+                    spec=job.text,
                     files=await self._jobs.files_of(name),
                     attempt=member.attempt,
                 )

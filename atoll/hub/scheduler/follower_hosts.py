@@ -62,7 +62,7 @@ def follower_given_up(hand: Member, job: Job) -> bool:
         return False
     if hand.state == "failed" and (hand.error or {}).get("kind", "") in FATAL_KINDS:
         return True
-    if follower_failed(hand) and hand.retried >= job.retries:
+    if follower_failed(hand) and hand.retried >= job.spec.job.retries:
         return True
     return failures_after(hand) >= MAX_FAILURES
 

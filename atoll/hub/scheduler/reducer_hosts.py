@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.errors import AtollError
 from atoll.hub.db.stores import Stores
 from atoll.hub.jobs.jobs import Job
@@ -166,7 +165,7 @@ class ReducerScheduler:
             member=reducer,
             slot=0,
             token=await auth.issue_job_token(job.job, member=reducer, attempt=attempt),
-            spec=job.spec,
+            spec=job.text,
             files=await self._jobs.files_of(job.job),
             attempt=attempt,
         )
@@ -191,7 +190,7 @@ def _paused(node: Node) -> bool:
 
 def reducers_of(job: Job) -> list[str]:
     """Return the names of the reducers that a job needs; none if it cannot relay."""
-    spec = parse_spec(job.spec)
+    spec = job.spec
     if job.nodes_wanted == 1 and not spec.served:
         return []
     if spec.job.route == "direct" or spec.job.command:

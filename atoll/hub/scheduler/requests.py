@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from atoll.config import parse_spec
 from atoll.hub.jobs.completion import RestartPolicy, missing, program_failed, restarts_exhausted
 from atoll.hub.jobs.jobs import LIVE_STATES, Job, Jobs, Member
 from atoll.hub.nodes.membership import Membership
@@ -22,7 +21,7 @@ from atoll.hub.scheduler.follower_hosts import (
     missing_followers,
     whole_islands,
 )
-from atoll.hub.scheduler.resources import Capacity, ResourceRequest, Usage, request_of
+from atoll.hub.scheduler.resources import Capacity, Usage, request_of
 from atoll.hub.sessions.session import Sessions
 from atoll.ids import follower_id, is_follower, member_id, member_of_follower, slot_of
 
@@ -34,28 +33,6 @@ class CapacityView:
         self._jobs = jobs
         self._membership = membership
         self._sessions = sessions
-        self._wants: dict[str, tuple[str, ResourceRequest, bool]] = {}
-        """Job -> its text, what that asks for, whether it shrinks: reading TOML is slow."""
-
-    def want(self, job: Job) -> ResourceRequest:
-        """Return what one process of a job asks of a node."""
-        return self._read(job)[1]
-
-    def shrinks(self, job: Job) -> bool:
-        """Return whether an island of a job works on without some of its machines."""
-        return self._read(job)[2]
-
-    def _read(self, job: Job) -> tuple[str, ResourceRequest, bool]:
-        known = self._wants.get(job.job)
-        if known is None or known[0] is not job.spec:
-            spec = parse_spec(job.spec)
-            shrinks = spec.island.on_loss == "shrink"
-            known = self._wants[job.job] = (job.spec, request_of(spec), shrinks)
-        return known
-
-    def forget(self, job: str) -> None:
-        """Drop what concerns a job that has ended."""
-        self._wants.pop(job, None)
 
     def now(self, *, pausing: Collection[tuple[str, str]] = ()) -> list[Capacity]:
         """Return every known node.
@@ -69,7 +46,7 @@ class CapacityView:
             for member in job.processes if job.state == "running" else ():
                 if member.state in LIVE_STATES or (job.job, member.member) in pausing:
                     before = taken.get(member.node, Usage())
-                    want = self.want(job)
+                    want = request_of(job.spec)
                     taken[member.node] = before.plus(want.needs, gpus=want.gpus)
         places = []
         for node in self._membership.nodes.values():
@@ -140,9 +117,9 @@ class PlacementRequests:
 
     def _ask_for_all(self, job: Job, *, number: int) -> Demand:
         return Demand(
-            key=(job.job, WHOLE), want=self._places.want(job), machines=job.machines,
+            key=(job.job, WHOLE), want=request_of(job.spec), machines=job.machines,
             least=(job.min_nodes or job.nodes_wanted) * job.machines,
-            most=job.nodes_wanted * job.machines, priority=job.priority, number=number,
+            most=job.nodes_wanted * job.machines, priority=job.spec.job.priority, number=number,
         )  # fmt: skip
 
     async def _ask_again(self, job: Job, asked: Request, *, number: int) -> None:
@@ -161,12 +138,12 @@ class PlacementRequests:
 
     def _ask_for(self, job: Job, slot: int, names: list[str], *, number: int) -> Demand:
         """Return what a running job asks for a member that lacks these processes."""
-        shrinks, before = self._places.shrinks(job), job.process(names[0])
+        shrinks, before = job.spec.island.on_loss == "shrink", job.process(names[0])
         live = [process for process in job.processes if process.state in LIVE_STATES]
         return Demand(
-            key=(job.job, slot), want=self._places.want(job), machines=job.machines,
+            key=(job.job, slot), want=request_of(job.spec), machines=job.machines,
             least=1 if shrinks else len(names), most=len(names),
-            priority=job.priority, number=number,
+            priority=job.spec.job.priority, number=number,
             essential=whole_islands(job, shrinks=shrinks) < max(1, job.min_nodes),
             avoid=before.node if before is not None else "",
             beside=Counter(process.node for process in live),

@@ -314,7 +314,6 @@ class Scheduler:
             await self._jobs.set_state(job, state, reason=reason, error=error)
         self._rounds.close(job)
         self._relaunches.forget(job)
-        self._places.forget(job)
         self._stop_at.pop(job, None)
         self._give_up_at.pop(job, None)
         await self.reducers.stop(job)

@@ -11,7 +11,6 @@ from typing import Any
 
 from atoll import __version__
 from atoll.clock import Clock
-from atoll.config import parse_spec
 from atoll.errors import CheckpointCorrupt, WireError
 from atoll.hub.db.database import Database
 from atoll.hub.jobs.jobs import Jobs
@@ -244,7 +243,7 @@ class Checkpoints:
 
     def _copy(self, job: str) -> None:
         """Have the job's checkpoints copied to where its file says, if it does."""
-        url = parse_spec(self._jobs.get(job).spec).checkpoint.to
+        url = self._jobs.get(job).spec.checkpoint.to
         if url:
             self._copies.wake(job, url)
 
@@ -268,7 +267,7 @@ class Checkpoints:
         ]
 
     async def _prune(self, job: str) -> None:
-        table = parse_spec(self._jobs.get(job).spec).checkpoint
+        table = self._jobs.get(job).spec.checkpoint
         keep = Keep(newest=table.keep, every=table.keep_every, best=table.keep_best)
         deleted = await asyncio.to_thread(prune, self._jobs.folder(job), keep=keep)
         newest = await self.newest(job)

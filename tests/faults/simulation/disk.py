@@ -44,9 +44,8 @@ def _empty() -> bytes:
 @functools.cache
 def _job_row(spec: str) -> tuple[str, int, str, str, str]:
     parsed = parse_spec(spec)
-    record = Job(job=JOB, created=0.0, nodes_wanted=parsed.job.nodes, steps=parsed.train.steps)
-    fields = msgspec.to_builtins(record)
-    del fields["spec"]
+    fields = msgspec.to_builtins(Job(job=JOB, created=0.0))
+    del fields["spec"], fields["text"]
     return JOB, 0, dump_spec(parsed), "{}", msgspec.json.encode(fields).decode()
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from atoll.clock import VirtualClock
+from atoll.config import parse_spec
 from atoll.errors import HubError
 from atoll.hub.jobs.deletion import OF_JOB, POOLED, _queues_of
 from atoll.hub.jobs.record import Job
@@ -267,10 +268,10 @@ def test_queues_and_the_past_of_one_job_go_and_those_of_others_stay(tmp_path: Pa
 def test_of_a_pool_goes_what_is_of_the_actors_of_one_job() -> None:
     spec = '[rl]\npool = "pool/x"\n[[rl.policies]]\nname = "p"\n'
     spec += 'env = "atoll.rl.environments.physics:cartpole"\n'
-    assert _queues_of(Job(job="a-1", created=0.0, kind="rl", spec=spec)) == [
+    assert _queues_of(Job(job="a-1", created=0.0, spec=parse_spec(spec))) == [
         "a-1/", "pool/x/answers.a-1.", "pool/x/experience.a-1.", "pool/x/policy.a-1.",
     ]  # fmt: skip
-    assert _queues_of(Job(job="a-1", created=0.0, spec="")) == ["a-1/"]
+    assert _queues_of(Job(job="a-1", created=0.0)) == ["a-1/"]
 
 
 def test_names_of_a_pool_are_those_that_its_actors_use() -> None:

@@ -6,7 +6,6 @@ from atoll.config import parse_spec
 from atoll.hub.jobs.record import (
     Job,
     describe_island,
-    describe_roles,
     job_facts,
     policy_steps,
     steps_of,
@@ -30,8 +29,7 @@ steps = 3000
 
 
 def job() -> Job:
-    spec = parse_spec(SPEC)
-    return Job(job="x-1", created=0.0, steps=steps_of(spec), seats=describe_roles(spec))
+    return Job(job="x-1", created=0.0, spec=parse_spec(SPEC))
 
 
 def test_every_slot_is_told_what_it_does() -> None:
@@ -45,21 +43,21 @@ def test_every_slot_is_told_what_it_does() -> None:
 
 def test_a_job_of_policies_is_as_far_as_all_of_them_together() -> None:
     one = job()
-    assert one.steps == 3000  # the most of one policy
+    assert steps_of(one.spec) == 3000  # the most of one policy
     assert policy_steps(one, {}) == 0
     # 500 + 250 of 1000 and 1250 of 3000 are half of all; the learner's own steps do not count.
     assert policy_steps(one, {0: 99, 1: 500, 2: 250, 3: 1250}) == 1500
     # More than wanted counts as all of it, and makes up for nobody else.
     assert policy_steps(one, {1: 9000, 2: 9000, 3: 0}) == 750
-    assert policy_steps(one, {1: 500, 2: 500, 3: 3000}) == one.steps
+    assert policy_steps(one, {1: 500, 2: 500, 3: 3000}) == 3000
 
 
 def test_members_of_several_ranks_tell_how_they_lie() -> None:
     island = 'inner = "hybrid"\n[island]\nmesh = {replicate = 2, tensor = 2}'
     assert describe_island(parse_spec(f"[strategy]\n{island}")) == "replicate=2 tensor=2"
     assert describe_island(parse_spec("")) == ""
-    one = Job(job="x-1", created=0.0, island="shard=2")
-    assert job_facts(one)["island"] == "shard=2"
+    one = Job(job="x-1", created=0.0, spec=parse_spec(f"[strategy]\n{island}"))
+    assert job_facts(one)["island"] == "replicate=2 tensor=2"
 
 
 def test_other_jobs_have_the_steps_of_their_file() -> None:

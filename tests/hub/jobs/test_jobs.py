@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.config import parse_spec
+from atoll.config import JobSpec, parse_spec
 from atoll.errors import ConfigError, HubError
 from atoll.hub.db.stores import Stores
+from atoll.hub.jobs import jobs as jobs_module
+from atoll.hub.jobs.record import job_facts
+from atoll.hub.jobs.views import job_view
 from atoll.hub.observability.events import MAX_EVENTS
 from tests.hub.durable import SPEC, with_stores
 
@@ -20,7 +23,7 @@ from tests.hub.durable import SPEC, with_stores
 def test_a_submitted_job_has_a_folder_its_resolved_spec_and_its_files(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         job = await stores.jobs.create(SPEC, files={"train.py": "print(1)\n"})
-        assert (job.state, job.nodes_wanted, job.steps, job.seed) == ("waiting", 2, 100, 7)
+        assert (job.state, job.nodes_wanted, job.spec.train.steps) == ("waiting", 2, 100)
         folder = stores.jobs.folder(job.job)
         resolved = parse_spec((folder / "job.toml").read_text())
         assert resolved == parse_spec(SPEC)
@@ -225,10 +228,64 @@ def test_job_is_scaled_in_its_record_and_its_file_and_keeps_its_deal(tmp_path: P
     async def second(stores: Stores) -> None:
         (job,) = stores.jobs.list()
         assert (job.min_nodes, job.nodes_wanted, job.slots) == (1, 5, 2)
-        assert parse_spec(job.spec).job.nodes == 5
+        assert parse_spec(job.text) == job.spec
         assert parse_spec((stores.jobs.folder(job.job) / "job.toml").read_text()).job.min_nodes == 1
-        again = await stores.jobs.replace_spec(job.job, job.spec.replace("nodes = 5", "nodes = 3"))
+        again = await stores.jobs.replace_spec(job.job, job.text.replace("nodes = 5", "nodes = 3"))
         assert again.slots == 3  # resumed with other nodes the data is dealt anew
+
+    with_stores(tmp_path, first)
+    with_stores(tmp_path, second)
+
+
+def test_a_job_file_is_parsed_once_at_submission_and_once_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def counted(text: str) -> JobSpec:
+        parsed.append(text)
+        return parse_spec(text)
+
+    monkeypatch.setattr(jobs_module, "parse_spec", counted)
+
+    async def first(stores: Stores) -> None:
+        job = await stores.jobs.create(SPEC, files={})
+        assert job.spec is stores.jobs.get(job.job).spec
+        assert (job.kind, job.nodes_wanted, job.machines, job.aside) == (
+            "trainer",
+            2,
+            1,
+            frozenset(),
+        )
+        job_view(job, latest={}, live={})
+        job_facts(job)
+
+    async def second(stores: Stores) -> None:
+        (job,) = stores.jobs.list()
+        assert job.spec == parse_spec(SPEC)
+
+    with_stores(tmp_path, first)
+    assert len(parsed) == 1
+    with_stores(tmp_path, second)
+    assert len(parsed) == 2
+
+
+def test_a_stored_job_file_that_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
+    async def first(stores: Stores) -> None:
+        for _ in range(2):
+            await stores.jobs.create(SPEC, files={})
+        await stores.database.write(
+            lambda connection: connection.execute(
+                "UPDATE jobs SET spec = '[job]\nnods = 2' WHERE job LIKE '%-2'"
+            )
+        )
+
+    async def second(stores: Stores) -> None:
+        good, bad = sorted(stores.jobs.list(), key=lambda job: job.job)
+        assert (good.state, good.nodes_wanted) == ("waiting", 2)
+        assert (bad.state, bad.reason) == ("failed", "its job file cannot be read")
+        assert bad.error is not None
+        assert "nodes" in str(bad.error)  # the nearest key
 
     with_stores(tmp_path, first)
     with_stores(tmp_path, second)

@@ -40,7 +40,9 @@ def lost(state: str = "lost", *, failures: int = 0, exit_code: int | None = None
 
 def test_missing_slots_are_those_without_a_living_process() -> None:
     members = {"w0": lost(), "w1": lost("running")}
-    assert missing(Job(job="j", created=0.0, nodes_wanted=3, members=members)) == [0, 2]
+    assert missing(
+        Job(job="j", created=0.0, spec=parse_spec("[job]\nnodes = 3"), members=members)
+    ) == [0, 2]
 
 
 def test_pauses_double_to_a_minute() -> None:
@@ -58,7 +60,7 @@ def test_member_is_given_up_after_so_many_launches_and_leaving_is_no_failure() -
 def test_program_that_failed_is_given_up_after_its_retries_and_pauses_longer_each_time() -> None:
     member = lost("failed", exit_code=1)
     member.error = {"kind": "OutOfMemory", "what": "w0 ran out of memory"}
-    job = Job(job="j", created=0.0, retries=2)
+    job = Job(job="j", created=0.0, spec=parse_spec("[job]\nretries = 2"))
     waits = []
     for member.retried in range(2):
         clock = VirtualClock()

@@ -20,7 +20,6 @@ from atoll.hub.jobs.completion import (
     without_end,
 )
 from atoll.hub.jobs.jobs import Job, Member
-from atoll.hub.jobs.record import describe_roles
 from atoll.hub.rounds.timeline import CatchUp
 from atoll.hub.scheduler.scaling import check_bounds
 from atoll.hub.security.auth import Identity, may_use_queue
@@ -70,8 +69,7 @@ def job(*states: str, pool: str = "", stopping: bool = False) -> Job:
             error=error,
         )  # fmt: skip
     return Job(
-        job="j", created=0.0, kind="rl", spec=spec, nodes_wanted=3, members=members,
-        stopping=stopping, seats=describe_roles(parse_spec(spec)),
+        job="j", created=0.0, spec=parse_spec(spec), members=members, stopping=stopping,
     )  # fmt: skip
 
 
@@ -133,7 +131,7 @@ def test_those_that_have_begun_are_launched_again_each_for_itself() -> None:
 def test_only_the_critic_hears_of_a_stop_directly_where_policies_agree() -> None:
     record = job("running", "running", "lost")
     assert reports_directly(record) == ["w0", "w1"]
-    record.spec = text(strategy='[strategy]\npreset = "diloco"')
+    record.spec = parse_spec(text(strategy='[strategy]\npreset = "diloco"'))
     assert reports_directly(record) == ["w0"]
 
 

@@ -108,7 +108,7 @@ def test_resumed_job_goes_on_with_other_nodes(running: Running) -> None:
     running.members[0].request(Finished(False, error=error))
     until(lambda: job_of(hub, job).state == "failed")
     commands(running.agent, 1)
-    spec = job_of(hub, job).spec.replace("nodes = 2\n", "nodes = 1\n", 1)
+    spec = job_of(hub, job).text.replace("nodes = 2\n", "nodes = 1\n", 1)
     hub.call(hub.hub.live.resume(job, spec=spec))
     assert launches(running.agent, 1)["w0"].attempt == 2
     record = job_of(hub, job)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.clock import VirtualClock
+from atoll.config import parse_spec
 from atoll.errors import AuthError
 from atoll.hub.jobs.completion import AWAY_S, MAX_FAILURES, RestartPolicy
 from atoll.hub.jobs.jobs import Job, Member
@@ -279,7 +280,9 @@ def test_hand_unheard_with_its_node_is_believed_at_work_while_its_island_runs(
 ) -> None:
     hand = Member(member="w0.1", slot=0, node="b", state="lost")
     leader = Member(member="w0", slot=0, node="a", state=state)
-    job = Job(job="j", created=0.0, machines=2, members={"w0": leader}, hands={"w0.1": hand})
+    island = parse_spec('[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2')
+    members, hands = {"w0": leader}, {"w0.1": hand}
+    job = Job(job="j", created=0.0, spec=island, members=members, hands=hands)
     assert may_live_unheard(job, hand) is believed
     clock = VirtualClock()
     relaunches = RestartPolicy(clock=clock)

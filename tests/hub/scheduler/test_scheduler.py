@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.config import parse_spec
 from atoll.hub.app import HubOptions
 from atoll.hub.jobs.completion import outcome
 from atoll.hub.jobs.jobs import Job, Member
@@ -77,7 +78,8 @@ def members(*states: str, error: dict[str, str] | None = None) -> dict[str, Memb
 def test_outcome(states: tuple[str, ...], kind: str, stopping: bool, expected: str | None) -> None:
     error = {"kind": kind, "what": "x"} if kind else None
     named = members(*states, error=error)
-    job = Job(job="j", created=0.0, nodes_wanted=len(states), members=named, stopping=stopping)
+    spec = parse_spec(f"[job]\nnodes = {len(states)}")
+    job = Job(job="j", created=0.0, spec=spec, members=named, stopping=stopping)
     end = outcome(job)
     assert (end[0] if end else None) == expected
 
@@ -100,9 +102,8 @@ def test_outcome_of_commands(
 ) -> None:
     named = members(*states)
     named["w0"].exit_code, named["w0"].retried = code, retried
-    job = Job(
-        job="j", created=0.0, kind="command", retries=1, nodes_wanted=len(states), members=named
-    )
+    spec = parse_spec(f'[job]\ncommand = ["true"]\nretries = 1\nnodes = {len(states)}')
+    job = Job(job="j", created=0.0, spec=spec, members=named)
     end = outcome(job)
     assert (end[0] if end else None) == expected
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.config import parse_spec
 from atoll.hub.jobs.record import Job
 from atoll.hub.scheduler.reducer_hosts import reducers_of
 from atoll.ids import is_reducer, reducer_id, session_id
@@ -79,5 +80,5 @@ def test_one_member_by_itself_has_a_server_only_where_its_method_has_one(
     preset: str, nodes: int, expected: int
 ) -> None:
     text = f'[job]\nnodes = {nodes}\n[strategy]\npreset = "{preset}"\n'
-    job = Job(job="one", created=0.0, spec=text, nodes_wanted=nodes)
+    job = Job(job="one", created=0.0, spec=parse_spec(text))
     assert len(reducers_of(job)) == expected
