@@ -36,7 +36,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "net": {*LEAVES, "config", "wire"},
     "rounds": {"errors", "ids", "wire"},
     "hub": {*LEAVES, "config", "wire", "rounds"},
-    "lab": {"errors"},
     "gate": {"clock", "errors"},
     "task": {"errors", "ids", "gate"},
     "island": {*LEAVES, "config"},
@@ -70,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "integrations": {"errors", "run"},
     "node": EVERYTHING_BELOW_NODE,
-    "cli": {*EVERYTHING_BELOW_NODE, "hub", "node", "lab"},
+    "cli": {*EVERYTHING_BELOW_NODE, "hub", "node"},
 }
 """Room -> rooms it may import besides itself. `__init__` of atoll may name anything lazily."""
 
@@ -131,6 +130,17 @@ def test_the_table_of_rooms_has_no_cycle_and_no_stranger() -> None:
     order = list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
     assert set(order) == set(MAY_IMPORT)
     assert {room_of(path) for path in sources()} <= set(MAY_IMPORT)
+
+
+def test_what_is_installed_uses_no_tool_of_development() -> None:
+    tools = {"tools", "tests", "bench", "examples"}
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources()
+        for name in imported_names(path, ".".join(path.relative_to(ROOT).parent.parts))
+        if name.split(".")[0] in tools
+    ]
+    assert not found
 
 
 def test_hub_and_node_share_only_wire_and_leaves() -> None:

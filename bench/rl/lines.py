@@ -33,12 +33,12 @@ from typing import Any
 
 import psutil
 
-from atoll.lab.lab import Lab
-from atoll.lab.shape import Shape
 from bench.kit.report import emit
 from bench.methods.shapes import Interval
 from bench.pooled.results import interval
 from bench.slowlink import HUB, Site, say
+from tools.netlab.lab import Lab
+from tools.netlab.shape import Shape
 
 RATE, RTT = "20mbit", "80ms"
 NODES, PLACES = 4, 8

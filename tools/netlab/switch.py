@@ -16,8 +16,8 @@ import random as random_module
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from atoll.lab.packets import on_the_wire, receivers
-from atoll.lab.shape import Shape
+from tools.netlab.packets import on_the_wire, receivers
+from tools.netlab.shape import Shape
 
 MOST_HELD_BYTES = 256 * 2**20
 """Packets beyond this are dropped, whatever the shapes say: the machine has to live."""

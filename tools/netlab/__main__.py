@@ -1,4 +1,4 @@
-"""`python -m atoll.lab`: make, use and remove network labs by hand, as root."""
+"""`python -m tools.netlab`: make, use and remove network labs by hand, as root."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import os
 import sys
 
 from atoll.errors import AtollError
-from atoll.lab import places
-from atoll.lab.commands import LabError
-from atoll.lab.lab import Lab
+from tools.netlab import registry
+from tools.netlab.commands import LabError
+from tools.netlab.lab import Lab
 
 
 def main(arguments: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m atoll.lab", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.netlab", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("probe", help="say whether this machine can").set_defaults(verb=_probe)
 
@@ -103,9 +103,9 @@ def _stats(given: argparse.Namespace) -> int:
 
 
 def _down(given: argparse.Namespace) -> int:
-    names = places.all_labs() if given.all else [given.name or _only_lab()]
+    names = registry.all_labs() if given.all else [given.name or _only_lab()]
     for name in names:
-        places.remove(name)
+        registry.remove(name)
     return 0
 
 
@@ -115,12 +115,12 @@ def _lab(given: argparse.Namespace) -> Lab:
 
 def _only_lab() -> str:
     """Return the name of the one lab that is up."""
-    names = places.all_labs()
+    names = registry.all_labs()
     if len(names) != 1:
         raise LabError(
             "it is not clear which lab is meant",
             given=f"{len(names)} are up: {', '.join(names)}" if names else "none is up",
-            remedy="say --name NAME" if names else "python -m atoll.lab up",
+            remedy="say --name NAME" if names else "python -m tools.netlab up",
         )
     return names[0]
 

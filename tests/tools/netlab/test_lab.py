@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.lab import places
-from atoll.lab.commands import LabError
-from atoll.lab.lab import Lab
-from atoll.lab.shape import parse_shape
 from tests.patience import PATIENCE_S
+from tools.netlab import registry
+from tools.netlab.commands import LabError
+from tools.netlab.lab import Lab
+from tools.netlab.shape import parse_shape
 
 pytestmark = pytest.mark.netlab
 
 TRAFFIC = [sys.executable, str(Path(__file__).with_name("traffic.py"))]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,8 +54,8 @@ def numbers(lab: Lab, host: int, *command: str) -> list[float]:
 
 def left_behind(name: str) -> list[str]:
     """Return what exists of a lab on this machine."""
-    found = [*places.namespaces_of(name), *map(str, places.HOST_FILES.glob(f"atoll-{name}-*"))]
-    return [*found, *([name] if places.folder_of(name).exists() else [])]
+    found = [*registry.namespaces_of(name), *map(str, registry.HOST_FILES.glob(f"atoll-{name}-*"))]
+    return [*found, *([name] if registry.folder_of(name).exists() else [])]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -169,7 +169,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_a_lab_goes_when_its_owner_is_killed() -> None:
     code = (
-        "import time; from atoll.lab.lab import Lab; lab = Lab(hosts=2); lab.start();"
+        "import time; from tools.netlab.lab import Lab; lab = Lab(hosts=2); lab.start();"
         "lab.popen(0, ['sleep', '1000']); print(lab.name, flush=True); time.sleep(1000)"
     )
     owner = subprocess.Popen(
@@ -195,7 +195,7 @@ def test_two_labs_do_not_see_each_other() -> None:
 
 def test_the_command_line_makes_uses_and_removes_a_lab() -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "atoll.lab", *arguments]
+        command = [sys.executable, "-m", "tools.netlab", *arguments]
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )

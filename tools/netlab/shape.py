@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from atoll.lab.units import parse_rate, parse_share, parse_time
+from tools.netlab.units import parse_rate, parse_share, parse_time
 
 LEAST_QUEUE_S = 0.1
 """Home routers buffer at least so much: shorter queues starve TCP at slow rates."""

@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from atoll.lab.commands import LabError, ip
+from tools.netlab.commands import LabError, ip
 
 RUN = Path("/run/atoll-lab")
 NAMESPACES = Path("/run/netns")

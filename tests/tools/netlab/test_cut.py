@@ -15,8 +15,8 @@ from typing import IO, Any, TypeVar
 
 import pytest
 
-from atoll.lab.lab import Lab
 from tests.patience import PATIENCE_S
+from tools.netlab.lab import Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netlab]
 
@@ -30,7 +30,7 @@ CUT_S = 20.0
 SILENT_S = 6.0
 """After so much silence rounds go on without a member (the hub's own bound)."""
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SPEC = """
 [job]
 name = "cut"

@@ -26,12 +26,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from atoll.errors import ConfigError
-from atoll.lab import daemon, places
-from atoll.lab.commands import LabError, ip, ip_batch, shell
-from atoll.lab.packets import mac_of
-from atoll.lab.shape import Shape, parse_shape
-from atoll.lab.switch import HostStats
-from atoll.lab.tap import DEVICE
+from tools.netlab import daemon, registry
+from tools.netlab.commands import LabError, ip, ip_batch, shell
+from tools.netlab.packets import mac_of
+from tools.netlab.shape import Shape, parse_shape
+from tools.netlab.switch import HostStats
+from tools.netlab.tap import DEVICE
 
 NETWORK = "10.88.0"
 MOST_HOSTS = 64
@@ -96,9 +96,9 @@ class Lab:
             LabError: there is none of this name.
         """
         try:
-            text = (places.folder_of(name) / SETTINGS).read_text(encoding="utf-8")
+            text = (registry.folder_of(name) / SETTINGS).read_text(encoding="utf-8")
         except OSError as error:
-            up = ", ".join(places.all_labs()) or "none"
+            up = ", ".join(registry.all_labs()) or "none"
             raise LabError("there is no such lab", given=name, expected=f"one of: {up}") from error
         shapes = [Shape(**fields) for fields in json.loads(text)]
         lab = cls(hosts=len(shapes), name=name)
@@ -134,14 +134,14 @@ class Lab:
         Raises:
             LabError: this machine cannot, or the name is taken; nothing is left behind.
         """
-        folder = places.folder_of(self.name)
+        folder = registry.folder_of(self.name)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             raise LabError(
                 "a lab of this name is up already",
                 given=self.name,
-                remedy=f"python -m atoll.lab down --name {self.name}",
+                remedy=f"python -m tools.netlab down --name {self.name}",
             ) from None
         try:
             self._save()
@@ -162,7 +162,7 @@ class Lab:
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-        places.remove(self.name)
+        registry.remove(self.name)
 
     def __enter__(self) -> Self:
         """Start the lab; it is stopped at the end of the block."""
@@ -188,7 +188,7 @@ class Lab:
 
     def argv(self, host: int, command: Sequence[str]) -> list[str]:
         """Return the command line that runs a command inside a host."""
-        namespace = places.host_namespace(self.name, self._checked(host))
+        namespace = registry.host_namespace(self.name, self._checked(host))
         return ["ip", "netns", "exec", namespace, *command]
 
     def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -230,12 +230,12 @@ class Lab:
 
     def _make_hosts(self) -> None:
         """Make the namespaces, and the names that their processes know."""
-        ip("netns", "add", places.switch_namespace(self.name))
+        ip("netns", "add", registry.switch_namespace(self.name))
         table = "".join(f"{self.address(h)} h{h}\n" for h in range(len(self._shapes)))
         own_name = socket.gethostname()
         for host in range(len(self._shapes)):
-            namespace = places.host_namespace(self.name, host)
-            files = places.HOST_FILES / namespace
+            namespace = registry.host_namespace(self.name, host)
+            files = registry.HOST_FILES / namespace
             files.mkdir(parents=True)
             # The machine's own name must lead somewhere too: some programs look themselves up.
             text = f"127.0.0.1 localhost\n{self.address(host)} h{host} {own_name}\n{table}"
@@ -251,11 +251,11 @@ class Lab:
         """Start the process of the switch and wait until its devices are there."""
         shapes = json.dumps([dataclasses.asdict(shape) for shape in self._shapes])
         command = [
-            *("ip", "netns", "exec", places.switch_namespace(self.name)),
-            *(sys.executable, "-m", "atoll.lab.daemon", "--name", self.name, "--shapes", shapes),
+            *("ip", "netns", "exec", registry.switch_namespace(self.name)),
+            *(sys.executable, "-m", "tools.netlab.daemon", "--name", self.name, "--shapes", shapes),
             *(["--guarded"] if guarded else []),
         ]
-        log = places.folder_of(self.name) / "switch.log"
+        log = registry.folder_of(self.name) / "switch.log"
         with log.open("wb") as errors:
             self._daemon = subprocess.Popen(
                 command,
@@ -279,10 +279,10 @@ class Lab:
 
     def _plug_in(self, host: int) -> None:
         """Give a host its end of the cable: an `eth0` with an address, and its neighbours."""
-        namespace = places.host_namespace(self.name, host)
+        namespace = registry.host_namespace(self.name, host)
         ip(
             *("link", "set", f"t{host}", "netns", namespace, "name", "eth0"),
-            namespace=places.switch_namespace(self.name),
+            namespace=registry.switch_namespace(self.name),
         )
         others = [other for other in range(len(self._shapes)) if other != host]
         ip_batch(
@@ -316,16 +316,16 @@ class Lab:
         size = max(2, segments) * SEGMENT_BYTES
         ip(
             *("link", "set", "eth0", "gso_max_size", str(size), "gso_max_segs", str(segments)),
-            namespace=places.host_namespace(self.name, host),
+            namespace=registry.host_namespace(self.name, host),
         )
 
     def _save(self) -> None:
         text = json.dumps([dataclasses.asdict(shape) for shape in self._shapes])
-        (places.folder_of(self.name) / SETTINGS).write_text(text, encoding="utf-8")
+        (registry.folder_of(self.name) / SETTINGS).write_text(text, encoding="utf-8")
 
     def _ask(self, request: dict[str, Any]) -> list[dict[str, int]]:
         """Send a request to the switch and return its answer, the totals of all hosts."""
-        path = places.folder_of(self.name) / daemon.SOCKET
+        path = registry.folder_of(self.name) / daemon.SOCKET
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(START_TIMEOUT_S)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.lab.shape import LEAST_QUEUE_S, parse_shape
-from atoll.lab.units import parse_rate, parse_share, parse_time
+from tools.netlab.shape import LEAST_QUEUE_S, parse_shape
+from tools.netlab.units import parse_rate, parse_share, parse_time
 
 
 def test_quantities_are_read_as_people_write_them() -> None:

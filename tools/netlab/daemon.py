@@ -1,4 +1,4 @@
-"""The process of a lab's switch: `python -m atoll.lab.daemon`, started by `Lab` as root.
+"""The process of a lab's switch: `python -m tools.netlab.daemon`, started by `Lab` as root.
 
 It owns the TAP devices of all hosts, moves packets as the `Switch` says, and answers requests of
 one JSON line each on a Unix socket. When it is guarded (its standard input is a pipe from its
@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.lab import places
-from atoll.lab.shape import Shape
-from atoll.lab.switch import Switch
-from atoll.lab.tap import LARGEST_PACKET_BYTES, open_tap
+from tools.netlab import registry
+from tools.netlab.shape import Shape
+from tools.netlab.switch import Switch
+from tools.netlab.tap import LARGEST_PACKET_BYTES, open_tap
 
 READ_AT_ONCE = 32
 """Packets taken from one host before the others have their turn."""
@@ -84,7 +84,7 @@ class Daemon:
 
 def main(arguments: list[str]) -> int:
     """Open the devices, say that they are there, and serve."""
-    parser = argparse.ArgumentParser(prog="python -m atoll.lab.daemon", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.netlab.daemon", description=__doc__)
     parser.add_argument("--name", required=True, help="name of the lab")
     parser.add_argument("--shapes", required=True, help="JSON list, one object per host")
     parser.add_argument("--guarded", action="store_true", help="standard input is the owner's pipe")
@@ -92,11 +92,11 @@ def main(arguments: list[str]) -> int:
     shapes = [Shape(**fields) for fields in json.loads(given.shapes)]
     _hurry()
     taps = [open_tap(f"t{host}") for host in range(len(shapes))]
-    requests = _listen(places.folder_of(given.name) / SOCKET)
+    requests = _listen(registry.folder_of(given.name) / SOCKET)
     sys.stdout.write(READY + "\n")
     sys.stdout.flush()
     Daemon(Switch(shapes), taps, requests).run(guard=0 if given.guarded else None)
-    places.remove(given.name)
+    registry.remove(given.name)
     return 0
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from atoll.lab.packets import HEADER, MAC_PREFIX, on_the_wire, receivers
-from atoll.lab.shape import Shape
-from atoll.lab.switch import HostStats, Switch
+from tools.netlab.packets import HEADER, MAC_PREFIX, on_the_wire, receivers
+from tools.netlab.shape import Shape
+from tools.netlab.switch import HostStats, Switch
 
 HEADERS = 54  # Ethernet, IPv4, TCP
 
