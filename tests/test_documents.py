@@ -43,7 +43,7 @@ def test_every_invariant_is_numbered_and_held_by_a_test() -> None:
     assert all(NAMED.search(row) for _, row in rows)
 
 
-def test_every_key_of_a_job_file_that_is_about_placing_is_documented() -> None:
+def test_every_placement_key_is_documented() -> None:
     text = (ROOT / "docs" / "guide" / "jobs.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     tables = (config.JobTable, config.NeedsTable, config.LaunchTable)

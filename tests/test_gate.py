@@ -53,7 +53,7 @@ def test_a_loop_without_pauses_cannot_keep_a_reader_out() -> None:
     assert entered.is_set()
 
 
-def test_a_pause_in_a_move_lets_readers_in_and_keeps_the_move_out() -> None:
+def test_pause_admits_readers_and_keeps_writers_out() -> None:
     gate, order = Gate(), []
     inside, leave = threading.Event(), threading.Event()
 
@@ -74,7 +74,7 @@ def test_a_pause_in_a_move_lets_readers_in_and_keeps_the_move_out() -> None:
     assert order == ["read", "moved"]
 
 
-def test_a_move_that_does_not_end_is_not_waited_for_longer_than_asked() -> None:
+def test_endless_write_is_waited_for_until_the_timeout() -> None:
     gate, errors = Gate(), []
 
     def read() -> None:

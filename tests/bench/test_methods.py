@@ -86,7 +86,7 @@ def test_methods_equal_their_references(name: str) -> None:
     assert found["first_deviation"] < 1e-5
 
 
-def test_methods_without_a_reference_equal_the_formula_of_their_suite() -> None:
+def test_methods_without_reference_equal_their_suites_formula() -> None:
     row = next(row for row in ROWS if row.name == "streaming")
     found = compare(Trial(row, 4, 0, QUICK))
     assert "formula" in found["against"]
@@ -96,7 +96,7 @@ def test_methods_without_a_reference_equal_the_formula_of_their_suite() -> None:
 # ------------------------------------------------------------------------------ the ledger
 
 
-def test_what_is_in_the_ledger_is_known_after_a_crash_in_mid_line(tmp_path: Path) -> None:
+def test_ledger_survives_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     ledger = Ledger(path)
     ledger.add(record("ddp", 1.0))
@@ -113,7 +113,7 @@ def test_what_is_in_the_ledger_is_known_after_a_crash_in_mid_line(tmp_path: Path
 # ------------------------------------------------------------------------------ the clock
 
 
-def test_wall_time_is_compute_and_what_of_the_rounds_is_not_hidden() -> None:
+def test_wall_time_is_compute_plus_exposed_communication() -> None:
     clock = Clock(step_s=0.1, round_trip_s=0.5)
     exchanges = [[1_000_000, 250_000, 3]]
     plain = clock.wall_s(exchanges, steps=100, rate_bps=10e6)
@@ -165,7 +165,7 @@ def test_the_rows_of_the_table_have_what_was_asked_for() -> None:
 # ------------------------------------------------------------------------ figures and index
 
 
-def test_figures_are_small_equal_every_time_and_have_words_as_words(tmp_path: Path) -> None:
+def test_figures_are_small_reproducible_and_keep_text(tmp_path: Path) -> None:
     plots = pytest.importorskip("bench.methods.plots", reason="needs matplotlib")
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     records = [record(name, 1.0 + n / 50) for n, name in enumerate(METHODS)]

@@ -46,7 +46,7 @@ def record(variant: str, seed: int, *, reached: tuple[int, int], end: float = 15
 
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=list(GROUPS))
-def test_a_group_has_four_tasks_with_whole_rollouts_and_five_seeds(group: Group) -> None:
+def test_a_group_has_four_tasks_and_five_seeds(group: Group) -> None:
     rl = group.tables("pooled")
     assert len(group.tasks) == 4
     assert group.seeds >= 5
@@ -90,7 +90,7 @@ def test_every_variant_gives_a_point_per_rollout_for_every_task(variant: str) ->
     assert curves == learn(TINY, variant, seed=0)
 
 
-def test_a_run_that_has_ended_is_not_run_again_and_one_that_failed_is(
+def test_only_failed_runs_are_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[str, int]] = []
@@ -110,7 +110,7 @@ def test_a_run_that_has_ended_is_not_run_again_and_one_that_failed_is(
     assert "FAILED: RuntimeError: no" in capsys.readouterr().err
 
 
-def test_the_first_five_seeds_of_every_group_come_before_any_sixth() -> None:
+def test_five_seeds_of_every_group_precede_a_sixth() -> None:
     runs = list(program.plan([RELATED, DIFFERENT], VARIANTS, seeds=0))
     order = [(group.name, seed) for group, variant, seed in runs if variant == "own"]
     fives = [(name, seed) for name in ("related", "different") for seed in range(5)]
@@ -143,13 +143,13 @@ def test_a_mean_needs_twenty_episodes() -> None:
 # ------------------------------------------------------------------------------ the figures
 
 
-def test_steps_to_the_target_are_those_of_the_first_mean_that_is_there() -> None:
+def test_steps_to_target_count_to_the_first_mean_above_it() -> None:
     curve: list[Any] = [[64, None], [128, 99.0], [192, 100.0], [256, 50.0], [320, 200.0]]
     assert steps_to(100.0, curve) == 192
     assert steps_to(201.0, curve) is None
 
 
-def test_an_interval_of_ten_seeds_has_the_quantile_of_nine_degrees_of_freedom() -> None:
+def test_interval_of_ten_seeds_has_nine_degrees_of_freedom() -> None:
     values = [float(n) for n in range(10)]
     found = interval(values)
     deviation = math.sqrt(sum((v - 4.5) ** 2 for v in values) / 9)
@@ -168,7 +168,7 @@ def test_the_ratio_is_the_geometric_mean_over_tasks_and_seeds() -> None:
     assert found["seeds"] == 2
 
 
-def test_a_run_that_never_gets_there_counts_with_all_its_steps_and_is_told() -> None:
+def test_run_that_misses_the_target_counts_all_its_steps() -> None:
     records = [record("own", seed, reached=(0, 500)) for seed in range(2)]
     told = figures(Found(GROUP, records))["own"]["tasks"]
     assert told["a"]["missed"] == 2
@@ -176,7 +176,7 @@ def test_a_run_that_never_gets_there_counts_with_all_its_steps_and_is_told() -> 
     assert (told["b"]["missed"], told["b"]["steps_to_target"]["mean"]) == (0, 500)
 
 
-def test_a_run_with_too_few_episodes_has_no_return_and_is_still_json() -> None:
+def test_run_with_few_episodes_has_no_return_but_is_json() -> None:
     short = record("own", 0, reached=(0, 500))
     short["curves"]["a"] = [[100, None], [200, None]]
     told = figures(Found(GROUP, [short]))["own"]["tasks"]["a"]
@@ -192,7 +192,7 @@ def test_the_claim_on_related_tasks_is_judged_by_the_mean_ratio(pooled: int, hol
     assert claim["holds"] is holds
 
 
-def test_no_worse_within_noise_means_that_the_interval_reaches_one() -> None:
+def test_no_worse_means_that_the_interval_reaches_one() -> None:
     def holds(low: float | None) -> Any:
         ratio = {"mean": 1.2, "low": low, "high": 1.5}
         return judged({"different": {"pooled": {"steps_over_own": ratio}}})[2]["holds"]
@@ -204,7 +204,7 @@ def test_what_was_not_run_is_not_judged() -> None:
     assert [claim["holds"] for claim in judged({})] == [None] * 5
 
 
-def test_all_of_it_is_json_with_a_line_for_every_task_of_every_variant(tmp_path: Path) -> None:
+def test_json_has_a_line_per_task_and_variant(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "rows.jsonl")
     for variant in VARIANTS:
         for seed in range(2):
@@ -219,7 +219,7 @@ def test_all_of_it_is_json_with_a_line_for_every_task_of_every_variant(tmp_path:
     ]  # fmt: skip
 
 
-def test_the_tables_of_a_page_are_replaced_and_the_rest_of_it_stays() -> None:
+def test_only_the_tables_of_a_page_are_replaced() -> None:
     records = [record(v, s, reached=(200, 400)) for v in ("pooled", "own") for s in range(2)]
     results = {"related": figures(Found(GROUP, records))}
     result = {**results, "claims": judged(results)}
@@ -240,7 +240,7 @@ def test_curves_are_averaged_where_every_seed_has_one() -> None:
     assert errors[0] == pytest.approx(5.0)
 
 
-def test_the_figure_is_the_same_every_time_and_names_all_variants(tmp_path: Path) -> None:
+def test_figure_is_reproducible_and_names_all_variants(tmp_path: Path) -> None:
     group = dataclasses.replace(RELATED, seeds=2)
     records = []
     for variant in VARIANTS:

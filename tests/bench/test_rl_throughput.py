@@ -41,7 +41,7 @@ def result(role: str, **more: Any) -> dict[str, Any]:
     return {**told, **more}
 
 
-def test_rates_are_those_between_the_first_and_the_last_point_of_each_policy() -> None:
+def test_rates_span_each_policys_first_and_last_point() -> None:
     results = [
         result("critic", staleness={"0": 7, "2": 1}, dropped={"stale": 2}, sent_bytes=10**9),
         *[result("actor", env_steps=1_000, sent_bytes=40_000) for _ in range(4)],
@@ -62,7 +62,7 @@ def test_a_policy_that_told_nothing_is_no_zero() -> None:
         observed(without_end(DIFFERENT), silent, [], cores=1.0)
 
 
-def test_the_ratio_is_the_median_over_pairs_of_all_policies_together() -> None:
+def test_ratio_is_the_median_over_pairs_of_summed_rates() -> None:
     def pair(system: float) -> Any:
         seen = Observed(
             steps_per_s={"a": system, "b": 50.0}, per_cpu_s=90.0, queue_wait=0.0,

@@ -43,7 +43,7 @@ def test_arithmetic_that_a_busy_machine_slows_down_is_computing() -> None:
     assert row["utilisation"] == pytest.approx(1.0)
 
 
-def test_rows_are_compared_with_no_communication_at_their_own_rate() -> None:
+def test_rows_are_compared_at_their_own_compute_rate() -> None:
     rows = [
         row_of(PLAN, "alone", 20, {"w0": lines(per_step=0.125)}),
         row_of(PLAN, "streaming-diloco int4", 20, {"w0": lines(per_step=0.25)}),

@@ -64,7 +64,7 @@ def submit(
     return client.submit(dump_spec(JobSpec(job=job, launch=table)), files=files or {})
 
 
-def test_command_in_a_container_is_done_and_its_lines_are_at_the_hub(
+def test_containers_command_ends_with_its_lines_at_the_hub(
     hub: HubServer, client: HubClient, start: Callable[[], Node]
 ) -> None:
     start()
@@ -93,7 +93,7 @@ def test_stop_ends_a_container(client: HubClient, start: Callable[[], Node]) -> 
     wait_for(client, job, "stopped")
 
 
-def test_container_that_a_killed_agent_left_is_removed_by_the_next(
+def test_successor_of_a_killed_agent_removes_its_container(
     client: HubClient, daemon: Daemon, start: Callable[[], Node]
 ) -> None:
     first = start()

@@ -85,9 +85,7 @@ def test_program_is_not_root_and_can_become_nothing_else(tmp_path: Path, daemon:
     assert status["NoNewPrivs"].strip() == "1"
 
 
-def test_exit_status_is_the_programs_own_failure_and_its_last_lines_are_told(
-    tmp_path: Path, daemon: Daemon
-) -> None:
+def test_failed_program_shows_status_and_last_lines(tmp_path: Path, daemon: Daemon) -> None:
     ended = to_end("echo last words; exit 7", tmp_path)
     assert (ended.code, ended.tail) == (7, ["last words"])
     assert isinstance(ended.error, ScriptError)
@@ -119,9 +117,7 @@ def test_limits_are_the_kernels(tmp_path: Path, daemon: Daemon) -> None:
     assert lines[-1] == "threads 1"
 
 
-def test_program_above_its_memory_is_ended_and_whose_limit_it_was_is_told(
-    tmp_path: Path, daemon: Daemon
-) -> None:
+def test_program_above_its_memory_limit_is_killed(tmp_path: Path, daemon: Daemon) -> None:
     caps = ResourceCaps(memory_bytes=32 * MB, memory_from="the job's needs")
     ended = to_end("exec tail /dev/zero", tmp_path, caps=caps)
     assert isinstance(ended.error, OutOfMemory), ended
@@ -217,9 +213,7 @@ def test_container_that_fails_for_memory_of_all_is_killed(tmp_path: Path, daemon
     assert ended.code == -9
 
 
-def test_only_what_an_earlier_agent_of_the_same_home_left_is_removed(
-    tmp_path: Path, daemon: Daemon
-) -> None:
+def test_only_containers_of_the_same_home_are_removed(tmp_path: Path, daemon: Daemon) -> None:
     async def scenario() -> tuple[list[int], Exit]:
         lines: list[str] = []
         own = ContainerLauncher(home=tmp_path, node="n")

@@ -16,7 +16,7 @@ from tests.dashboard.scene import Scene
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (1360, "light"), (360, "light")])
-def test_returns_of_one_policy_in_several_jobs_lie_over_each_other(
+def test_returns_of_a_policy_in_several_jobs_overlay(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:
     first, second = Learning(scene), Learning(scene)
@@ -45,9 +45,7 @@ def test_returns_of_one_policy_in_several_jobs_lie_over_each_other(
         assert seen.problems == []
 
 
-def test_losses_and_returns_are_both_there_where_jobs_of_both_kinds_are_compared(
-    scene: Scene, watched: Watch
-) -> None:
+def test_mixed_jobs_compare_losses_and_returns(scene: Scene, watched: Watch) -> None:
     learning = Learning(scene)
     learning.measure(10_000)
     text = scene.submit("text", nodes=1)
@@ -59,9 +57,7 @@ def test_losses_and_returns_are_both_there_where_jobs_of_both_kinds_are_compared
         assert seen.problems == []
 
 
-def test_each_policy_with_a_critic_of_its_own_has_a_curve_of_its_loss(
-    scene: Scene, watched: Watch
-) -> None:
+def test_policies_with_own_critics_have_loss_curves(scene: Scene, watched: Watch) -> None:
     """Without a critic for all of them, each actor tells of the loss of its own values."""
     answer = scene.http.post("/api/jobs", json={"spec": '[job]\nname = "own"\n' + OWN})
     assert answer.status_code == 201, answer.text
@@ -81,9 +77,7 @@ def test_each_policy_with_a_critic_of_its_own_has_a_curve_of_its_loss(
         assert seen.problems == []
 
 
-def test_the_critic_of_a_pool_shows_its_loss_on_the_policies_of_all_jobs(
-    scene: Scene, watched: Watch
-) -> None:
+def test_pooled_critic_shows_loss_per_policy(scene: Scene, watched: Watch) -> None:
     """Its own policy goes by its short name; a policy of another job is named with that job."""
     answer = scene.http.post("/api/jobs", json={"spec": POOL})
     assert answer.status_code == 201, answer.text

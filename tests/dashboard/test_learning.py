@@ -15,9 +15,7 @@ from tests.dashboard.scene import Scene
 CLEAN: list[str] = []
 
 
-def test_policies_are_followed_live_from_their_returns_to_their_episodes(
-    scene: Scene, watched: Watch
-) -> None:
+def test_policies_are_followed_live_to_their_episodes(scene: Scene, watched: Watch) -> None:
     learning = Learning(scene)
     learning.measure(20_000)
     with watched() as seen:

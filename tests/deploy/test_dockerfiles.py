@@ -70,7 +70,7 @@ def test_extras_that_are_installed_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_ends_in_a_command_that_atoll_takes_without_being_root(name: str) -> None:
+def test_image_runs_a_valid_command_without_root(name: str) -> None:
     assert json.loads(last(name, "ENTRYPOINT")) == ["atoll"]
     assert refusal(json.loads(last(name, "CMD"))) == ""
     user, _, _ = last(name, "USER").partition(":")

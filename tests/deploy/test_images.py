@@ -166,9 +166,7 @@ def test_the_image_is_what_the_file_says(daemon: Daemon, image: str) -> None:
     assert details["Size"] - base["Size"] < 300_000_000
 
 
-def test_the_hub_in_a_container_answers_and_ends_when_it_is_asked(
-    daemon: Daemon, image: str
-) -> None:
+def test_hub_in_a_container_answers_and_stops_on_request(daemon: Daemon, image: str) -> None:
     port = free_port()
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

@@ -78,7 +78,7 @@ def until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> No
         time.sleep(0.1)
 
 
-def test_nodes_wait_for_the_ticket_join_by_themselves_and_leave_when_asked(
+def test_nodes_wait_for_the_ticket_join_and_leave(
     machines: Machines,
 ) -> None:
     nodes = {name for name in content()["services"] if name != "hub"}

@@ -108,7 +108,7 @@ def test_what_refers_to_something_refers_to_what_is_there() -> None:
     parse_ticket(objects["Secret/atoll-ticket"]["stringData"]["ticket"])
 
 
-def test_pods_have_no_more_rights_than_they_need_and_time_to_leave() -> None:
+def test_pods_have_minimal_rights_and_time_to_leave() -> None:
     for name, pod in pods():
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["automountServiceAccountToken"] is False, name

@@ -43,7 +43,7 @@ def atoll(home: Path, *words: str, path: str = "") -> subprocess.CompletedProces
 # ------------------------------------------------------------------------------------ files
 
 
-def test_the_units_that_are_shipped_are_those_that_would_be_installed() -> None:
+def test_shipped_units_equal_installed_ones() -> None:
     hub = service("hub", user="atoll")
     node = service("node", user="atoll", arguments=("@/var/lib/atoll/ticket",))
     assert (SHIPPED / "atoll-hub.service").read_text() == hub.text()

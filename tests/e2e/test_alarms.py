@@ -112,9 +112,7 @@ def wrong_clock(hub: KnownHub) -> Iterator[Peer]:
         yield peer
 
 
-def test_zeros_a_slow_machine_and_a_wrong_clock_are_named_and_worth_is_foretold(
-    hub: KnownHub, wrong_clock: Peer
-) -> None:
+def test_zeros_slow_machine_and_wrong_clock_raise_alarms(hub: KnownHub, wrong_clock: Peer) -> None:
     with hub.client() as client:
         job = submit(client, faults={"w1": "zeros", "w2": "slow"})
 

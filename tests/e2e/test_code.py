@@ -54,7 +54,7 @@ def collected(atoll: Atoll, name: str) -> Path:
     return folder
 
 
-def test_command_and_script_have_their_code_and_packages_and_artifacts_come_back(
+def test_code_packages_and_artifacts_travel(
     atoll: Atoll,
 ) -> None:
     hub = atoll.hub()

@@ -59,7 +59,7 @@ def throttled(process: psutil.Process, *, share: float) -> Iterator[None]:
         thread.join()
 
 
-def test_slow_machine_does_fewer_steps_and_arrives_with_the_others(atoll: Atoll) -> None:
+def test_slow_machine_does_fewer_steps_per_round(atoll: Atoll) -> None:
     job = atoll.job(steps=3_500, every=100)
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="quick")
@@ -83,7 +83,7 @@ def test_slow_machine_does_fewer_steps_and_arrives_with_the_others(atoll: Atoll)
     assert slow["wasted_steps"] == 0
 
 
-def test_run_pauses_below_its_least_number_of_members_and_goes_on_by_itself(atoll: Atoll) -> None:
+def test_run_pauses_below_its_minimum_and_continues(atoll: Atoll) -> None:
     # Far more steps than are needed: it is stopped when everything was seen.
     job = atoll.job(steps=1_000_000, every=50, nodes="{min = 2, max = 3}")
     hub = atoll.hub()
@@ -112,7 +112,7 @@ def test_run_pauses_below_its_least_number_of_members_and_goes_on_by_itself(atol
     assert all(r["wasted_steps"] == 0 for r in results if r["member"] != "w0")
 
 
-def test_all_killed_at_once_go_on_from_a_checkpoint_and_one_that_leaves_is_replaced(
+def test_killed_members_resume_and_leaver_is_replaced(
     atoll: Atoll,
 ) -> None:
     job = atoll.job(steps=1_000_000, every=50)
@@ -171,7 +171,7 @@ def _text(path: Path) -> str:
     return path.read_text().replace(" ", "") if path.exists() else ""
 
 
-def test_stopped_run_goes_on_with_other_members_under_another_strategy(atoll: Atoll) -> None:
+def test_run_resumes_with_other_members_and_strategy(atoll: Atoll) -> None:
     # Far more steps than are needed: how many it does is said when it goes on.
     running = atoll.start("run", str(atoll.job(steps=1_000_000, every=25)), "--local", "3")
     folder = _folder(atoll)

@@ -61,7 +61,7 @@ def test_plain_loop_runs_on_two_nodes(atoll: Atoll) -> None:
     assert not atoll.processes()
 
 
-def test_actors_and_a_learner_share_a_queue_alone_and_on_three_nodes(atoll: Atoll) -> None:
+def test_actors_and_learner_share_a_queue_on_three_nodes(atoll: Atoll) -> None:
     alone = subprocess.run(
         [sys.executable, str(EXAMPLES / "actors.py"), "--updates", "30"],
         cwd=atoll.folder,
@@ -79,7 +79,7 @@ def test_actors_and_a_learner_share_a_queue_alone_and_on_three_nodes(atoll: Atol
     assert not atoll.processes()
 
 
-def test_gpt_job_runs_on_four_nodes_that_all_contribute_to_every_round(atoll: Atoll) -> None:
+def test_gpt_runs_on_four_nodes_that_all_contribute(atoll: Atoll) -> None:
     small = ["train.steps=6", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=3", "job.threads=1", "train.eval_tokens=2048", "train.warmup=2"]
     small += ["checkpoint.every=1"]
@@ -120,7 +120,7 @@ def test_four_laptops_run_four_jobs_of_one_batch_shortened(atoll: Atoll) -> None
     assert not atoll.processes()
 
 
-def test_elastic_job_goes_on_without_a_killed_worker_and_takes_it_in_again(atoll: Atoll) -> None:
+def test_elastic_job_survives_a_killed_worker(atoll: Atoll) -> None:
     small = ["train.steps=100000", "model.layers=1", "model.width=32", "train.batch=2"]
     small += ["strategy.every=5", "job.threads=1", "train.eval_tokens=2048", "checkpoint.every=1"]
     words = [word for setting in small for word in ("--set", setting)]

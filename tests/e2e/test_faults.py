@@ -40,7 +40,7 @@ def test_script_that_raises_shows_its_traceback_and_its_node(atoll: Atoll) -> No
     assert not atoll.processes()
 
 
-def test_loss_that_is_not_finite_names_member_and_step_and_is_never_averaged(atoll: Atoll) -> None:
+def test_non_finite_loss_is_named_and_never_averaged(atoll: Atoll) -> None:
     done = atoll.run("run", str(atoll.job(lr="1e9", steps=200)), "--local", "2")
     assert done.code == 1, done.both
     assert "finite" in done.err

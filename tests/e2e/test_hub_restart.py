@@ -94,7 +94,7 @@ def worker_pids(atoll: Atoll) -> set[int]:
     return {process.pid for process in atoll.workers()}
 
 
-def test_workers_train_on_while_the_hub_is_dead_and_finish_with_equal_replicas(
+def test_workers_train_on_while_the_hub_is_dead(
     atoll: Atoll,
 ) -> None:
     words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]

@@ -44,7 +44,7 @@ def damage(folder: Path) -> None:
         part.write_bytes(bytes(data))
 
 
-def test_job_that_was_ended_by_sigterm_and_by_a_kill_resumes_and_finishes(atoll: Atoll) -> None:
+def test_job_resumes_after_sigterm_and_after_sigkill(atoll: Atoll) -> None:
     """SIGTERM is as good as Ctrl+C; a killed command takes everything with it."""
     running = atoll.start("run", str(atoll.job(steps=600, every=20)), "--local", "2")
     until(lambda: list(atoll.runs.glob("*/checkpoints/*/manifest.json")))

@@ -80,7 +80,7 @@ def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("victim", "on_loss", "sizes"), [(0, "wait", [2]), (1, "shrink", [2, 1])])
-def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
+def test_island_with_a_killed_rank_forms_anew(
     atoll: Atoll, victim: int, on_loss: str, sizes: list[int]
 ) -> None:
     # Far more steps than are needed: it is stopped when everything was seen.
@@ -104,7 +104,7 @@ def test_rank_that_is_killed_takes_its_island_out_until_it_has_formed_anew(
     assert len({result["digests"] for result in results}) == 1
 
 
-def test_job_of_islands_is_stopped_without_leftovers_and_goes_on_in_another_mesh(
+def test_stopped_island_job_resumes_in_another_mesh(
     atoll: Atoll,
 ) -> None:
     running = atoll.start("run", str(islands(atoll, steps=100_000, every=5)), "--local", "1")

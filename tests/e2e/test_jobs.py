@@ -88,7 +88,7 @@ def command(*, name: str, run: str, more: str = "") -> str:
     return f'[job]\nname = "{name}"\ncommand = ["{sys.executable}", "-c", """{run}"""]\n{more}'
 
 
-def test_four_trainings_of_one_file_and_one_that_fails_touches_no_other(atoll: Atoll) -> None:
+def test_failing_job_does_not_affect_three_others(atoll: Atoll) -> None:
     hub = atoll.hub()
     join(atoll, hub, "lap1", "lap2", "lap3", "lap4")
     atoll.job()  # writes the text
@@ -118,7 +118,7 @@ def test_four_trainings_of_one_file_and_one_that_fails_touches_no_other(atoll: A
         assert (atoll.runs / views[name]["job"] / "model.safetensors").exists()
 
 
-def test_job_waits_with_its_reason_for_a_node_that_fits_and_priority_decides(atoll: Atoll) -> None:
+def test_job_waits_for_a_fitting_node_by_priority(atoll: Atoll) -> None:
     hub = atoll.hub()
     join(atoll, hub, "small")
     quick = command(name="quick", run="print('ran', flush=True)")
@@ -240,7 +240,7 @@ def test_stop_asks_a_command_to_end_and_kills_one_that_does_not(atoll: Atoll) ->
     until(lambda: not atoll.running(deaf))
 
 
-def test_command_works_on_while_the_hub_is_killed_and_started_again(atoll: Atoll) -> None:
+def test_command_survives_a_hub_restart(atoll: Atoll) -> None:
     port = str(free_port())
     words = ("hub", "--host", "127.0.0.1", "--port", port)
     running = atoll.start(*words)

@@ -74,7 +74,7 @@ def ends_equal(client: HubClient, atoll: Atoll, job: str) -> None:
     assert len({result["digests"] for result in results}) == 1
 
 
-def test_island_whose_further_machine_dies_is_formed_anew_with_another(atoll: Atoll) -> None:
+def test_island_replaces_a_dead_follower_machine(atoll: Atoll) -> None:
     # Far more steps than are needed: it is stopped when everything was seen.
     job = islands(atoll, steps=1_000_000, every=20, machines="2")
     hub = atoll.hub()
@@ -149,7 +149,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.mark.netlab
-def test_island_over_two_hosts_whose_cable_is_pulled_waits_and_is_formed_anew(
+def test_island_forms_anew_after_its_cable_is_pulled(
     hosts: Hosts,
 ) -> None:
     job = islands(hosts, steps=1_000_000, every=20, machines="2")

@@ -44,7 +44,7 @@ def test_a_collective_of_every_step(atoll: Atoll) -> None:
     assert named["collective"] == "tree"
 
 
-def test_too_few_members_for_a_rule_are_refused_before_anything_starts(atoll: Atoll) -> None:
+def test_too_few_members_for_a_rule_are_refused(atoll: Atoll) -> None:
     job = atoll.job(steps=15)
     job.write_text(job.read_text().replace("[strategy]\n", '[strategy]\naggregate = "krum:1"\n'))
     done = atoll.run("run", str(job), "--local", "4")

@@ -106,7 +106,7 @@ def test_two_policies_and_a_critic_on_this_machine(atoll: Atoll) -> None:
     assert not atoll.processes()
 
 
-def test_members_that_are_killed_asked_to_leave_or_stopped_go_on_where_they_were(
+def test_rl_members_resume_after_kill_leave_or_stop(
     atoll: Atoll,
 ) -> None:
     hub = hub_with(atoll, slots=3)
@@ -151,7 +151,7 @@ def goes_on(client: HubClient, job_id: str, member: str) -> bool:
     return any("goes on after" in line["text"] for line in lines)
 
 
-def test_a_fifth_policy_of_another_job_joins_and_a_broken_one_touches_nobody(atoll: Atoll) -> None:
+def test_fifth_policy_joins_and_broken_one_is_isolated(atoll: Atoll) -> None:
     hub = hub_with(atoll, slots=4)
     pool = 'record = false\npool = "pool/balance"'
     with hub.client() as client:

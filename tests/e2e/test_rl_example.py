@@ -18,7 +18,7 @@ POLICIES = ("cart", "acrobat", "pendulum", "lander")
 SHORT = ("rl.rollout=32", "rl.epochs=1", "rl.critic_epochs=1")
 
 
-def test_the_example_ends_with_a_table_a_report_and_an_episode_of_every_policy(
+def test_example_ends_with_table_report_and_episodes(
     atoll: Atoll,
 ) -> None:
     words = [word for setting in SHORT for word in ("--set", setting)]
@@ -48,7 +48,7 @@ def test_the_example_ends_with_a_table_a_report_and_an_episode_of_every_policy(
     assert not atoll.processes()
 
 
-def test_an_environment_that_does_not_exist_is_named_before_anything_starts(atoll: Atoll) -> None:
+def test_unknown_environment_is_named_before_the_start(atoll: Atoll) -> None:
     wrong = atoll.folder / "wrong.toml"
     wrong.write_text(EXAMPLE.read_text(encoding="utf-8").replace("Acrobot-v1", "Acrobat-v1"))
     done = atoll.run("run", str(wrong), "--local", "5")

@@ -38,7 +38,7 @@ def write_job(atoll: Atoll) -> Path:
     return path
 
 
-def test_two_language_models_share_a_value_model_and_one_is_killed(atoll: Atoll) -> None:
+def test_language_models_share_a_critic_and_survive_a_kill(atoll: Atoll) -> None:
     running = atoll.start("run", str(write_job(atoll)), "--local", "3")
     metrics = until(lambda: next(atoll.runs.glob("*/metrics.jsonl"), None))
 

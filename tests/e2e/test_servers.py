@@ -68,7 +68,7 @@ def test_a_killed_member_and_a_killed_server_do_not_end_a_run(atoll: Atoll) -> N
     assert not atoll.processes()
 
 
-def test_a_killed_hub_takes_its_servers_with_it_and_the_run_goes_on(atoll: Atoll) -> None:
+def test_run_survives_a_killed_hub_and_its_servers(atoll: Atoll) -> None:
     words = ["hub", "--host", "127.0.0.1", "--port", str(free_port())]
     hub = atoll.start(*words)
     known = ready(atoll, hub)

@@ -11,7 +11,7 @@ from tests.e2e.conftest import Atoll, ticket_of, until
 pytestmark = pytest.mark.e2e
 
 
-def test_three_commands_train_on_two_machines_and_collect_the_results(atoll: Atoll) -> None:
+def test_three_commands_train_and_collect_the_results(atoll: Atoll) -> None:
     hub = atoll.hub()
     ticket = ticket_of(hub)
     for name in ("kitchen", "attic"):

@@ -114,7 +114,7 @@ def check(machines: TwoMachines, done: Done, *, route: str, alone: bool = False)
 
 
 @pytest.mark.parametrize("route", ["relay", "direct"])
-def test_diloco_over_a_slow_long_line_ends_with_identical_replicas(
+def test_diloco_over_a_slow_line_ends_with_equal_replicas(
     machines: TwoMachines, route: str
 ) -> None:
     machines.gather()

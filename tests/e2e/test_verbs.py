@@ -54,7 +54,7 @@ def test_life_of_a_job_through_the_verbs(atoll: Atoll) -> None:
     assert "left the hub" in left.out
 
 
-def test_who_logged_in_may_run_a_job_and_a_machine_that_joined_may_not(atoll: Atoll) -> None:
+def test_logged_in_user_may_run_a_job_but_a_node_may_not(atoll: Atoll) -> None:
     hub = atoll.hub()
     atoll.join(ticket_of(hub), name="kitchen")
     (atoll.folder / "quick.py").write_text(QUICK)
@@ -112,7 +112,7 @@ def test_doctor_passes_on_this_machine_with_a_hub(atoll: Atoll) -> None:
         assert f"pass  {name}" in done.out, done.out
 
 
-def test_doctor_fails_with_a_remedy_when_the_named_hub_is_not_there(atoll: Atoll) -> None:
+def test_doctor_fails_with_a_remedy_if_the_hub_is_absent(atoll: Atoll) -> None:
     done = atoll.run("doctor", "--hub", "atoll://127.0.0.1:9/" + "x" * 32, "--port", "0")
     assert done.code == 1
     assert "FAIL  hub" in done.out

@@ -12,7 +12,7 @@ from tests.faults.simulation.schedule import run_cell
 CELLS_OF_A_SEED = 500
 
 
-def test_matrix_is_the_product_of_its_lists_without_what_cannot_be() -> None:
+def test_matrix_is_the_product_without_impossible_pairs() -> None:
     cells = matrix()
     assert len(set(cells)) == len(cells) > 800
     assert {cell.phase for cell in cells} == set(PHASES)

@@ -96,7 +96,7 @@ def test_workers_are_never_more_than_the_bound_apart(example: Any) -> None:
     assert shard.slowest(set()) == 3
 
 
-def test_without_staleness_a_step_is_taken_once_with_all_gradients(example: Any) -> None:
+def test_without_staleness_each_step_has_all_gradients(example: Any) -> None:
     shard = shard_of(example, workers=2, staleness=0)
     rows = torch.tensor([1, 3])
     shard.write(0, 0, rows, torch.full((2, 8), 3.0))

@@ -110,9 +110,7 @@ def test_it_validates_the_agreed_parameters(tmp_path: Path, example: Any) -> Non
     assert found[4] == found[5] == found[6] == found[7]
 
 
-def test_checkpoints_hold_the_agreed_parameters_and_training_goes_on_from_its_own(
-    tmp_path: Path, example: Any
-) -> None:
+def test_checkpoints_hold_the_agreed_parameters(tmp_path: Path, example: Any) -> None:
     quiet = fit(example, make_run(SingleGroup(), tmp_path / "quiet", num_slots=1))
     saver = pl.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1)
     run = make_run(SingleGroup(), tmp_path, num_slots=1)

@@ -122,9 +122,7 @@ def test_it_evaluates_the_agreed_parameters(tmp_path: Path, example: Any) -> Non
     assert len({own[step] for step in (1, 2, 3)}) == 3
 
 
-def test_it_saves_the_agreed_parameters_and_training_goes_on_from_its_own(
-    tmp_path: Path, example: Any
-) -> None:
+def test_it_saves_the_agreed_parameters(tmp_path: Path, example: Any) -> None:
     quiet = train_alone(example, tmp_path / "quiet", eval_strategy="no")
     trainer = train_alone(
         example, tmp_path, eval_strategy="no", save_strategy="steps", save_steps=3

@@ -180,7 +180,7 @@ def measured(stats: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.e2e
-def test_a_node_and_its_workers_reach_the_hub_by_the_proxy_they_were_given(
+def test_node_and_workers_reach_the_hub_by_a_proxy(
     start: Callable[..., ProxyProcess], tmp_path: Path
 ) -> None:
     proxy = start("http", "user:pass")
@@ -230,7 +230,7 @@ def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
             assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
 
 
-def test_what_a_person_names_wins_over_the_environment_and_that_over_the_past(
+def test_named_proxy_beats_environment_beats_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub = "https://hub.example:7700"

@@ -93,7 +93,7 @@ def test_a_token_in_the_address_is_gone_after_the_login(hub: HubServer) -> None:
         assert client.get("/api/jobs", params={"token": hub.operator_token}).status_code == 401
 
 
-def test_a_cookie_does_not_travel_in_the_clear_where_tls_is_spoken(secure: HubServer) -> None:
+def test_cookie_is_never_sent_in_clear_under_tls(secure: HubServer) -> None:
     with web(secure) as client:
         moved = client.get("/", params={"token": secure.operator_token})
         assert "secure" in moved.headers["set-cookie"].lower().replace(" ", "").split(";")

@@ -48,9 +48,7 @@ def operators_home(hub: HubServer, home: Path) -> Path:
     return home
 
 
-def test_a_person_logs_in_looks_and_is_logged_out_by_the_operator(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_user_logs_in_and_is_logged_out_by_the_operator(hub: HubServer, tmp_path: Path) -> None:
     olga = operators_home(hub, tmp_path / "olga")
     made = command(olga, "ticket", "new", "--role", "viewer", "--valid", "30m", "--name", "visit")
     file = tmp_path / "ticket"
@@ -97,7 +95,7 @@ def person_ticket(hub: HubServer) -> str:
         return client.create_ticket(role="viewer")
 
 
-def test_hub_writes_its_ticket_for_machines_that_start_by_themselves(tmp_path: Path) -> None:
+def test_hub_writes_its_ticket_for_unattended_machines(tmp_path: Path) -> None:
     file = tmp_path / "shared" / "ticket"
     words = ["hub", "--host", "127.0.0.1", "--port", "0", "--ticket-file", str(file)]
     process = subprocess.Popen(
@@ -114,9 +112,7 @@ def test_hub_writes_its_ticket_for_machines_that_start_by_themselves(tmp_path: P
         process.communicate(timeout=PATIENCE_S)
 
 
-def test_a_machine_that_is_shut_out_ends_what_it_runs_and_stays_out(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_evicted_machine_ends_its_work_and_stays_out(hub: HubServer, tmp_path: Path) -> None:
     olga = operators_home(hub, tmp_path / "olga")
     node = Node(hub.ticket, tmp_path / "box", "--name", "box")
     other: Node | None = None

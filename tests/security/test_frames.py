@@ -165,7 +165,7 @@ def test_a_frame_above_the_limit_closes_its_connection_only(hub: Program) -> Non
     hub.alive()
 
 
-def test_a_hello_that_is_replayed_without_its_token_opens_nothing(hub: Program) -> None:
+def test_replayed_hello_without_token_is_refused(hub: Program) -> None:
     first = greeting("box", hub.node, incarnation="real")
     with opened(hub) as socket:
         socket.send(first)
@@ -177,7 +177,7 @@ def test_a_hello_that_is_replayed_without_its_token_opens_nothing(hub: Program) 
         assert isinstance(answer(socket, 2), QueueItems)
 
 
-def test_a_process_that_was_replaced_cannot_come_back_with_its_old_hello(hub: Program) -> None:
+def test_replaced_process_cannot_reuse_its_hello(hub: Program) -> None:
     with opened(hub) as old:
         old.send(greeting("box", hub.node, incarnation="first"))
         assert isinstance(answer(old, 1), Welcome)

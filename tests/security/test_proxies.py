@@ -51,7 +51,7 @@ def test_a_wrong_address_of_a_proxy_is_told() -> None:
         TrustedProxies(["nginx"])
 
 
-def test_wrong_secrets_behind_a_proxy_count_for_their_own_address(tmp_path: Path) -> None:
+def test_guessing_behind_a_proxy_counts_by_client_address(tmp_path: Path) -> None:
     with serving(tmp_path, trust_proxy=("127.0.0.1",)) as hub:
         guesser = {"x-forwarded-for": "6.6.6.6"}
         with web(hub, "guess") as client:

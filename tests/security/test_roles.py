@@ -139,7 +139,7 @@ def addresses(hub: HubServer) -> dict[str, Endpoint]:
     return {path: app for path, app in found.items() if path != "/{path:path}"}
 
 
-def test_every_address_has_a_line_in_the_table_and_every_line_an_address(hub: HubServer) -> None:
+def test_role_table_covers_every_address(hub: HubServer) -> None:
     known = {
         f"{method} {path}"
         for path, app in addresses(hub).items()
@@ -151,7 +151,7 @@ def test_every_address_has_a_line_in_the_table_and_every_line_an_address(hub: Hu
 
 
 @pytest.mark.parametrize("role", ALL.split())
-def test_each_role_gets_past_the_doors_that_the_table_names_and_no_other(
+def test_each_role_has_exactly_the_tables_permissions(
     hub: HubServer, job: str, tokens: dict[str, str], role: str
 ) -> None:
     wrong = []

@@ -85,9 +85,7 @@ def test_database_of_the_hub_is_for_its_owner_alone(hub: HubServer, tmp_path: Pa
     assert database.exists()
 
 
-def test_backup_keeps_keys_for_the_owner_alone_and_nodes_know_the_hub_again(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_backup_keeps_keys_private_and_the_hubs_identity(hub: HubServer, tmp_path: Path) -> None:
     me = joined(hub, tmp_path / "home")
     ticket = parse_ticket(hub.ticket)
     taken = take(
@@ -142,7 +140,7 @@ def test_processes_of_a_job_do_not_inherit_the_ticket(monkeypatch: pytest.Monkey
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
-def test_standing_ticket_that_was_revoked_is_another_one_after_a_restart(tmp_path: Path) -> None:
+def test_revoked_standing_ticket_differs_after_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path) as hub:
         old = parse_ticket(hub.ticket).secret
         with operator(hub) as client:

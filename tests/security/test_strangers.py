@@ -201,7 +201,7 @@ def session(hub: HubServer, address: str) -> Iterator[ClientConnection]:
 # ------------------------------------------------------------------------------ connections
 
 
-def test_one_address_holds_so_many_connections_and_others_get_in_again_later(
+def test_connections_are_limited_by_address(
     plain: HubServer,
 ) -> None:
     until(lambda: len(gate_of(plain)) == 0)
@@ -218,7 +218,7 @@ def test_one_address_holds_so_many_connections_and_others_get_in_again_later(
         assert client.get("/healthz").status_code == 200
 
 
-def test_a_flood_drops_its_own_oldest_and_honest_machines_get_through(tmp_path: Path) -> None:
+def test_flood_drops_its_own_oldest_connections(tmp_path: Path) -> None:
     limits = Limits(strangers=30, head_s=30.0)
     with serving(tmp_path, limits=limits) as hub, contextlib.ExitStack() as stack:
         flood = [stack.enter_context(raw(hub)) for _ in range(100)]
@@ -273,7 +273,7 @@ def test_rates_are_counted_in_bounded_memory() -> None:
     assert len(limit) <= 100
 
 
-def test_a_hub_may_hold_more_connections_than_programs_usually_may(tmp_path: Path) -> None:
+def test_hub_raises_its_limit_of_open_files(tmp_path: Path) -> None:
     proc = Path("/proc/self/limits")
     if not proc.exists():
         pytest.skip("this system has no /proc")
@@ -353,7 +353,7 @@ def test_fragments_before_a_hello_do_not_add_up(plain: HubServer) -> None:
 # ------------------------------------------------------------------------------------- rate
 
 
-def test_joins_of_one_address_are_limited_also_with_right_tickets(tmp_path: Path) -> None:
+def test_joins_of_one_address_are_limited(tmp_path: Path) -> None:
     with serving(tmp_path, limits=STRICT) as hub, web(hub) as stranger:
         secret = parse_ticket(hub.ticket).secret
         statuses = [
@@ -363,7 +363,7 @@ def test_joins_of_one_address_are_limited_also_with_right_tickets(tmp_path: Path
         assert statuses == [201] * STRICT.joins_per_minute + [429, 429]
 
 
-def test_wrong_secrets_slow_an_address_down_and_right_ones_still_pass(tmp_path: Path) -> None:
+def test_guessing_is_slowed_but_right_secrets_pass(tmp_path: Path) -> None:
     with serving(tmp_path) as hub:
         with web(hub, "guess") as guesser:
             statuses = {guesser.get("/api/jobs").status_code for _ in range(12)}

@@ -50,7 +50,7 @@ def test_a_wrong_wish_is_told(wish: str) -> None:
         choose(wish, host="0.0.0.0")
 
 
-def test_hub_on_every_address_speaks_tls_only_and_its_ticket_says_how_to_know_it(
+def test_public_hub_speaks_tls_only_and_pins_it_in_tickets(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path, host="0.0.0.0") as hub:
@@ -100,9 +100,7 @@ def test_ca_of_the_hub_is_open_to_strangers_and_its_key_is_not(secure: HubServer
     assert all(path.stat().st_mode & 0o077 == 0 for path in keys)
 
 
-def test_another_hub_than_the_tickets_is_refused_before_a_secret_is_sent(
-    secure: HubServer, tmp_path: Path
-) -> None:
+def test_wrong_hub_is_refused_before_a_secret_is_sent(secure: HubServer, tmp_path: Path) -> None:
     told = parse_ticket(secure.ticket)
     wrong = Ticket(told.host, told.port, told.secret, mark="0" * 40)
     with pytest.raises(AuthError, match="not the hub of this ticket"):
@@ -187,7 +185,7 @@ async def say_hello(me: Identity, way: HubEndpoint) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 0xABCDEF, 0x0F << 150])
-def test_certificate_that_was_revoked_opens_nothing_with_a_new_token(
+def test_revoked_certificate_fails_with_a_new_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     if number:  # TLS libraries write some numbers with a zero before them, and some without
@@ -250,7 +248,7 @@ def rsa_request() -> str:
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
-def test_node_asks_for_a_new_certificate_when_a_third_of_its_life_is_left(
+def test_node_renews_at_a_third_of_certificate_life(
     secure: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = joined(secure, tmp_path, name="lasting")
@@ -270,7 +268,7 @@ def test_renewal_needs_the_certificate_that_ends(secure: HubServer, tmp_path: Pa
         client.renew(request)
 
 
-def test_identity_counts_no_more_when_the_authority_or_the_certificate_is_another(
+def test_identity_ends_with_its_authority_or_certificate(
     secure: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = joined(secure, tmp_path, name="known")
@@ -285,7 +283,7 @@ def test_identity_counts_no_more_when_the_authority_or_the_certificate_is_anothe
 # --------------------------------------------------------------------- the authority itself
 
 
-def test_hubs_certificate_is_renewed_before_its_end_and_when_its_names_change(
+def test_hub_renews_its_certificate_in_time(
     tmp_path: Path,
 ) -> None:
     clock = VirtualClock()
@@ -353,9 +351,7 @@ def key_and_request(path: Path) -> str:
     return tls_identity.signing_request(path)
 
 
-def test_peer_certificate_reaches_the_application_over_http_and_websocket(
-    secure: HubServer, tmp_path: Path
-) -> None:
+def test_peer_certificate_reaches_the_application(secure: HubServer, tmp_path: Path) -> None:
     """The one thing that is relied on of uvicorn's inside: a state per connection."""
     seen: list[object] = []
     assert secure.hub is not None

@@ -179,9 +179,7 @@ def until(condition: Callable[[], T], machines: Machines, *, timeout_s: float) -
 
 
 @pytest.mark.parametrize("route", ["auto"])
-def test_host_that_is_cut_off_for_20_s_is_left_out_and_comes_back_by_itself(
-    tmp_path: Path, route: str
-) -> None:
+def test_host_cut_off_for_20_s_is_left_out_and_returns(tmp_path: Path, route: str) -> None:
     with running(tmp_path, route=route) as machines:
         until(
             lambda: machines.contributors(since=0.0)[-3:] == [4, 4, 4],

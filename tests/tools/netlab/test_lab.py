@@ -77,7 +77,7 @@ def test_round_trips_and_rates_are_what_was_asked_for() -> None:
         assert receiver.received_bytes > 7.5e6
 
 
-def test_each_direction_has_its_own_rate_and_a_link_can_be_changed() -> None:
+def test_link_rates_are_by_direction_and_changeable() -> None:
     with Lab(hosts=2, up="4mbit", rtt="10ms") as lab, serving(lab):
         (up_bps,) = numbers(lab, 1, "push", "500000")
         assert 2e6 < up_bps < 4e6
@@ -127,7 +127,7 @@ def test_hosts_know_each_other_and_themselves_by_name() -> None:
         assert done.stdout.split() == [lab.address(0), lab.address(1), lab.address(1)]
 
 
-def test_nothing_is_left_at_the_end_of_the_block_and_processes_are_ended() -> None:
+def test_nothing_is_left_at_the_end_of_the_block() -> None:
     with Lab(hosts=2) as lab:
         process = lab.popen(1, ["sleep", "1000"])
         assert left_behind(lab.name)

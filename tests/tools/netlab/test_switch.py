@@ -43,7 +43,7 @@ def test_a_round_trip_takes_the_mean_of_both_ends() -> None:
     assert (there, back) == pytest.approx((0.03, 0.04))
 
 
-def test_packets_leave_at_the_rate_of_the_slower_of_upload_and_download() -> None:
+def test_rate_is_the_slower_of_upload_and_download() -> None:
     for up_bps, down_bps in ((1e6, 0.0), (0.0, 1e6), (1e6, 1e6), (1e6, 9e6), (9e6, 1e6)):
         switch = Switch([Shape(up_bps=up_bps, queue_s=9), Shape(down_bps=down_bps, queue_s=9)])
         for _ in range(100):
@@ -93,7 +93,7 @@ def test_the_share_of_lost_packets_is_what_was_asked() -> None:
     assert arrived + lost == 20_000
 
 
-def test_a_cut_host_neither_sends_nor_receives_and_what_is_under_way_is_lost() -> None:
+def test_cut_host_loses_packets_in_flight() -> None:
     switch = Switch([Shape(rtt_s=1.0), Shape()])
     switch.arrive(0, packet(1), 0.0)
     switch.set_cut(1, cut=True)
