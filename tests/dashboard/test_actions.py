@@ -177,6 +177,9 @@ def test_tokens_open_the_page_only_for_people(browser: object, hub: HubServer) -
     assert (good.status_code, good.headers["location"]) == (303, "./")
 
 
-@pytest.mark.parametrize("name", ["../pages.py", "app.py", "index.html", "nothing.js", "%2e%2e"])
+@pytest.mark.parametrize(
+    "name",
+    ["../pages.py", "app.py", "index.html", "nothing.js", "%2e%2e", "lib", "lib/../../sse.py"],
+)
 def test_static_files_are_only_those_of_the_page(hub: HubServer, name: str) -> None:
     assert httpx.get(f"{hub.url}/static/{name}", trust_env=False).status_code in (401, 404)

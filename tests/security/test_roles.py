@@ -23,7 +23,7 @@ TABLE = {
     "GET /": ALL,
     "POST /login": ALL,
     "POST /logout": ALL,
-    "GET /static/{name}": ALL,
+    "GET /static/{name:path}": ALL,
     "GET /healthz": ALL,
     "GET /ca.pem": ALL,
     "POST /api/join": ALL,

@@ -7,9 +7,10 @@ would cost the hub 40 MB. Without it the page says so and works on.
 
 from __future__ import annotations
 
+import functools
 import html
 import importlib.util
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -22,10 +23,9 @@ from atoll.hub.http.endpoint import HttpRefused, audit_as
 from atoll.hub.http.middleware import cookie_name, source_of, token_of
 from atoll.hub.security.auth import PEOPLE
 
-FOLDER = Path(__file__).parent / "dashboard"
+FOLDER = Path(__file__).parent / "static"
 
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
-_NAME = re.compile(r"[a-z_]+\.(?:js|css)")
 
 _SECURITY = {
     "content-security-policy": (
@@ -99,17 +99,16 @@ def _login_form(problem: str = "") -> Response:
 
 
 async def static(request: Request, _context: Context) -> Response:
-    """GET /static/NAME: modules, style sheets, plotly.js."""
+    """GET /static/ROOM/NAME: modules, style sheets, plotly.js."""
     name = request.path_params["name"]
     if name == "plotly.min.js":
         found = plotly_script()
         if found is not None:
             headers = {"cache-control": "public, max-age=86400"}
             return FileResponse(found, media_type="text/javascript", headers=headers)
-    elif _NAME.fullmatch(name) and (FOLDER / name).is_file():
+    elif (file := _served_files().get(name)) is not None:
         headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
-        media_type = _TYPES[Path(name).suffix]
-        return FileResponse(FOLDER / name, media_type=media_type, headers=headers)
+        return FileResponse(file, media_type=_TYPES[file.suffix], headers=headers)
     raise HttpRefused(404, HubError("there is no such file", given=repr(name[:100])))
 
 
@@ -123,9 +122,16 @@ def plotly_script() -> Path | None:
     return None
 
 
+@functools.cache
+def _served_files() -> Mapping[str, Path]:
+    """Return every module and style sheet by its path; a name outside this table is a 404."""
+    files = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
+    return {path.relative_to(FOLDER).as_posix(): path for path in files}
+
+
 def _preloads() -> str:
-    """Return links that let a browser fetch every module at once, not one after another."""
-    names = sorted(path.name for path in FOLDER.glob("*.js"))
+    """Return links that let a browser fetch all modules at once instead of one after another."""
+    names = sorted(name for name in _served_files() if name.endswith(".js"))
     return "\n".join(f'<link rel="modulepreload" href="static/{name}">' for name in names)
 
 

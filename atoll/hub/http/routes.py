@@ -65,7 +65,7 @@ def routes(context: Context) -> list[BaseRoute]:
         open_at("/", get=pages.page),
         open_at("/login", post=pages.login),
         open_at("/logout", post=pages.logout),
-        open_at("/static/{name}", get=pages.static),
+        open_at("/static/{name:path}", get=pages.static),
         open_at("/healthz", get=hub.health),
         open_at("/ca.pem", get=access.show_ca),
         open_at("/api/join", post=access.join),

@@ -1,11 +1,11 @@
 // One machine: what it is, what its owner allows, what it runs, and its past.
 
-import { nodeButtons } from "./actions.js";
-import { Chart, colour, dates } from "./charts.js";
-import { bar, element, facts, fill, link, pill, setText } from "./dom.js";
-import { age, bits, bytes, count, milliseconds, NONE, percent } from "./format.js";
-import { get } from "./hub.js";
-import { nodeReason, nodeState } from "./store.js";
+import { nodeButtons } from "../lib/actions.js";
+import { Chart, colour, dates } from "../lib/charts.js";
+import { bar, element, facts, fill, link, pill, setText } from "../lib/dom.js";
+import { age, bits, bytes, count, milliseconds, NONE, percent } from "../lib/format.js";
+import { get } from "../lib/client.js";
+import { nodeReason, nodeState } from "../lib/store.js";
 
 const RANGES = [["hour", 3600], ["day", 86400], ["week", 7 * 86400], ["month", 31 * 86400]];
 const REFRESH_MS = 15000;

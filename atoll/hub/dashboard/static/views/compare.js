@@ -1,16 +1,16 @@
 // Compare: several jobs over each other, against steps, tokens or time, and their last figures.
 
-import { Chart, colour } from "./charts.js";
-import { Curves } from "./curves.js";
-import { element, empty, link, pill } from "./dom.js";
+import { Chart, colour } from "../lib/charts.js";
+import { Curves } from "../lib/curves.js";
+import { element, empty, link, pill } from "../lib/dom.js";
 import { ReturnPanels } from "./compare_returns.js";
-import { bytes, count, loss, NONE } from "./format.js";
-import { get, path } from "./hub.js";
-import { score } from "./job_learning.js";
-import { LearningCurves } from "./learning_curves.js";
+import { bytes, count, loss, NONE } from "../lib/format.js";
+import { get, path } from "../lib/client.js";
+import { score } from "../job/learning.js";
+import { LearningCurves } from "../lib/learning_curves.js";
 import { took } from "./jobs.js";
-import { jobState } from "./store.js";
-import { Table } from "./table.js";
+import { jobState } from "../lib/store.js";
+import { Table } from "../lib/table.js";
 
 const AXES = [["step", "step"], ["tokens", "tokens"], ["time", "time since start"]];
 const REFRESH_MS = 3000;

@@ -1,13 +1,13 @@
 // Overview of a job of policies: how their returns rise, what the critic learns, and what happened.
 
-import { Chart, colour, dates } from "./charts.js";
-import { card, drawn, element, empty, fill, link, pill } from "./dom.js";
-import { eventLine } from "./event_line.js";
-import { bytes, count, duration, loss, NONE } from "./format.js";
-import { get, path } from "./hub.js";
-import { criticOf, policiesOf } from "./learning_curves.js";
-import { memberState } from "./store.js";
-import { Table } from "./table.js";
+import { Chart, colour, dates } from "../lib/charts.js";
+import { card, drawn, element, empty, fill, link, pill } from "../lib/dom.js";
+import { eventLine } from "../lib/event_line.js";
+import { bytes, count, duration, loss, NONE } from "../lib/format.js";
+import { get, path } from "../lib/client.js";
+import { criticOf, policiesOf } from "../lib/learning_curves.js";
+import { memberState } from "../lib/store.js";
+import { Table } from "../lib/table.js";
 
 const CHARTS = [
   ["explained-chart", "What the critic explains", "of the variance of returns", "explained_variance", { format: "" }],

@@ -1,8 +1,8 @@
 // All that the page has of the shown job: its view, curves, rounds, events and lines.
 
-import { Curves } from "./curves.js";
-import { get } from "./hub.js";
-import { LearningCurves } from "./learning_curves.js";
+import { Curves } from "../lib/curves.js";
+import { get } from "../lib/client.js";
+import { LearningCurves } from "../lib/learning_curves.js";
 
 const MAX_ROUNDS = 600;
 const MAX_EVENTS = 1000;

@@ -1,11 +1,11 @@
 // Events: alarms with cause and remedy, what happened, and (for operators) who did what.
 
-import { silence } from "./actions.js";
-import { button, element, empty, fill, link, pill, setText } from "./dom.js";
-import { eventLine } from "./event_line.js";
-import { duration, moment, NONE } from "./format.js";
-import { get } from "./hub.js";
-import { Table } from "./table.js";
+import { silence } from "../lib/actions.js";
+import { button, element, empty, fill, link, pill, setText } from "../lib/dom.js";
+import { eventLine } from "../lib/event_line.js";
+import { duration, moment, NONE } from "../lib/format.js";
+import { get } from "../lib/client.js";
+import { Table } from "../lib/table.js";
 
 const PARTS = [["alarms", "Alarms"], ["happened", "What happened"], ["audit", "Who did what"]];
 const REFRESH_MS = 5000;

@@ -1,9 +1,9 @@
 // Files of a job: checkpoints, artifacts and the rest to download, and the job file.
 
-import { element, empty, fill, link } from "./dom.js";
-import { bytes, moment } from "./format.js";
-import { get, path } from "./hub.js";
-import { Table } from "./table.js";
+import { element, empty, fill, link } from "../lib/dom.js";
+import { bytes, moment } from "../lib/format.js";
+import { get, path } from "../lib/client.js";
+import { Table } from "../lib/table.js";
 
 const REFRESH_MS = 5000;
 

@@ -1,9 +1,9 @@
 // Timeline of a job: what every member did in each round, and the rounds as a table.
 
-import { element, pill } from "./dom.js";
-import { bytes, clock, duration } from "./format.js";
+import { element, pill } from "../lib/dom.js";
+import { bytes, clock, duration } from "../lib/format.js";
 import { Gantt } from "./gantt.js";
-import { Table } from "./table.js";
+import { Table } from "../lib/table.js";
 
 const NUMBERS = [5, 10, 25, 50, 100, 250];
 

@@ -1,10 +1,10 @@
 // Jobs: all of them, filtered by state, batch and text.
 
-import { erase } from "./actions.js";
-import { bar, button, element, empty, link, pill, setText } from "./dom.js";
-import { count, duration, loss, moment, NONE } from "./format.js";
-import { jobState, problem } from "./store.js";
-import { Table } from "./table.js";
+import { erase } from "../lib/actions.js";
+import { bar, button, element, empty, link, pill, setText } from "../lib/dom.js";
+import { count, duration, loss, moment, NONE } from "../lib/format.js";
+import { jobState, problem } from "../lib/store.js";
+import { Table } from "../lib/table.js";
 
 const STATES = ["all", "running", "waiting", "paused", "done", "failed", "stopped"];
 

@@ -1,10 +1,10 @@
 // Overview of a job: what each node is worth, its curves, and what happened.
 
-import { Chart, dates } from "./charts.js";
-import { card, element, empty, fill, link, pill } from "./dom.js";
-import { count, percent } from "./format.js";
-import { eventLine, isBad } from "./event_line.js";
-import { Table } from "./table.js";
+import { Chart, dates } from "../lib/charts.js";
+import { card, element, empty, fill, link, pill } from "../lib/dom.js";
+import { count, percent } from "../lib/format.js";
+import { eventLine, isBad } from "../lib/event_line.js";
+import { Table } from "../lib/table.js";
 
 const CHARTS = [
   ["loss-chart", "Loss", "nats per token", ["loss", "held_out"], { format: "" }],

@@ -1,11 +1,11 @@
 // Fleet: the map, what all machines are together, and a line for each.
 
-import { bar, card, element, empty, facts, fill, link, pill, setText } from "./dom.js";
-import { age, bits, bytes, count, milliseconds, NONE, plural, rate } from "./format.js";
+import { bar, card, element, empty, facts, fill, link, pill, setText } from "../lib/dom.js";
+import { age, bits, bytes, count, milliseconds, NONE, plural, rate } from "../lib/format.js";
 import { FleetMap } from "./map.js";
 import { NodePanel } from "./node.js";
-import { nodeReason, nodeState, shortJob } from "./store.js";
-import { Table } from "./table.js";
+import { nodeReason, nodeState, shortJob } from "../lib/store.js";
+import { Table } from "../lib/table.js";
 
 const SHOWN_RUNS = 2;
 const FILTERS = ["all", "online", "paused", "draining", "lost"];

@@ -1,9 +1,9 @@
 // Members of a job: who trains where, how far each is, and what went wrong with it.
 
-import { element, link, pill } from "./dom.js";
-import { age, bytes, count, loss, NONE, percent } from "./format.js";
-import { memberState } from "./store.js";
-import { Table } from "./table.js";
+import { element, link, pill } from "../lib/dom.js";
+import { age, bytes, count, loss, NONE, percent } from "../lib/format.js";
+import { memberState } from "../lib/store.js";
+import { Table } from "../lib/table.js";
 
 export class MembersPart {
   constructor(store, data) {

@@ -1,8 +1,8 @@
 // What the processes of a job print: followed live, or searched at the hub.
 
-import { element, setText } from "./dom.js";
-import { moment } from "./format.js";
-import { get, path } from "./hub.js";
+import { element, setText } from "../lib/dom.js";
+import { moment } from "../lib/format.js";
+import { get, path } from "../lib/client.js";
 
 const MAX_LINES = 2000;
 const FOUND = 1000;

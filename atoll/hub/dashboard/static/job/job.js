@@ -1,17 +1,17 @@
 // One job: how it stands, and the parts of its page.
 
-import { jobButtons } from "./actions.js";
-import { element, fill, link, setPill, setText } from "./dom.js";
-import { bytes, count, duration, loss, percent } from "./format.js";
-import { JobData } from "./job_data.js";
-import { FilesPart } from "./job_files.js";
-import { LearningPart, score } from "./job_learning.js";
-import { MembersPart } from "./job_members.js";
-import { OutputPart } from "./job_output.js";
-import { OverviewPart } from "./job_overview.js";
-import { TimelinePart } from "./job_timeline.js";
-import { criticOf, policiesOf } from "./learning_curves.js";
-import { jobState, problem } from "./store.js";
+import { jobButtons } from "../lib/actions.js";
+import { element, fill, link, setPill, setText } from "../lib/dom.js";
+import { bytes, count, duration, loss, percent } from "../lib/format.js";
+import { JobData } from "./data.js";
+import { FilesPart } from "./files.js";
+import { LearningPart, score } from "./learning.js";
+import { MembersPart } from "./members.js";
+import { OutputPart } from "./output.js";
+import { OverviewPart } from "./overview.js";
+import { TimelinePart } from "./timeline.js";
+import { criticOf, policiesOf } from "../lib/learning_curves.js";
+import { jobState, problem } from "../lib/store.js";
 
 const PARTS = {
   overview: ["Overview", OverviewPart], timeline: ["Timeline", TimelinePart],

@@ -1,8 +1,8 @@
 // Compare, for jobs of policies: one chart for each policy, in which its returns in all chosen jobs
 // lie over each other, in the colours of the jobs.
 
-import { Chart, colour } from "./charts.js";
-import { element } from "./dom.js";
+import { Chart, colour } from "../lib/charts.js";
+import { element } from "../lib/dom.js";
 
 const MOST = 12;
 

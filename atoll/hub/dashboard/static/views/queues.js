@@ -1,10 +1,10 @@
 // Queues and topics: how full, how old, how fast; and the dead letters of one.
 
-import { letter } from "./actions.js";
-import { button, element, empty, link, setText } from "./dom.js";
-import { bytes, count, duration, NONE } from "./format.js";
-import { get } from "./hub.js";
-import { Table } from "./table.js";
+import { letter } from "../lib/actions.js";
+import { button, element, empty, link, setText } from "../lib/dom.js";
+import { bytes, count, duration, NONE } from "../lib/format.js";
+import { get } from "../lib/client.js";
+import { Table } from "../lib/table.js";
 
 const REFRESH_MS = 3000;
 const SHOWN_PAYLOAD = 300;

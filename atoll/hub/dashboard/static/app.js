@@ -1,18 +1,18 @@
 // The page: which view is shown, the stream of ticks, and the bar above.
 
-import { CompareView } from "./compare.js";
-import { setText, setPill } from "./dom.js";
-import { say, show } from "./dialog.js";
-import { EventsView } from "./events.js";
-import { FleetView } from "./fleet.js";
-import { bytes, duration } from "./format.js";
-import { Stream } from "./hub.js";
-import { JobView } from "./job.js";
-import { JobsView } from "./jobs.js";
-import { setUpKeys, showKeys } from "./keys.js";
-import { QueuesView } from "./queues.js";
-import { Store } from "./store.js";
-import { setUpTheme } from "./theme.js";
+import { CompareView } from "./views/compare.js";
+import { setText, setPill } from "./lib/dom.js";
+import { say, show } from "./lib/dialog.js";
+import { EventsView } from "./views/events.js";
+import { FleetView } from "./views/fleet.js";
+import { bytes, duration } from "./lib/format.js";
+import { Stream } from "./lib/client.js";
+import { JobView } from "./job/job.js";
+import { JobsView } from "./views/jobs.js";
+import { setUpKeys, showKeys } from "./lib/keys.js";
+import { QueuesView } from "./views/queues.js";
+import { Store } from "./lib/store.js";
+import { setUpTheme } from "./lib/theme.js";
 
 const VIEWS = {
   fleet: FleetView, jobs: JobsView, compare: CompareView, queues: QueuesView, events: EventsView,

@@ -3,7 +3,7 @@
 import { button } from "./dom.js";
 import { ask } from "./dialog.js";
 import { bytes, count } from "./format.js";
-import { get, path, post, remove } from "./hub.js";
+import { get, path, post, remove } from "./client.js";
 
 export async function drain(node, draining) {
   const given = await ask(draining

@@ -1,8 +1,8 @@
 // Rounds of every member as bars on a canvas: compute, wait, send, vote, apply.
 
-import { colour } from "./charts.js";
-import { element, setText } from "./dom.js";
-import { clock, duration } from "./format.js";
+import { colour } from "../lib/charts.js";
+import { element, setText } from "../lib/dom.js";
+import { clock, duration } from "../lib/format.js";
 
 const PHASES = [
   ["compute_s", "compute", "--series-0"], ["wait_s", "wait", "--wait"], ["send_s", "send", "--series-6"],

@@ -1,8 +1,8 @@
 // The fleet as a drawing: the hub in the middle, nodes around it, links as wide as they are fast.
 
-import { drawn, element, set, setText } from "./dom.js";
-import { bits, milliseconds } from "./format.js";
-import { nodeReason, nodeState } from "./store.js";
+import { drawn, element, set, setText } from "../lib/dom.js";
+import { bits, milliseconds } from "../lib/format.js";
+import { nodeReason, nodeState } from "../lib/store.js";
 
 const LABELLED = 24; // with more nodes, names are told where one looks
 const SHAPES = {
