@@ -147,7 +147,10 @@ def pairs(n: int, *, round_: int) -> list[int]:
 
 def spectral_gap(weights: Tensor) -> float:
     """Return 1 - rho of a mixing matrix; 1: all are together after one round."""
-    found = torch.linalg.eigvals(weights).abs().sort(descending=True).values
+    # The general solver may not converge where an eigenvalue repeats, as in the complete graph.
+    symmetric = torch.equal(weights, weights.T)
+    values = (torch.linalg.eigvalsh if symmetric else torch.linalg.eigvals)(weights)
+    found = values.abs().sort(descending=True).values
     return 1.0 - float(found[1]) if len(found) > 1 else 1.0
 
 
