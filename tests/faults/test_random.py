@@ -62,7 +62,7 @@ def test_slot_that_is_leased_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     def all_the_same(members: Iterable[str], **more: Any) -> dict[str, int]:
         return dict.fromkeys(members, 0)
 
-    monkeypatch.setattr(atoll.rounds.data_slots, "deal", all_the_same)
+    monkeypatch.setattr(atoll.rounds.data_slots, "assign", all_the_same)
     assert broken_by(Cell("slow", "join wait", "worker", "relay"))
 
 

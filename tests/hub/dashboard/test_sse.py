@@ -141,7 +141,7 @@ def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(
     async def nothing(_context: Context, _job: str) -> dict[str, Any]:
         return {}
 
-    monkeypatch.setattr(snapshot_module, "worth_of", nothing)
+    monkeypatch.setattr(snapshot_module, "node_value", nothing)
 
     async def test(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job

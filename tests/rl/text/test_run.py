@@ -108,7 +108,7 @@ def test_one_member_trains_the_beginning_and_the_others_take_it(
 ) -> None:
     spec, channel = job(rl_table(), steps=3), InMemoryChannel()
     first = shared_start_model(spec, member(0, spec, channel, tmp_path))
-    monkeypatch.delattr(start, "train_beginning")  # nobody else has to
+    monkeypatch.delattr(start, "train_start_model")  # nobody else has to
     other = shared_start_model(spec, member(1, spec, channel, tmp_path))
     assert first is not None
     assert other is not None
