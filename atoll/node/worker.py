@@ -36,10 +36,9 @@ from atoll.node.agent.process_tree import watch_parent
 from atoll.node.imports import load, modules_of_rank
 from atoll.node.islands.failure_cause import error_file
 from atoll.wire.limits import EXIT_LEFT, EXIT_REPLACED
-from atoll.wire.messages import Finished, Metrics, Point
+from atoll.wire.messages import Finished
 
 if TYPE_CHECKING:
-    from atoll.net.outbox import SyncOutbox
     from atoll.train.island.island_trainer import TrainerIsland
     from atoll.train.join_job import JoinedJob
 
@@ -219,13 +218,12 @@ def _train_with(
     spec: JobSpec,
     leave: LeaveRequested,
 ) -> dict[str, Any]:
+    from atoll.train.results.metrics import metrics_outbox
     from atoll.train.trainer import train_job
 
     connection = enrolled.connection
     link, registered = connection.link, connection.registered
-    metrics: SyncOutbox[Point] = link.outbox(
-        lambda seq, points: Metrics(link.incarnation, seq, points)
-    )
+    metrics = metrics_outbox(link)
     saver = enrolled.saver()
     store = enrolled.store()
     try:

@@ -118,6 +118,19 @@ def test_a_job_is_followed_live_in_all_its_parts(scene: Scene, watched: Watch) -
         assert seen.hosts == {f"127.0.0.1:{scene.hub.port}"}
 
 
+def test_a_metric_that_the_hub_never_saw_can_be_drawn(scene: Scene, watched: Watch) -> None:
+    job = scene.submit("own-metric")
+    members = scene.train(job, steps=20, rounds=1)
+    with watched() as seen:
+        page = seen.go(f"jobs/{job}")
+        for step in (30, 40):
+            scene.measure(members[0], step, held_out=False, **{"my/temperature": step / 10})
+        page.get_by_label("Metric to draw").select_option("my/temperature")
+        chart = page.locator("#metric-chart")
+        expect(chart).to_have_attribute("aria-label", re.compile("my/temperature: .*w0 4.000"))
+        assert seen.problems == CLEAN
+
+
 def test_what_each_node_is_worth_is_said(scene: Scene, watched: Watch) -> None:
     job = scene.submit("worth")
     scene.train(job, steps=20, rounds=8)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from atoll.clock import VirtualClock
+from atoll.clock import Clock, VirtualClock
 from atoll.group.single import SingleGroup
 from atoll.run import Run
+from atoll.task import Task
 from atoll.train.results import script_meter
 from atoll.train.results.metrics import Recorder
 from atoll.wire.messages import Event, Point
@@ -20,14 +21,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Point | Event]:
     """Return what is told to the hub, from now on."""
     heard: list[Point | Event] = []
 
-    def to_list(connection: object, task: object, **rest: object) -> object:
-        clock = rest["clock"]
-        recorder = Recorder(
-            task, clock=clock, report=heard.append, announce=heard.append,  # type: ignore[arg-type]
-        )  # fmt: skip
-        return recorder, lambda: None
+    def to_list(task: Task, *, clock: Clock) -> Recorder:
+        return Recorder(task, clock=clock, report=heard.append, announce=heard.append)
 
-    monkeypatch.setattr(script_meter, "open_recorder", to_list)
+    monkeypatch.setattr(script_meter, "Recorder", to_list)
     return heard
 
 

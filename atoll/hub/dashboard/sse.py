@@ -25,7 +25,6 @@ from atoll.hub.http.context import Context
 from atoll.hub.http.endpoint import HttpRefused, identity_of
 from atoll.hub.http.hub import rss_bytes
 from atoll.hub.http.jobs import view_of
-from atoll.hub.observability.metrics import HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS
 
 SEND_TIMEOUT_S = 10.0
 MAX_STREAMS = 32
@@ -39,13 +38,6 @@ _FIRST_LINES = 200
 _FIRST_EVENTS = 300
 ROUNDS_LATE_S = 3.0
 """How long after a verdict in memory its row is looked for on the disk."""
-_SHOWN = (
-    "loss", "tokens_per_s", HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS,
-    "tokens", "compute_s", "wall_s", "sent_bytes", "received_bytes",
-    "env_steps", "env_steps_per_s", "return", "explained_variance",
-    "value_loss",
-)  # fmt: skip
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -187,7 +179,7 @@ class Feed:
             )
         rounds = await self._rounds(picture)
         tick |= {
-            "points": [_slim(point) for point in points],
+            "points": points,
             "events": events,
             "rounds": rounds,
             "lines": lines,
@@ -269,14 +261,6 @@ class _Stream(Response):
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": text, "more_body": True})
         return more
-
-
-def _slim(point: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a point that charts show."""
-    values = point["values"]
-    shown = {name: values[name] for name in _SHOWN if name in values}
-    of_policies = {n: v for n, v in values.items() if n.startswith("value_loss.")}
-    return point | {"values": shown | of_policies}
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -127,7 +127,7 @@ def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str], queu
             jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock, blobs=held),
             logs=Logs(database, clock=clock),
             history=past,
-            metrics=Metrics(database, jobs_dir=jobs_dir, history=past),
+            metrics=Metrics(database, jobs_dir=jobs_dir, history=past, events=told),
             events=told,
             files=Files(database, jobs_dir=jobs_dir),
             blobs=held,

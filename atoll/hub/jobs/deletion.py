@@ -43,6 +43,7 @@ OF_JOB = {
     "logs": "id",
     "open_joins": "epoch",
     "point_cursors": "member",
+    "metric_names": "name",
     "points": "id",
     "round_leases": "round",
     "round_timelines": "epoch",

@@ -46,8 +46,8 @@ points are kept as such."""
 FINEST_S = min(KEPT_S)
 MAX_NAMES = 4_000
 """Different names of figures, of all owners together; further ones are not kept."""
-MAX_VALUES = 48
-"""Figures of one owner in one bucket."""
+MAX_VALUES = 256
+"""Figures of one owner in one bucket: as many as a job may report."""
 MAX_PENDING = 100_000
 """Buckets that wait for the disk; with more the oldest go."""
 

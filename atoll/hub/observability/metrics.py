@@ -1,15 +1,16 @@
 """Measurements of members: each stored once, old ones thinned, the latest kept in memory.
 
-`metrics.jsonl` in the job's folder keeps every point. The database keeps enough of them for a
-chart: when a member has more than `MAX_POINTS`, every second point of its older half goes, so the
-past gets coarser but never shorter. Points with held-out figures are rare and stay, up to a bound
-of their own. What single points do not tell any more, the buckets of the history do.
+`metrics.jsonl` in the job's folder keeps every point with every value. The database keeps enough of
+them for a chart: when a member has more than `MAX_POINTS`, every second point of its older half is
+deleted, so the past gets coarser but never shorter. Points with held-out figures are rare and have
+a bound of their own. The buckets of the history cover what the deleted points showed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import msgspec
 
 from atoll.hub.db.database import Database, LastIdCache
 from atoll.hub.nodes.history import History
-from atoll.hub.observability.events import append_lines
+from atoll.hub.observability.events import Events, append_lines
 from atoll.wire.messages import Point
 
 SCHEMA = """
@@ -33,7 +34,13 @@ CREATE TABLE IF NOT EXISTS point_cursors (
     job TEXT NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL, seq INTEGER NOT NULL,
     PRIMARY KEY (job, member, incarnation)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS metric_names (
+    job TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (job, name)
+) WITHOUT ROWID;
 """
+
+MAX_NAMES = 256
+"""Different names of values in the database per job; an event says when a job reports more."""
 
 MAX_POINTS = 4_000
 """Points of one member in the database, but for those with held-out figures."""
@@ -50,13 +57,13 @@ HELD_OUT_TOKENS = "held_out_tokens"
 """Name of the value that a member measures on text that nobody trains on, nats per token."""
 
 _HELD_OUT = frozenset({HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS})
-_MAX_VALUES = 64
+_MAX_NAME_LENGTH = 64
 _encoder = msgspec.json.Encoder()
 
 
 @dataclass(slots=True)
 class Latest:
-    """The last that a member told: the newest value seen of every name."""
+    """The newest value of every name that a member reported."""
 
     time: float = 0.0
     step: int = 0
@@ -73,6 +80,7 @@ class Metrics:
         *,
         jobs_dir: Path,
         history: History | None = None,
+        events: Events | None = None,
         max_points: int = MAX_POINTS,
     ) -> None:
         """Start with what the database has.
@@ -81,15 +89,25 @@ class Metrics:
             database: Where points are kept.
             jobs_dir: Folder with the folders of the jobs.
             history: Gets the figures of every point besides.
+            events: Where it is said that a job reports more than `MAX_NAMES` names.
             max_points: Points of one member that are kept, but for those with held-out figures.
         """
         self._database = database
         self._jobs_dir = jobs_dir
         self._history = history
+        self._events = events
         self._max_points = max_points
         self._counts: dict[tuple[str, str, int], int] = {}
         self._newest = LastIdCache()
         self._latest: dict[str, dict[str, Latest]] = {}
+        self._names: dict[str, set[str]] = {}
+        self._too_many: set[str] = set()
+        """Jobs for which the event about too many names was raised."""
+        self._file_lock = asyncio.Lock()
+        self._in_file: dict[tuple[str, str, str], int] = {}
+        """Number of the last point in `metrics.jsonl`, by job, member and incarnation."""
+        self._deleted: set[str] = set()
+        """Jobs deleted in this life of the hub: a late point must not make their folder anew."""
 
     async def add(
         self, job: str, member: str, *, incarnation: str, seq: int, points: Sequence[Point]
@@ -100,20 +118,26 @@ class Metrics:
             The last number that is durable.
         """
         last = seq + len(points) - 1
+        # Before the transaction: a crash may leave a line twice in the file, but never lose one,
+        # and a slow disk under the file does not hold the database's lock.
+        await self._append(job, member, incarnation, seq, points)
+        names, added = self._allowed(job, points)
+        too_many = self._say_too_many(job, member, points, names)
 
         def write(connection: sqlite3.Connection) -> tuple[int, Sequence[Point]]:
-            row = connection.execute(
-                "SELECT seq FROM point_cursors WHERE job = ? AND member = ? AND incarnation = ?",
-                (job, member, incarnation),
-            ).fetchone()
-            known = row[0] if row else 0
+            known = _cursor(connection, (job, member, incarnation))
+            if too_many is not None:
+                too_many(connection)
             fresh = points[max(0, known - seq + 1) :]
             if not fresh:
                 return max(known, last), fresh
             connection.executemany(
                 'INSERT INTO points (job, member, time, step, round, kept, "values")'
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [_row(job, member, point) for point in fresh],
+                [_row(job, member, point, names) for point in fresh],
+            )
+            connection.executemany(
+                "INSERT OR IGNORE INTO metric_names VALUES (?, ?)", [(job, name) for name in added]
             )
             connection.execute(
                 "INSERT OR REPLACE INTO point_cursors VALUES (?, ?, ?, ?)",
@@ -124,17 +148,17 @@ class Metrics:
             self._thin(connection, job, member, len(fresh) - held_out)
             if held_out:
                 self._thin_held_out(connection, job, member, held_out)
-            first = last - len(fresh) + 1
-            append_lines(
-                self._jobs_dir / job / "metrics.jsonl",
-                [_line(member, incarnation, first + i, point) for i, point in enumerate(fresh)],
-            )
             return last, fresh
 
-        done, fresh = await self._database.write(write)
+        try:
+            done, fresh = await self._database.write(write)
+        except BaseException:
+            self._names.pop(job, None)  # read anew: the names of this call are not on disk
+            self._too_many.discard(job)
+            raise
         latest = self._of(job).setdefault(member, Latest())
         for point in fresh:
-            values = _bounded(point.values)
+            values = _values(point, names)
             _remember(latest, point.time, point.step, point.round, values)
             if self._history is not None:
                 self._history.note(f"{job}/{member}", point.time, {**values, "step": point.step})
@@ -191,7 +215,58 @@ class Metrics:
         """Drop from memory what is known of a job that was deleted."""
         self._newest.forget(job)
         self._latest.pop(job, None)
+        self._names.pop(job, None)
+        self._too_many.discard(job)
+        self._deleted.add(job)
+        self._in_file = {key: seq for key, seq in self._in_file.items() if key[0] != job}
         self._counts = {key: count for key, count in self._counts.items() if key[0] != job}
+
+    async def _append(
+        self, job: str, member: str, incarnation: str, seq: int, points: Sequence[Point]
+    ) -> None:
+        """Append points numbered from `seq` to the job's file, unless they are in it."""
+        key = (job, member, incarnation)
+        async with self._file_lock:
+            if key not in self._in_file:
+                self._in_file[key] = await self._database.read(lambda found: _cursor(found, key))
+            skip = max(0, self._in_file[key] - seq + 1)
+            lines = [
+                _line(member, incarnation, seq + at, point)
+                for at, point in enumerate(points)
+                if at >= skip
+            ]
+            if not lines or job in self._deleted:
+                return
+            path = self._jobs_dir / job / "metrics.jsonl"
+            await asyncio.to_thread(append_lines, path, lines)
+            self._in_file[key] = seq + len(points) - 1
+
+    def _allowed(self, job: str, points: Sequence[Point]) -> tuple[set[str], list[str]]:
+        """Return the names of a job that the database keeps, and the new ones among them."""
+        known = self._names.get(job)
+        if known is None:
+            known = self._names[job] = self._database.read_now(
+                lambda connection: _read_names(connection, job)
+            )
+        reported = dict.fromkeys(name for point in points for name in point.values)
+        new = [name for name in reported if name not in known and len(name) <= _MAX_NAME_LENGTH]
+        added = new[: max(0, MAX_NAMES - len(known))]
+        known.update(added)
+        return known, added
+
+    def _say_too_many(
+        self, job: str, member: str, points: Sequence[Point], names: set[str]
+    ) -> Callable[[sqlite3.Connection], int] | None:
+        """Return what stores the event about values that are not kept; None where all are."""
+        left_out = next((n for point in points for n in point.values if n not in names), None)
+        if left_out is None or job in self._too_many or self._events is None:
+            return None
+        self._too_many.add(job)
+        text = (
+            f"{member} reports metrics that only metrics.jsonl keeps, {left_out[:64]!r} first: the "
+            f"database holds {MAX_NAMES} names of at most {_MAX_NAME_LENGTH} characters per job"
+        )
+        return self._events.storing(job, "metric-names", text, member=member)
 
     def _of(self, job: str) -> dict[str, Latest]:
         """Return the latest values of a job, read from disk after a restart."""
@@ -245,6 +320,19 @@ class Metrics:
         return self._counts[key]
 
 
+def _cursor(connection: sqlite3.Connection, key: tuple[str, str, str]) -> int:
+    """Return the number of the last stored point of an incarnation; 0: none."""
+    row = connection.execute(
+        "SELECT seq FROM point_cursors WHERE job = ? AND member = ? AND incarnation = ?", key
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _read_names(connection: sqlite3.Connection, job: str) -> set[str]:
+    rows = connection.execute("SELECT name FROM metric_names WHERE job = ?", (job,))
+    return {name for (name,) in rows}
+
+
 def _last_id(connection: sqlite3.Connection, job: str) -> int:
     (last,) = connection.execute("SELECT max(id) FROM points WHERE job = ?", (job,)).fetchone()
     return int(last or 0)
@@ -285,15 +373,15 @@ def _point(
     }  # fmt: skip
 
 
-def _row(job: str, member: str, point: Point) -> tuple[object, ...]:
+def _row(job: str, member: str, point: Point, names: set[str]) -> tuple[object, ...]:
     kept = int(_is_held_out(point))
-    values = _encoder.encode(_bounded(point.values)).decode()
+    values = _encoder.encode(_values(point, names)).decode()
     return job, member, point.time, point.step, point.round, kept, values
 
 
-def _bounded(values: dict[str, float]) -> dict[str, float]:
-    """Return at most `_MAX_VALUES` of the values; NaN and infinity stay (JSON has null)."""
-    return {name[:64]: value for name, value in list(values.items())[:_MAX_VALUES]}
+def _values(point: Point, names: set[str]) -> dict[str, float]:
+    """Return the values that the database keeps; NaN and infinity stay (JSON has null)."""
+    return {name: value for name, value in point.values.items() if name in names}
 
 
 def _line(member: str, incarnation: str, seq: int, point: Point) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from atoll.clock import Clock
-from atoll.group.connect import Connection
+from atoll.net.outbox import SyncOutbox
+from atoll.net.sync_link import SyncLink
 from atoll.strategies.base import SyncResult
 from atoll.task import Task
 from atoll.wire.messages import Event, Metrics, Point
@@ -182,17 +183,6 @@ class Meter:
         return values
 
 
-def open_recorder(
-    connection: Connection | None, task: Task, *, clock: Clock, flush_timeout_s: float
-) -> tuple[Recorder, Callable[[], object]]:
-    """Return a recorder, and what brings its last points to the hub within `flush_timeout_s`."""
-    if connection is None:
-        return Recorder(task, clock=clock), lambda: None
-    link = connection.link
-    outbox = link.outbox(_metrics_of(link.incarnation))
-    recorder = Recorder(task, clock=clock, report=outbox.add, announce=link.notify)
-    return recorder, lambda: outbox.close(timeout_s=flush_timeout_s)
-
-
-def _metrics_of(incarnation: str) -> Callable[[int, list[Point]], Metrics]:
-    return lambda seq, points: Metrics(incarnation, seq, points)
+def metrics_outbox(link: SyncLink) -> SyncOutbox[Point]:
+    """Return the outbox that ships a member's points to the hub."""
+    return link.outbox(lambda seq, points: Metrics(link.incarnation, seq, points))

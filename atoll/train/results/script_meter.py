@@ -11,7 +11,13 @@ from atoll.group.base import Group
 from atoll.group.connect import Connection
 from atoll.strategies.base import SyncResult
 from atoll.task import Task
-from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals, open_recorder
+from atoll.train.results.metrics import (
+    REPORT_EVERY_S,
+    Meter,
+    Recorder,
+    Totals,
+    metrics_outbox,
+)
 
 
 class ScriptMeter:
@@ -37,9 +43,14 @@ class ScriptMeter:
     def open(self, task: Task, connection: Connection | None, *, flush_timeout_s: float) -> None:
         """Send the points of this task from now on."""
         self._task = task
-        self._recorder, self._flush = open_recorder(
-            connection, task, clock=self._clock, flush_timeout_s=flush_timeout_s
-        )
+        if connection is None:
+            self._recorder = Recorder(task, clock=self._clock)
+        else:
+            outbox = metrics_outbox(connection.link)
+            self._recorder = Recorder(
+                task, clock=self._clock, report=outbox.add, announce=connection.link.notify
+            )
+            self._flush = lambda: outbox.close(timeout_s=flush_timeout_s)
         self._recorder.point({"parameters": task.num_parameters})
 
     def log(

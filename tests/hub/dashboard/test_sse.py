@@ -158,7 +158,9 @@ def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(
             tick, more = await tick_of(feed)
             steps += [point["step"] for point in tick["points"]]
             sizes.append(len(tick["points"]))
-            assert all(point["values"] == {"loss": 1.0} for point in tick["points"])
+            assert all(
+                point["values"] == {"loss": 1.0, "grad_norm": 2.0} for point in tick["points"]
+            )
             feed.cursors = Cursors.read(str(feed.cursors), job)
         assert (steps, sizes) == (list(range(4500)), [2000, 2000, 500])
         tick, _ = await tick_of(feed)

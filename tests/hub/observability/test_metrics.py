@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sqlite3
 from pathlib import Path
 
+import pytest
+
 from atoll.hub.db.stores import Stores
-from atoll.hub.observability.metrics import Metrics
+from atoll.hub.observability.metrics import MAX_NAMES, Metrics
 from atoll.wire.messages import Point
 from tests.hub.durable import with_stores
 
@@ -85,5 +88,41 @@ def test_a_loss_that_is_not_a_number_does_not_break_the_page(tmp_path: Path) -> 
         )
         (stored,) = await stores.metrics.read("j")
         assert stored["values"] == {"loss": None}
+
+    with_stores(tmp_path, test)
+
+
+def test_names_over_the_bound_stay_in_the_file_with_one_event(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        many = {f"own/{n}": float(n) for n in range(MAX_NAMES + 5)}
+        for seq in (1, 2):
+            points = [point(seq, **many)]
+            await stores.metrics.add("j", "w0", incarnation="i", seq=seq, points=points)
+        for stored in await stores.metrics.read("j"):
+            assert stored["values"] == dict(list(many.items())[:MAX_NAMES])
+        lines = (tmp_path / "jobs" / "j" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["values"] for line in lines] == [many, many]
+        (event,) = await stores.events.read("j")
+        assert event["kind"] == "metric-names"
+        assert f"own/{MAX_NAMES}" in event["text"]
+
+    with_stores(tmp_path, test)
+
+
+def test_a_failed_write_is_repeated_without_a_second_line(tmp_path: Path) -> None:
+    async def test(stores: Stores) -> None:
+        write = stores.database.write
+
+        async def fail(fn: object) -> None:
+            raise sqlite3.OperationalError("locked")
+
+        stores.database.write = fail  # type: ignore[method-assign,assignment]
+        with pytest.raises(sqlite3.OperationalError):
+            await stores.metrics.add("j", "w0", incarnation="i", seq=1, points=[point(1, new=2.0)])
+        stores.database.write = write  # type: ignore[method-assign]
+        await stores.metrics.add("j", "w0", incarnation="i", seq=1, points=[point(1, new=2.0)])
+        assert [item["values"] for item in await stores.metrics.read("j")] == [{"new": 2.0}]
+        lines = (tmp_path / "jobs" / "j" / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == 1
 
     with_stores(tmp_path, test)

@@ -7,6 +7,7 @@ import { bytes, count, duration, loss, NONE } from "../lib/format.js";
 import { get, path } from "../lib/client.js";
 import { criticOf, policiesOf } from "../lib/learning_curves.js";
 import { memberState } from "../lib/store.js";
+import { MetricChart } from "../lib/metric_chart.js";
 import { Table } from "../lib/table.js";
 
 const CHARTS = [
@@ -34,6 +35,7 @@ export class LearningPart {
     this.episodes = element("div", { class: "episodes" });
     this.episodesCard = card("Episodes", element("p", { class: "quiet" }, "One of each policy at its end, always its most likely action."), this.episodes);
     this.episodesCard.hidden = true;
+    this.metric = new MetricChart(data);
     this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });
     this.element = element("div", { class: "stackview" },
       card("Policies", this.policies.element), this.criticCard, this.episodesCard,
@@ -45,7 +47,8 @@ export class LearningPart {
             id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
           }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
         this.returns = element("div", { class: "charts panels" }),
-        element("div", { class: "charts three" }, ...this.charts.map(([chart]) => chart.element))),
+        element("div", { class: "charts three" }, ...this.charts.map(([chart]) => chart.element)),
+        this.metric.element),
       card("Events", this.events));
     this.timer = setInterval(() => this.#load(), FILES_MS);
     this.#load();
@@ -78,6 +81,7 @@ export class LearningPart {
       const own = policies.flatMap((policy) => this.#traces(policy, kind));
       chart.draw([...own, ...(kind === "value_loss" ? this.#foreign(policies) : [])], [], kind === "value_loss" ? "step" : this.axis);
     }
+    this.metric.draw(this.axis);
   }
 
   // Returns of one environment can be compared; those of different ones have a scale each.
@@ -155,6 +159,7 @@ export class LearningPart {
 
   close() {
     clearInterval(this.timer);
+    this.metric.close();
     for (const [chart] of [...this.charts, ...(this.panels ?? [])]) chart.close();
   }
 }

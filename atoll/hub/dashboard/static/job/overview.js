@@ -4,6 +4,7 @@ import { Chart, dates } from "../lib/charts.js";
 import { card, element, empty, fill, link, pill } from "../lib/dom.js";
 import { count, percent } from "../lib/format.js";
 import { eventLine, isBad } from "../lib/event_line.js";
+import { MetricChart } from "../lib/metric_chart.js";
 import { Table } from "../lib/table.js";
 
 const CHARTS = [
@@ -28,6 +29,7 @@ export class OverviewPart {
     this.worthTable = new Table({ label: "What each node adds", columns: WORTH, key: (row) => row.member });
     this.worth = card("Is it worth it?", this.worthText, this.worthTable.element);
     this.worth.hidden = true;
+    this.metric = new MetricChart(data);
     this.events = element("ol", { class: "events", tabindex: "0", "aria-label": "Events of the job" });
     this.element = element("div", { class: "stackview" },
       this.worth,
@@ -38,7 +40,8 @@ export class OverviewPart {
           element("label", { class: "filter" }, "against ", element("select", {
             id: "axis", change: (event) => { this.axis = event.target.value; this.drawnAt = 0; this.data.changed.points = true; this.update(); },
           }, ...AXES.map(([value, text]) => element("option", { value }, text))))),
-        element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.element))),
+        element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.element)),
+        this.metric.element),
       card("Events", this.events));
   }
 
@@ -67,6 +70,7 @@ export class OverviewPart {
         x: this.axis === "time" ? dates(curve.time) : curve[this.axis],
       })), marks, this.axis);
     }
+    this.metric.draw(this.axis);
   }
 
   #showWorth(worth) {
@@ -85,6 +89,7 @@ export class OverviewPart {
 
   close() {
     for (const [chart] of this.charts) chart.close();
+    this.metric.close();
   }
 }
 

@@ -2,7 +2,6 @@
 
 import { element } from "./dom.js";
 
-const DRAWN_POINTS = 1200;
 const open = new Set();
 
 let ready;
@@ -35,12 +34,6 @@ export function seriesColour(owner) {
   if (owner === "held-out") return colour("--held-out");
   const slot = Number.parseInt(owner.replace(/\D+/g, ""), 10) || 0;
   return colour(`--series-${slot % 8}`);
-}
-
-// Always a new array: plotly takes the same array for unchanged data.
-export function thinned(values) {
-  const stride = Math.ceil(values.length / DRAWN_POINTS);
-  return stride < 2 ? [...values] : values.filter((_, at) => at % stride === 0 || at === values.length - 1);
 }
 
 export class Chart {
@@ -147,10 +140,11 @@ export class Chart {
   }
 }
 
+// New arrays at each draw: plotly takes the same array for unchanged data.
 function line({ owner, x, y, held = false, dash = "solid", color = null }) {
   const shade = color ?? seriesColour(owner);
   return {
-    x: thinned(x), y: thinned(y), name: owner, type: "scatter",
+    x: [...x], y: [...y], name: owner, type: "scatter",
     mode: held || y.length < 2 ? "lines+markers" : "lines",
     line: { color: shade, width: held ? 2.4 : 1.4, dash: held ? "dot" : dash },
     marker: { color: shade, size: 6 }, connectgaps: false,
@@ -162,9 +156,9 @@ function line({ owner, x, y, held = false, dash = "solid", color = null }) {
 function band({ owner, x, low, high, color = null }) {
   if (!low) return [];
   const shade = color ?? seriesColour(owner);
-  const edge = { x: thinned(x), type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+  const edge = { x: [...x], type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
   const soft = shade.replace("rgb(", "rgba(").replace(")", ", 0.16)");
-  return [{ ...edge, y: thinned(low) }, { ...edge, y: thinned(high), fill: "tonexty", fillcolor: soft }];
+  return [{ ...edge, y: [...low] }, { ...edge, y: [...high], fill: "tonexty", fillcolor: soft }];
 }
 
 export function dates(seconds) {

@@ -1,10 +1,13 @@
-// Points of a job by curve: what a member measured, against step, tokens or time.
+// Points of a job by curve: every value that a member reported, against step, tokens or time.
 
-const MAX_POINTS = 4000;
+import { Series } from "./series.js";
+
+const MAX_SHARES = 4000;
 
 export class Curves {
   constructor() {
-    this.byName = new Map();
+    this.series = new Series(["step", "tokens", "time"]);
+    this.tokens = new Map();
     this.shares = new Map();
     this.before = new Map();
     this.members = new Set();
@@ -14,10 +17,12 @@ export class Curves {
     for (const point of points) {
       const { member, values } = point;
       this.members.add(member);
+      if (values.tokens != null) this.tokens.set(member, values.tokens);
       if (values.held_out_tokens) this.#share(point);
       if (values.held_out_loss != null) this.#push("held-out", "held_out", point, values.held_out_loss);
-      if (values.loss != null) this.#push(member, "loss", point, values.loss);
-      if (values.tokens_per_s != null) this.#push(member, "tokens_per_s", point, values.tokens_per_s);
+      for (const [name, value] of Object.entries(values)) {
+        if (Number.isFinite(value)) this.#push(member, name, point, value);
+      }
       if (values.wall_s != null) this.#rates(point);
     }
   }
@@ -28,7 +33,7 @@ export class Curves {
     const [sum, tokens] = this.shares.get(step) ?? [0, 0];
     const both = [sum + values.held_out_loss_sum, tokens + values.held_out_tokens];
     this.shares.set(step, both);
-    if (this.shares.size > MAX_POINTS) this.shares.delete(this.shares.keys().next().value);
+    if (this.shares.size > MAX_SHARES) this.shares.delete(this.shares.keys().next().value);
     this.#push("held-out", "held_out", point, both[0] / both[1]);
   }
 
@@ -45,27 +50,15 @@ export class Curves {
     this.#push(member, "bytes", point, (grown("sent_bytes") + grown("received_bytes")) / seconds);
   }
 
-  #push(owner, kind, { step, time, values }, value) {
-    const key = `${kind}/${owner}`;
-    const curve = this.byName.get(key)
-      ?? { owner, kind, step: [], tokens: [], time: [], y: [] };
-    this.byName.set(key, curve);
-    if (kind === "held_out" && curve.step.at(-1) === step) {
-      curve.y[curve.y.length - 1] = value;
-      return;
-    }
-    curve.step.push(step);
-    curve.time.push(time);
-    curve.tokens.push(values.tokens ?? curve.tokens.at(-1) ?? 0);
-    curve.y.push(value);
-    if (curve.y.length > MAX_POINTS) thin(curve);
+  #push(owner, kind, { member, step, time }, value) {
+    const at = [step, this.tokens.get(member) ?? 0, time];
+    this.series.push(kind, owner, at, value, { replace: kind === "held_out" });
   }
 
-  of(...kinds) {
-    return [...this.byName.values()]
-      .filter((curve) => kinds.includes(curve.kind))
-      .sort((a, b) => a.owner.localeCompare(b.owner, "en", { numeric: true }));
-  }
+  of(...kinds) { return this.series.of(...kinds); }
+
+  // Names of everything that can be drawn.
+  kinds() { return this.series.kinds(); }
 
   // The step that members had reached at a time: where a mark of an event goes.
   stepAt(time) {
@@ -107,10 +100,4 @@ export class Curves {
     const values = this.of(kind).map((curve) => curve.y.at(-1));
     return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
   }
-}
-
-// Long curves lose every second point of their older half.
-function thin(curve) {
-  const keep = (_, at) => at > MAX_POINTS / 2 || at % 2 === 0;
-  for (const name of ["step", "tokens", "time", "y"]) curve[name] = curve[name].filter(keep);
 }

@@ -1,11 +1,12 @@
 // What policies and their critic measured, by name and member, against environment steps or time.
 
-const MAX_POINTS = 4000;
+import { Series } from "./series.js";
+
 const KINDS = ["return", "explained_variance", "env_steps_per_s"];
 const LOSS = "value_loss.";
 
 export class LearningCurves {
-  constructor() { this.byName = new Map(); }
+  constructor() { this.series = new Series(["step", "time"]); }
 
   add(points) {
     for (const { member, step, time, values } of points) {
@@ -22,13 +23,7 @@ export class LearningCurves {
   }
 
   #push(kind, owner, step, time, value) {
-    const key = `${kind}/${owner}`;
-    const curve = this.byName.get(key) ?? { kind, owner, step: [], time: [], y: [] };
-    this.byName.set(key, curve);
-    curve.step.push(step);
-    curve.time.push(time);
-    curve.y.push(value);
-    if (curve.y.length > MAX_POINTS) thin(curve);
+    this.series.push(kind, owner, [step, time], value);
   }
 
   // The curves of one kind by policy, in the order of the job file, with the mean of their last values.
@@ -42,24 +37,15 @@ export class LearningCurves {
       { policy, curves, last: curves.reduce((sum, { y }) => sum + y.at(-1), 0) / curves.length }));
   }
 
-  // Whose curves of one kind there are.
-  owners(kind) {
-    return [...this.byName.values()].filter((curve) => curve.kind === kind).map(({ owner }) => owner);
-  }
+  owners(kind) { return this.series.of(kind).map(({ owner }) => owner); }
 
-  // The mean of the last values of all that told one; null: nobody did.
+  // The mean of the owners' last values; null where there are none.
   last(kind) {
-    const ends = [...this.byName.values()].filter((curve) => curve.kind === kind).map(({ y }) => y.at(-1));
+    const ends = this.series.of(kind).map(({ y }) => y.at(-1));
     return ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
   }
 
-  of(kind, owner) { return this.byName.get(`${kind}/${owner}`) ?? null; }
-}
-
-// Long curves lose every second point of their older half.
-function thin(curve) {
-  const keep = (_, at) => at > MAX_POINTS / 2 || at % 2 === 0;
-  for (const name of ["step", "time", "y"]) curve[name] = curve[name].filter(keep);
+  of(kind, owner) { return this.series.get(kind, owner); }
 }
 
 // The policies of a job in the order of its file, each with its actors.
@@ -75,7 +61,7 @@ export function policiesOf({ seats = [], members }) {
   return [...found.values()];
 }
 
-// The member that is the critic or the learner of everybody.
+// The member that is the critic, or the learner, of all policies.
 export function criticOf({ seats = [], members }) {
   const slot = seats.findIndex(({ role }) => role !== "actor");
   return slot < 0 ? null : members.find((one) => one.slot === slot) ?? null;
