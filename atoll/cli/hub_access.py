@@ -38,8 +38,8 @@ class KnownHub:
 
     def client(self, *, timeout_s: float = 30.0) -> HubClient:
         """Return a client of the hub's REST interface."""
-        way = HubEndpoint(ca=self.ca, proxy=proxy_of("", hub=self.url, kept=self.proxy))
-        return HubClient(self.url, self.token, way=way, timeout_s=timeout_s)
+        endpoint = HubEndpoint(ca=self.ca, proxy=proxy_of("", hub=self.url, kept=self.proxy))
+        return HubClient(self.url, self.token, endpoint=endpoint, timeout_s=timeout_s)
 
 
 def remember(hub: KnownHub, *, home: Path | None = None) -> None:
@@ -117,7 +117,7 @@ def log_in(
     folder = home or config.home()
     through = proxy_of(proxy, hub=ticket.url, kept="")
     ca = tls_identity.pin(ticket, home=folder, proxy=through)
-    with HubClient(ticket.url, way=HubEndpoint(ca=ca, proxy=through)) as client:
+    with HubClient(ticket.url, endpoint=HubEndpoint(ca=ca, proxy=through)) as client:
         login = client.log_in(ticket.secret, name=safe_name(name or _who_is_here()))
     operator = login.role == "operator"
     kept = "" if proxy == DIRECT else proxy

@@ -36,8 +36,8 @@ class Connection:
             HubUnreachable: nobody answers.
         """
         environment = self.environment
-        way = endpoint_of(environment)
-        with HubClient(environment.hub, environment.token, way=way) as client:
+        endpoint = endpoint_of(environment)
+        with HubClient(environment.hub, environment.token, endpoint=endpoint) as client:
             client.put_file(self.environment.job, name, path)
 
     def close(self, finished: Finished | None = None) -> None:
@@ -93,7 +93,7 @@ def connect_group(
         environment.hub,
         session=session_id(environment.job, environment.member),
         token=environment.token,
-        way=endpoint_of(environment),
+        endpoint=endpoint_of(environment),
         stats=lambda: stats() if groups else {},
         timeout_s=CONNECT_TIMEOUT_S,
         patient=True,

@@ -34,7 +34,7 @@ from atoll.wire.parameter_server_frames import (
     pack_frame,
     unpack_frame,
 )
-from atoll.wire.parameter_server_messages import Ask, pack_serving, unpack_answer
+from atoll.wire.parameter_server_messages import Ask, pack_message, unpack_answer
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class ParameterServerCalls:
             number = self._next
             self._open[number] = (work, gone)
         address = session_id(self._job, reducer_id(server))
-        call = _Call(self._link, address, number, pack_serving(ask), packet, gone)
+        call = _Call(self._link, address, number, pack_message(ask), packet, gone)
 
         def body() -> None:
             try:

@@ -86,7 +86,7 @@ class Hub:
         self.operator_token = ""
         self.tasks = Tasks()
         self.proxies = TrustedProxies(options.trust_proxy)
-        self.gate = ConnectionLimiter(options.limits, exempt=self.proxies.trusts)
+        self.limiter = ConnectionLimiter(options.limits, exempt=self.proxies.trusts)
         self.audit = Audit(stores.database, clock=clock)
         self.tls: TlsFiles | None = None
         """Its certificates, from :meth:`start` on; None: it speaks plain HTTP."""
@@ -129,7 +129,7 @@ class Hub:
                 stores=stores, tasks=self.tasks, url=lambda: self.url, ca=lambda: self.ca,
                 folder=folder,
             )  # fmt: skip
-        self.placement = Scheduler(
+        self.scheduler = Scheduler(
             stores=stores,
             sessions=self.sessions,
             membership=self.membership,
@@ -139,42 +139,42 @@ class Hub:
             reducers=self.reducers,
             kill_grace_s=options.kill_grace_s,
         )
-        self.membership.changed = self.placement.review
-        self.turned_away = RejectionLog(events=stores.events, jobs=stores.jobs, clock=clock)
+        self.membership.changed = self.scheduler.review
+        self.rejections = RejectionLog(events=stores.events, jobs=stores.jobs, clock=clock)
         self.router = Router(
             stores=stores,
             membership=self.membership,
             rounds=self.rounds,
             checkpoints=self.checkpoints,
-            placement=self.placement,
-            recovering=RecoveryCoordinator(
+            scheduler=self.scheduler,
+            recovery=RecoveryCoordinator(
                 rounds=self.rounds,
                 jobs=stores.jobs,
                 events=stores.events,
                 checkpoints=self.checkpoints,
                 clock=clock,
             ),
-            refusals=RejectionCounts(stores.events, clock=clock),
+            rejections=RejectionCounts(stores.events, clock=clock),
             tasks=self.tasks,
         )
         self.live = HubLive(
-            stores, self.sessions, self.membership, self.placement, self.rounds, clock
+            stores, self.sessions, self.membership, self.scheduler, self.rounds, clock
         )
-        self.recording = HubSampler(stores, clock=clock)
+        self.sampler = HubSampler(stores, clock=clock)
         self.deletions = Deletions(
-            stores=stores, checkpoints=self.checkpoints, settled=self.placement.schedule,
+            stores=stores, checkpoints=self.checkpoints, settled=self.scheduler.schedule,
             tasks=self.tasks, clock=clock,
         )  # fmt: skip
         self.retention = Retention(
             keeping=options.keeping, jobs=stores.jobs, deletions=self.deletions, clock=clock
         )
-        gatherer = FactCollector(
+        collector = FactCollector(
             stores=stores, sessions=self.sessions, membership=self.membership,
             rounds=self.rounds, clock=clock, version=__version__, data=options.data,
         )  # fmt: skip
         self.watch = AlarmWatch(
-            gatherer=gatherer, alarms=stores.alarms, events=stores.events, clock=clock,
-            looking=options.looking,
+            collector=collector, alarms=stores.alarms, events=stores.events, clock=clock,
+            intervals=options.alarm_intervals,
         )  # fmt: skip
         self.sessions.listener = self
         self._web: Application | None = None
@@ -187,9 +187,9 @@ class Hub:
         self.operator_token = secrets.operator_token
         access = await self._open_tls()
         self.sessions.admit = access.admit
-        told, self.prefix = forwarded_address(self.options.advertise, self.options.prefix)
+        address_shown, self.prefix = forwarded_address(self.options.advertise, self.options.prefix)
         mark = self.tls.mark if self.tls else ""
-        self.ticket = ticket_text(self.url, secrets.ticket, advertise=told, mark=mark)
+        self.ticket = ticket_text(self.url, secrets.ticket, advertise=address_shown, mark=mark)
         context = Context(
             stores=self.stores,
             live=self.live,
@@ -202,9 +202,9 @@ class Hub:
             audit=self.audit,
             deletions=self.deletions,
             limits=self.options.limits,
-            gates=self.placement.hands.gates,
+            gates=self.scheduler.hands.gates,
         )
-        await asyncio.to_thread(self._note_place)
+        await asyncio.to_thread(self._save_folder)
         await self._announce()
         if self.options.otlp:
             self.telemetry = Telemetry(context, url=self.options.otlp)
@@ -212,36 +212,36 @@ class Hub:
         self._web = add_authentication(Starlette(routes=routes(context)), context)
         await self.checkpoints.restart()
         await self.deletions.restart()
-        await self.placement.restart()
-        self.tasks.start(self._keep_house(), name="housekeeping")
-        await self._start_hooks()
+        await self.scheduler.restart()
+        self.tasks.start(self._housekeeping(), name="housekeeping")
+        await self._start_notifier()
         self.tasks.start(self.watch.run(), name="alarms")
 
     async def _announce(self) -> None:
         """Tell machines nearby, unless only this one can reach the hub."""
         host, wanted = self.options.host, self.options.announce
         if wanted or (wanted is None and not is_loopback(host)):
-            place = urlsplit(self.url)
-            announced = MdnsRegistration(
-                host=host, port=place.port or 0, prefix=self.prefix,
-                secure=place.scheme == "https", fingerprint=self.fingerprint,
+            parsed = urlsplit(self.url)
+            registration = MdnsRegistration(
+                host=host, port=parsed.port or 0, prefix=self.prefix,
+                secure=parsed.scheme == "https", fingerprint=self.fingerprint,
             )  # fmt: skip
-            self.announcement = MdnsAnnouncement(announced)
-            telling = self.announcement.start(needed=bool(wanted))
+            self.announcement = MdnsAnnouncement(registration)
+            announcing = self.announcement.start(needed=bool(wanted))
             if wanted:
-                await telling
+                await announcing
             else:
-                self.tasks.start(telling, name="announcement")
+                self.tasks.start(announcing, name="announcement")
 
-    async def _start_hooks(self) -> None:
+    async def _start_notifier(self) -> None:
         """Read whom to tell of alarms."""
         path = self.options.hooks or self.options.data / "hooks.toml"
         if self.options.hooks is None and not path.exists():
             return
         found = await asyncio.to_thread(load_targets, path)
-        hooks = Notifier(found, events=self.stores.events, clock=self.clock, hub=self.url)
-        self.watch.told = hooks.tell
-        self.tasks.start(hooks.run(), name="hooks")
+        notifier = Notifier(found, events=self.stores.events, clock=self.clock, hub=self.url)
+        self.watch.on_alarm = notifier.tell
+        self.tasks.start(notifier.run(), name="hooks")
 
     async def _open_tls(self) -> Access:
         """Open or make the certificates, where this hub speaks TLS."""
@@ -259,7 +259,7 @@ class Hub:
         authority = self.tls.authority if self.tls else None
         certificates = NodeCertificates(authority, database=stores.database, clock=self.clock)
         return Access(
-            stores=stores, sessions=self.sessions, certificates=certificates, gate=self.gate,
+            stores=stores, sessions=self.sessions, certificates=certificates, limiter=self.limiter,
             ca=authority.ca if authority else None,
         )  # fmt: skip
 
@@ -273,7 +273,7 @@ class Hub:
         """Of the hub's own authority; empty without one."""
         return self.tls.fingerprint if self.tls else ""
 
-    def _note_place(self) -> None:
+    def _save_folder(self) -> None:
         """Write down what `atoll hub backup` needs; it can be told by hand as well."""
         address = self.ticket.removeprefix("atoll://").rpartition("/")[0]
         with contextlib.suppress(OSError):
@@ -287,7 +287,7 @@ class Hub:
         if self.telemetry is not None:
             await self.telemetry.close()
         await self.checkpoints.close()
-        await self.recording.close()
+        await self.sampler.close()
         await self.stores.close()
 
     async def asgi(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -333,12 +333,12 @@ class Hub:
         """A control message came in."""
         self.router.received(session, envelope)
 
-    def refused(self, speaker: str, error: AtollError, *, job: str, source: str) -> None:
+    def rejected(self, peer: str, error: AtollError, *, job: str, source: str) -> None:
         """A peer was refused: people are told."""
-        work = self.turned_away.note(speaker, error, job=job, source=source)
-        self.tasks.start(work, name=f"refusal of {speaker or source}")
+        work = self.rejections.note(peer, error, job=job, source=source)
+        self.tasks.start(work, name=f"refusal of {peer or source}")
         noted = self.audit.note(
-            None, address=source, action="session", target=speaker, outcome=error.what,
+            None, address=source, action="session", target=peer, outcome=error.what,
             refused=True,
         )  # fmt: skip
         self.tasks.start(noted, name="audit of a refusal")
@@ -346,11 +346,11 @@ class Hub:
     async def _reducer_lost(self, job: str, reducer: str) -> None:
         if reducer == REDUCER:
             await self.rounds.reducer_lost(job)
-        await self.placement.reducer_lost(job, reducer)
+        await self.scheduler.reducer_lost(job, reducer)
 
     # ------------------------------------------------------------------------ housekeeping
 
-    async def _keep_house(self) -> None:
+    async def _housekeeping(self) -> None:
         """Let time have its consequences; one failure stops none of the later ones."""
         reckon_at = self.clock.monotonic() + self.options.restart_grace_s
         reckoned = False
@@ -362,9 +362,9 @@ class Hub:
                 self.sessions.sweep()
                 await self.rounds.tick()
                 if count % TICKS_PER_SECOND == 0:
-                    await self.placement.tick()
+                    await self.scheduler.tick()
                     await self.stores.queue.expire()
-                    await self.recording.tick(node_stats(self.membership, self.sessions))
+                    await self.sampler.tick(node_stats(self.membership, self.sessions))
                     self.deletions.tick()
                     await self.retention.tick()
                 if count % (TICKS_PER_SECOND * BLOBS_EVERY_S) == 0:
@@ -372,7 +372,7 @@ class Hub:
                 if not reckoned and self.clock.monotonic() >= reckon_at:
                     reckoned = True
                     await self.membership.reckon()
-                    await self.placement.reckon()
+                    await self.scheduler.reckon()
             except Exception:
                 logger.exception("housekeeping failed")
 

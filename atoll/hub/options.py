@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.hub.alarms.watch import DEFAULT_LOOKING, AlarmSources
+from atoll.hub.alarms.watch import DEFAULT_INTERVALS, AlarmIntervals
 from atoll.hub.jobs.retention import NOTHING_GOES, RetentionRules
 from atoll.hub.scheduler.scheduler import KILL_GRACE_S
 from atoll.hub.security.connection_limits import DEFAULT_LIMITS, Limits
@@ -60,7 +60,7 @@ class HubOptions:
     """How long members may take to come back after a restart of the hub."""
     keeping: RetentionRules = NOTHING_GOES
     """How long jobs stay after their end."""
-    looking: AlarmSources = DEFAULT_LOOKING
+    alarm_intervals: AlarmIntervals = DEFAULT_INTERVALS
     """How often the hub looks for what goes wrong."""
     hooks: Path | None = None
     """Whom to tell of alarms; None: `hooks.toml` in the data folder, if it is there."""

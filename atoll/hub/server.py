@@ -19,7 +19,7 @@ from atoll.errors import ConfigError, HubError, PortTaken
 from atoll.hub.app import Hub, HubOptions, open_hub
 from atoll.hub.security.connection_limits import is_loopback
 from atoll.hub.security.tls import choose
-from atoll.hub.sessions.uvicorn_protocols import WebSocket, protocols
+from atoll.hub.sessions.uvicorn_protocols import WebSocketProtocol, protocol_factory
 from atoll.wire.limits import MAX_FRAME_BYTES, UNSENT_BYTES
 
 logger = logging.getLogger(__name__)
@@ -240,13 +240,13 @@ def run(server: HubServer, *, on_ready: Callable[[], None]) -> None:
 
 def _config(hub: Hub) -> uvicorn.Config:
     """Return how uvicorn serves a hub: no pings (heartbeats do that), no compression, no log."""
-    made_by: Any = protocols(hub.gate, hub.tls.context if hub.tls else None)
+    factory: Any = protocol_factory(hub.limiter, hub.tls.context if hub.tls else None)
     return uvicorn.Config(
         hub.asgi,
         interface="asgi3",
         proxy_headers=False,
-        ws=WebSocket,
-        http=made_by,
+        ws=WebSocketProtocol,
+        http=factory,
         lifespan="off",
         log_config=None,
         log_level="error",

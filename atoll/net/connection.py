@@ -59,24 +59,24 @@ class Connection:
 
     async def serve(
         self,
-        take: Callable[[Frame], None],
+        on_frame: Callable[[Frame], None],
         *,
-        gate: ReadGate,
+        read_gate: ReadGate,
         stats: Callable[[], dict[str, float]],
         dead_after_s: float,
     ) -> AtollError:
         """Read, and send heartbeats, until the connection ends; close it and return why.
 
         Args:
-            take: Gets every frame in order; relay frames with their checksum verified.
-            gate: Says when not to read.
+            on_frame: Gets every frame in order; relay frames with their checksum verified.
+            read_gate: Says when not to read.
             stats: Figures for the heartbeat.
             dead_after_s: Silence of the hub after which the connection is given up.
         """
         tasks = [
-            asyncio.create_task(self._read(take, gate)),
+            asyncio.create_task(self._read(on_frame, read_gate)),
             asyncio.create_task(self._beat(stats)),
-            asyncio.create_task(self._watch(gate, dead_after_s)),
+            asyncio.create_task(self._watch(read_gate, dead_after_s)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -91,10 +91,10 @@ class Connection:
                 return error
         raise next(error for error in errors if error is not None)
 
-    async def _read(self, take: Callable[[Frame], None], gate: ReadGate) -> None:
+    async def _read(self, on_frame: Callable[[Frame], None], read_gate: ReadGate) -> None:
         """Hand on every frame; ends with the error that ended the connection."""
         while True:
-            if await gate.passed():
+            if await read_gate.wait_open():
                 self._last_heard = self._clock.monotonic()  # it was us who did not listen
             message = await self._transport.receive()
             self._last_heard = self._clock.monotonic()
@@ -104,25 +104,25 @@ class Connection:
                 verify(frame)
             else:
                 self._counters.received_control_bytes += len(message)
-            take(frame)
+            on_frame(frame)
 
     async def _beat(self, stats: Callable[[], dict[str, float]]) -> None:
         """Send a heartbeat every few seconds, as a request: its answer shows that the hub lives."""
         while True:
             await asyncio.sleep(self.welcome.heartbeat_s)
             id = next(self._ids)
-            beat = pack(Beat(_figures(stats), self._clock.wall()), id=id)
+            beat = pack(Beat(_read_stats(stats), self._clock.wall()), id=id)
             if not self._beat_id:
                 self._beat_id, self._beat_at = id, self._clock.monotonic()
             await self.send(beat, kind=Kind.CONTROL)
 
-    def answered(self, id: int) -> None:
+    def resolve(self, id: int) -> None:
         """Take the answer to a heartbeat: it tells how long the way there and back is."""
         if id == self._beat_id:
             self._beat_id = 0
             self._counters.measured(round_trip_s=self._clock.monotonic() - self._beat_at)
 
-    async def _watch(self, gate: ReadGate, dead_after_s: float) -> None:
+    async def _watch(self, read_gate: ReadGate, dead_after_s: float) -> None:
         """End the connection when nothing has come from the hub for too long.
 
         The monotonic clock stands still while a machine sleeps. The hub and the routers on the way
@@ -136,11 +136,11 @@ class Connection:
                 asleep = f"the clock jumped by {ahead_s - before_s:.0f} s"
                 raise ConnectionLost("this machine has slept", given=asleep)
             silent_s = self._clock.monotonic() - self._last_heard
-            if silent_s > dead_after_s and not gate.closed:
+            if silent_s > dead_after_s and not read_gate.closed:
                 raise ConnectionLost("the hub is silent", given=f"nothing for {silent_s:.3g} s")
 
 
-def _figures(stats: Callable[[], dict[str, float]]) -> dict[str, float]:
+def _read_stats(stats: Callable[[], dict[str, float]]) -> dict[str, float]:
     """Return the figures of a heartbeat; a broken source of them must not end the session."""
     try:
         return stats()

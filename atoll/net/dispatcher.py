@@ -23,7 +23,7 @@ LIMIT_BYTES = 2 * WINDOW_BYTES
 """Unread payload bytes of one link above which it stops reading."""
 
 
-MOST_EARLY = 256
+MAX_EARLY = 256
 """Arrivals that are kept for the first subscriber: many links never have one."""
 
 
@@ -51,7 +51,7 @@ class Inbox:
 
     def __init__(
         self,
-        mailroom: Dispatcher,
+        dispatcher: Dispatcher,
         *,
         sources: Collection[str] | None,
         notices: Collection[type[Message]],
@@ -60,9 +60,9 @@ class Inbox:
         most: int | None = None,
     ) -> None:
         """Make an inbox that keeps at most the newest `most` arrivals; None: all."""
-        self._mailroom = mailroom
+        self._dispatcher = dispatcher
         self._most = most
-        self._condition = threading.Condition(mailroom.lock)
+        self._condition = threading.Condition(dispatcher.lock)
         self._arrivals: deque[Arrival] = deque()
         self._closed = False
         self.sources = sources
@@ -77,7 +77,7 @@ class Inbox:
             DeadlineExceeded: nothing came.
             AtollError: nothing is left to read and the link has failed for good, or is closed.
         """
-        clock = self._mailroom.clock
+        clock = self._dispatcher.clock
         with self._condition:
             while True:
                 if self._arrivals:
@@ -110,7 +110,7 @@ class Inbox:
             while self._arrivals:
                 self._pop()
             self._condition.notify_all()
-        self._mailroom.forget(self)
+        self._dispatcher.forget(self)
 
     def __enter__(self) -> Inbox:
         """Return itself; leaving the block unsubscribes."""
@@ -129,7 +129,7 @@ class Inbox:
         if not self._closed:
             self._arrivals.append(arrival)
             if isinstance(arrival, Relayed):
-                self._mailroom.unread_bytes += len(arrival.payload)
+                self._dispatcher.unread_bytes += len(arrival.payload)
             if self._most is not None and len(self._arrivals) > self._most:
                 self._pop()
             self._condition.notify()
@@ -138,7 +138,7 @@ class Inbox:
         """Let a waiting reader look again; the mailroom calls it with its lock held."""
         self._condition.notify_all()
 
-    def hand_over(self, other: Inbox) -> None:
+    def move_to(self, other: Inbox) -> None:
         """Give what is unread to another inbox, as far as it wants it; with the lock held."""
         while self._arrivals:
             arrival = self._pop()
@@ -154,12 +154,12 @@ class Inbox:
     def _pop(self) -> Arrival:
         arrival = self._arrivals.popleft()
         if isinstance(arrival, Relayed):
-            self._mailroom.taken(len(arrival.payload))
+            self._dispatcher.consumed(len(arrival.payload))
         return arrival
 
     def _check(self) -> None:
-        if self._mailroom.failure is not None:
-            raise self._mailroom.failure
+        if self._dispatcher.failure is not None:
+            raise self._dispatcher.failure
         if self._closed:
             raise HubError("this inbox is closed")
 
@@ -195,7 +195,7 @@ class Dispatcher:
         self._limit_bytes = limit_bytes
         self._held = False
         self._early: Inbox | None = Inbox(
-            self, sources=None, notices=(Message,), reconnects=True, most=MOST_EARLY
+            self, sources=None, notices=(Message,), reconnects=True, most=MAX_EARLY
         )
         self._inboxes: list[Inbox] = [self._early]
 
@@ -215,7 +215,7 @@ class Dispatcher:
         inbox = Inbox(self, sources=sources, notices=notices, reconnects=reconnects, prefix=prefix)
         with self.lock:
             if self._early is not None:
-                self._early.hand_over(inbox)
+                self._early.move_to(inbox)
                 self._inboxes.remove(self._early)
                 self._early = None
             self._inboxes = [*self._inboxes, inbox]
@@ -242,7 +242,7 @@ class Dispatcher:
         if not wanted:
             logger.debug("a payload of %s was dropped: nobody subscribed to it", source)
 
-    def tell(self, notice: Message) -> None:
+    def notify(self, notice: Message) -> None:
         """Put a notice into every inbox that wants its type."""
         with self.lock:
             for inbox in self._inboxes:
@@ -263,7 +263,7 @@ class Dispatcher:
             for inbox in self._inboxes:
                 inbox.wake()
 
-    def taken(self, nbytes: int) -> None:
+    def consumed(self, nbytes: int) -> None:
         """Book bytes as read; called with the lock held, by the reading thread."""
         self.unread_bytes -= nbytes
         if self._held and self.unread_bytes <= self._limit_bytes // 2:

@@ -100,7 +100,7 @@ class CreditWindow:
             self._owed.pop(to, None)
         self._serve(to)
 
-    def lose(self, to: str) -> None:
+    def receiver_lost(self, to: str) -> None:
         """Nobody is at `to`: whoever waits to send there gets PeerLost."""
         self._losses[to] = self._losses.get(to, 0) + 1
         for waiter in self._waiting.pop(to, ()):
@@ -187,7 +187,7 @@ class ReadGate:
             self._waiting -= 1
             self._update()
 
-    async def passed(self) -> bool:
+    async def wait_open(self) -> bool:
         """Wait until reading may go on; return whether it had to stop."""
         waited = False
         while self.closed:

@@ -39,23 +39,23 @@ class MemoryTransport:
 
     async def send(self, message: Buffer) -> None:
         """Hand one message to the other end; waits while `capacity` messages are unread."""
-        way = self._outgoing
-        while way.ended is None and len(way.messages) >= way.capacity:
-            await way.changed.wait()
-        if way.ended is not None:
-            raise _lost(*way.ended)
-        way.messages.append(bytes(message))
-        way.wake()
+        endpoint = self._outgoing
+        while endpoint.ended is None and len(endpoint.messages) >= endpoint.capacity:
+            await endpoint.changed.wait()
+        if endpoint.ended is not None:
+            raise _lost(*endpoint.ended)
+        endpoint.messages.append(bytes(message))
+        endpoint.wake()
 
     async def receive(self) -> bytes:
         """Return the next message; those sent before an orderly close still arrive."""
-        way = self._incoming
-        while not way.messages:
-            if way.ended is not None:
-                raise _lost(*way.ended)
-            await way.changed.wait()
-        message = way.messages.popleft()
-        way.wake()
+        endpoint = self._incoming
+        while not endpoint.messages:
+            if endpoint.ended is not None:
+                raise _lost(*endpoint.ended)
+            await endpoint.changed.wait()
+        message = endpoint.messages.popleft()
+        endpoint.wake()
         return message
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
@@ -65,9 +65,9 @@ class MemoryTransport:
 
     def cut(self) -> None:
         """Break the connection as a pulled cable does: what was under way is lost."""
-        for way in (self._outgoing, self._incoming):
-            way.messages.clear()
-            way.end(ABNORMAL, "")
+        for endpoint in (self._outgoing, self._incoming):
+            endpoint.messages.clear()
+            endpoint.end(ABNORMAL, "")
 
 
 def pair(*, capacity: int = 16) -> tuple[MemoryTransport, MemoryTransport]:

@@ -73,10 +73,10 @@ class Link:
         self._stats = stats or dict
         self._retry = retry
         self._dead_after_s = dead_after_s
-        self._questions = PendingRequests()
+        self._requests = PendingRequests()
         self._listeners = Listeners()
-        self._credits = CreditWindow()
-        self._gate = ReadGate()
+        self._credit = CreditWindow()
+        self._read_gate = ReadGate()
         self._connection: Connection | None = None
         self._opened = 0
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class Link:
 
     def owed_bytes(self, to: str) -> int:
         """Return how many relayed bytes to `to` the hub has not credited yet."""
-        return self._credits.owed_bytes(to)
+        return self._credit.owed_bytes(to)
 
     def on_notice(self, handler: Callable[[Message], None]) -> None:
         """Call `handler` with every notice of the hub, in order; it must not block."""
@@ -124,11 +124,11 @@ class Link:
 
     def hold_reading(self) -> None:
         """Read no further frames until released; see `ReadGate` for the one exception."""
-        self._gate.hold()
+        self._read_gate.hold()
 
     def release_reading(self) -> None:
         """Read again."""
-        self._gate.release()
+        self._read_gate.release()
 
     # ------------------------------------------------------------------------ life, death
 
@@ -163,7 +163,7 @@ class Link:
             raise last or HubUnreachable(
                 "the hub did not answer in time", given=f"{timeout_s:g} s"
             ) from None
-        self._task = asyncio.create_task(self._keep(connection), name=f"link {self.session}")
+        self._task = asyncio.create_task(self._run(connection), name=f"link {self.session}")
         return connection.welcome
 
     async def close(self, body: Message | None = None, *, timeout_s: float = 5.0) -> None:
@@ -198,10 +198,10 @@ class Link:
         """
         self._check()
         try:
-            with self._questions.asked(body) as asked, self._gate.kept_open():
+            with self._requests.pending(body) as pending, self._read_gate.kept_open():
                 async with asyncio.timeout(timeout_s):
-                    await self._send_control(asked.frame)
-                    return await asked.future
+                    await self._send_control(pending.frame)
+                    return await pending.future
         except TimeoutError:
             raise self._late(f"{type(body).__name__} was not answered in time", timeout_s) from None
 
@@ -228,14 +228,14 @@ class Link:
     async def relay_all(self, to: str, parts: Iterable[Parts], *, deadline: float) -> int:
         """Send many chunks in order, e.g. a whole packet; otherwise as `relay`."""
         self._check()
-        losses = self._credits.losses(to)
+        losses = self._credit.losses(to)
         sent_bytes = 0
         timeout_s = deadline - self._clock.monotonic()
         try:
-            with self._gate.kept_open():
+            with self._read_gate.kept_open():
                 async with asyncio.timeout(timeout_s):
                     for head, piece in parts:
-                        if self._credits.losses(to) != losses:
+                        if self._credit.losses(to) != losses:
                             raise peer_lost(to)
                         frame = encode_relay(to, self.session, head, piece)
                         await self._relay(to, frame)
@@ -247,7 +247,7 @@ class Link:
     async def _relay(self, to: str, frame: bytes) -> None:
         """Send one relay frame, on the next connection if this one breaks."""
         while True:
-            number = await self._credits.acquire(to, len(frame))
+            number = await self._credit.acquire(to, len(frame))
             connection = self._connection
             if connection is None or connection.number != number:
                 continue
@@ -269,7 +269,7 @@ class Link:
         transport = await self._dial()
         try:
             welcome, sent, received = await greet(
-                transport, self._hello, id=next(self._questions.ids)
+                transport, self._hello, id=next(self._requests.ids)
             )
         except BaseException:
             await transport.close()
@@ -284,18 +284,18 @@ class Link:
             welcome=welcome,
             clock=self._clock,
             counters=self.counters,
-            ids=self._questions.ids,
+            ids=self._requests.ids,
         )
-        self._credits.open(welcome.window_bytes, generation=self._opened)
+        self._credit.open(welcome.window_bytes, generation=self._opened)
         return self._connection
 
     def _disconnected(self, connection: Connection) -> None:
         """Forget a connection that broke, if it is still the present one."""
         if self._connection is connection:
             self._connection = None
-            self._credits.shut()
+            self._credit.shut()
 
-    async def _keep(self, connection: Connection) -> None:
+    async def _run(self, connection: Connection) -> None:
         """Serve connections, one after the other, until a final error."""
         waits = self._retry()
         try:
@@ -317,7 +317,10 @@ class Link:
         """Serve one connection to its end; return why it ended."""
         try:
             error = await connection.serve(
-                self._take, gate=self._gate, stats=self._stats, dead_after_s=self._dead_after_s
+                self._dispatch,
+                read_gate=self._read_gate,
+                stats=self._stats,
+                dead_after_s=self._dead_after_s,
             )
         finally:
             self._disconnected(connection)
@@ -339,29 +342,29 @@ class Link:
         """After a reconnect: ask again what was not answered, then tell the listeners."""
         self.counters.reconnects += 1
         logger.info("%s: connected to the hub again", self.session)
-        for frame in self._questions.unanswered():
+        for frame in self._requests.frames():
             await self._send_control(frame)
         self._listeners.reconnected()
 
-    def _take(self, frame: Frame) -> None:
+    def _dispatch(self, frame: Frame) -> None:
         """Dispatch one frame."""
         if frame.kind is Kind.CONTROL:
             envelope = unpack(frame)
             if not (envelope.reply and envelope.id):
-                self._noticed(envelope.body)
-            elif not self._questions.answered(envelope) and self._connection is not None:
-                self._connection.answered(envelope.id)
+                self._on_notice(envelope.body)
+            elif not self._requests.resolve(envelope) and self._connection is not None:
+                self._connection.resolve(envelope.id)
             return
         relay = decode_relay(frame)
         self._listeners.relayed(relay.source, relay.payload)
 
-    def _noticed(self, body: Message) -> None:
+    def _on_notice(self, body: Message) -> None:
         """Keep the books of credit, and tell the listeners everything else."""
         if isinstance(body, Credit):
-            self._credits.release(body.to, body.nbytes, generation=self._opened)
+            self._credit.release(body.to, body.nbytes, generation=self._opened)
             return
         if isinstance(body, Undeliverable):
-            self._credits.lose(body.to)
+            self._credit.receiver_lost(body.to)
         elif isinstance(body, Failure):
             logger.warning("%s: the hub says: %s", self.session, from_dict(body.error))
         self._listeners.noticed(body)
@@ -378,8 +381,8 @@ class Link:
         if self.failed is not None:
             return
         self.failed = error
-        self._credits.fail(error)
-        self._questions.fail(error)
+        self._credit.fail(error)
+        self._requests.fail(error)
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(error)
         self._listeners.failed(error)

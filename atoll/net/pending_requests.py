@@ -27,35 +27,35 @@ class PendingRequests:
     def __init__(self) -> None:
         self.ids = itertools.count(1)
         """Numbers of everything that is answered, heartbeats and greetings too."""
-        self._asked: dict[int, PendingRequest] = {}
+        self._pending: dict[int, PendingRequest] = {}
 
     @contextlib.contextmanager
-    def asked(self, body: Message) -> Iterator[PendingRequest]:
+    def pending(self, body: Message) -> Iterator[PendingRequest]:
         """Give a request its number; leaving the block withdraws it."""
         id = next(self.ids)
-        self._asked[id] = asked = PendingRequest(pack(body, id=id))
+        self._pending[id] = pending = PendingRequest(pack(body, id=id))
         try:
-            yield asked
+            yield pending
         finally:
-            del self._asked[id]
+            del self._pending[id]
 
-    def unanswered(self) -> list[bytes]:
+    def frames(self) -> list[bytes]:
         """Return the frames of what is still to be answered, oldest first."""
-        return [asked.frame for asked in self._asked.values() if not asked.future.done()]
+        return [pending.frame for pending in self._pending.values() if not pending.future.done()]
 
-    def answered(self, envelope: Envelope) -> bool:
+    def resolve(self, envelope: Envelope) -> bool:
         """Hand an answer to its request; False: nobody waits for it (any more)."""
-        asked = self._asked.get(envelope.id)
-        if asked is None or asked.future.done():
+        pending = self._pending.get(envelope.id)
+        if pending is None or pending.future.done():
             return False
         if isinstance(envelope.body, Failure):
-            asked.future.set_exception(from_dict(envelope.body.error))
+            pending.future.set_exception(from_dict(envelope.body.error))
         else:
-            asked.future.set_result(envelope.body)
+            pending.future.set_result(envelope.body)
         return True
 
     def fail(self, error: AtollError) -> None:
         """Answer everything with an error: no other answer can come any more."""
-        for asked in self._asked.values():
-            if not asked.future.done():
-                asked.future.set_exception(error)
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(error)

@@ -30,7 +30,7 @@ async def open_link(
     *,
     session: str,
     token: str,
-    way: HubEndpoint = PLAIN,
+    endpoint: HubEndpoint = PLAIN,
     info: NodeInfo | None = None,
     incarnation: str | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
@@ -40,7 +40,7 @@ async def open_link(
     """Return a started link to the hub at `url`; see `Link.start` for what it raises."""
     hello = make_hello(session=session, token=token, incarnation=incarnation, info=info)
     dial_s = min(timeout_s, 10.0)
-    link = Link(lambda: dial(url, way=way, timeout_s=dial_s), hello, stats=stats)
+    link = Link(lambda: dial(url, endpoint=endpoint, timeout_s=dial_s), hello, stats=stats)
     await link.start(timeout_s=timeout_s, patient=patient)
     return link
 
@@ -60,16 +60,16 @@ class SyncLink:
         self._loop = loop
         self._clock = RealClock()
         self._closing = False
-        self._mailroom = Dispatcher(
+        self._dispatcher = Dispatcher(
             clock=self._clock,
             hold=link.hold_reading,
             release=link.release_reading,
             on_loop=loop.call,
         )
-        link.on_relay(self._mailroom.deliver)
-        link.on_notice(self._mailroom.tell)
-        link.on_reconnect(lambda: self._mailroom.reconnected(link.counters.reconnects))
-        link.on_failure(self._mailroom.fail)
+        link.on_relay(self._dispatcher.deliver)
+        link.on_notice(self._dispatcher.notify)
+        link.on_reconnect(lambda: self._dispatcher.reconnected(link.counters.reconnects))
+        link.on_failure(self._dispatcher.fail)
 
     # ------------------------------------------------------------------------- what it is
 
@@ -176,7 +176,7 @@ class SyncLink:
             reconnects: Whether a `Reconnected` is put in after each break.
             prefix: First bytes of the payloads that are wanted; empty: all.
         """
-        return self._mailroom.subscribe(
+        return self._dispatcher.subscribe(
             sources=sources, notices=notices, reconnects=reconnects, prefix=prefix
         )
 
@@ -216,7 +216,7 @@ class SyncLink:
                 self._link.close(body, timeout_s=timeout_s), timeout_s=timeout_s + SLACK_S
             )
         finally:
-            self._mailroom.fail(HubError("this link to the hub is closed", given=self.session))
+            self._dispatcher.fail(HubError("this link to the hub is closed", given=self.session))
             self._loop.stop()
 
     def __enter__(self) -> SyncLink:
@@ -241,7 +241,7 @@ def connect(
     *,
     session: str,
     token: str,
-    way: HubEndpoint = PLAIN,
+    endpoint: HubEndpoint = PLAIN,
     info: NodeInfo | None = None,
     stats: Callable[[], dict[str, float]] | None = None,
     timeout_s: float = 20.0,
@@ -253,7 +253,7 @@ def connect(
         url: The hub.
         session: Own address, e.g. ``"job/w0"``.
         token: What proves that this process may have it.
-        way: How the hub is reached.
+        endpoint: How the hub is reached.
         info: What this machine is (for a node).
         stats: Figures for the heartbeat; called on the loop's thread.
         timeout_s: Time for the first connection.
@@ -271,7 +271,7 @@ def connect(
             url,
             session=session,
             token=token,
-            way=way,
+            endpoint=endpoint,
             info=info,
             stats=stats,
             timeout_s=timeout_s,

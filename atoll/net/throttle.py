@@ -142,13 +142,17 @@ async def _wait(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def throttle_of(way: HubEndpoint) -> Throttle:
+def throttle_of(endpoint: HubEndpoint) -> Throttle:
     """Return what holds a way to its owner's limits."""
-    up = Bucket(way.upload_bps, ledger=SharedBudget(way.pace, offset=0)) if way.upload_bps else None
+    up = (
+        Bucket(endpoint.upload_bps, ledger=SharedBudget(endpoint.pace, offset=0))
+        if endpoint.upload_bps
+        else None
+    )
     size = _NUMBER.size
     down = (
-        Bucket(way.download_bps, ledger=SharedBudget(way.pace, offset=size))
-        if way.download_bps
+        Bucket(endpoint.download_bps, ledger=SharedBudget(endpoint.pace, offset=size))
+        if endpoint.download_bps
         else None
     )
     return Throttle(up, down)

@@ -71,7 +71,7 @@ def _is_control(message: Buffer) -> bool:
     return len(message) < HEADER_BYTES or message[3] != Kind.RELAY
 
 
-async def dial(url: str, *, way: HubEndpoint = PLAIN, timeout_s: float = 10.0) -> Transport:
+async def dial(url: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 10.0) -> Transport:
     """Open a connection to the hub at ``http(s)://HOST:PORT[/PREFIX]``.
 
     Raises:
@@ -82,17 +82,17 @@ async def dial(url: str, *, way: HubEndpoint = PLAIN, timeout_s: float = 10.0) -
     try:
         connection = await connect(
             place.websocket,
-            ssl=way.context(secure=place.secure),
+            ssl=endpoint.context(secure=place.secure),
             compression=None,  # tensors do not compress, and messages are small
-            proxy=for_websocket(way.proxy),
+            proxy=for_websocket(endpoint.proxy),
             ping_interval=None,  # heartbeats are messages of our own
             open_timeout=timeout_s,
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=MAX_FRAME_BYTES,
-            max_queue=1 if way.download_bps else 16,
+            max_queue=1 if endpoint.download_bps else 16,
         )
     except ProxyError as error:
-        raise not_through(way.proxy, at_address(place.host, place.port), error) from error
+        raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
     except (InvalidStatus, InvalidMessage, InvalidHandshake) as error:
         raise HubUnreachable(
             f"what answers at {at_address(place.host, place.port)} is not a hub",
@@ -101,16 +101,16 @@ async def dial(url: str, *, way: HubEndpoint = PLAIN, timeout_s: float = 10.0) -
             remedy="check host and port: `atoll hub` prints them when it starts",
         ) from error
     except (OSError, TimeoutError, WebSocketException) as error:
-        if way.proxy and not isinstance(error, ssl.SSLError):
-            raise not_through(way.proxy, at_address(place.host, place.port), error) from error
+        if endpoint.proxy and not isinstance(error, ssl.SSLError):
+            raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
         raise unreachable(url, error) from error
     except Exception as error:
         # The SOCKS library has errors of its own, and is not there where nobody needs it.
-        if not way.proxy.startswith("socks"):
+        if not endpoint.proxy.startswith("socks"):
             raise
-        raise not_through(way.proxy, at_address(place.host, place.port), error) from error
-    _keep_queue_short(connection, download_bps=way.download_bps)
-    return WebSocketTransport(connection, throttle_of(way))
+        raise not_through(endpoint.proxy, at_address(place.host, place.port), error) from error
+    _keep_queue_short(connection, download_bps=endpoint.download_bps)
+    return WebSocketTransport(connection, throttle_of(endpoint))
 
 
 def _keep_queue_short(connection: ClientConnection, *, download_bps: float) -> None:

@@ -25,10 +25,10 @@ AHEAD_S = 0.5
 """A source is asked for what it sends in so many seconds at a time."""
 
 FIRST_CHUNKS = 2
-TRIED_CHUNKS = 4
+MEASURED_CHUNKS = 4
 """After so many the speed of a source is known well enough to take the inner image from it."""
 
-MOST_SOURCES = 4
+MAX_SOURCES = 4
 """Sources that are asked at a time; each copies its state for it. The others replace them."""
 
 CLAIM_S = 45.0
@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 class Assignment:
     """What one source fetches next."""
 
-    target: PartialState
+    image: PartialState
     indices: list[int]
 
 
@@ -55,7 +55,7 @@ class _Entry:
     shared: StateManifest
     root: str
     inner: StateManifest
-    alike: bool = True
+    identical: bool = True
     """Whether it says that others must have the same."""
     delivered: int = 0
     busy_s: float = 0.0
@@ -83,31 +83,31 @@ class ChunkScheduler:
     kept: PartialState | None = None
     """A shared image that an earlier attempt began; it goes on if it is still wanted."""
     progress: Progress | None = None
-    over: bool = field(default=False, init=False)
+    finished: bool = field(default=False, init=False)
     shared: PartialState | None = field(default=None, init=False)
     inner: PartialState | None = field(default=None, init=False)
-    gave: set[str] = field(default_factory=set, init=False)
+    donors: set[str] = field(default_factory=set, init=False)
     """Sources of at least one chunk."""
     nbytes: int = field(default=0, init=False)
     """Bytes of chunks that came and were new."""
     _expected: set[str] = field(default_factory=set, init=False)
     """Sources that were asked and have not said yet what they have."""
     _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
-    _inner_from: str = field(default="", init=False)
+    _inner_donor: str = field(default="", init=False)
     _settled: bool = field(default=False, init=False)
     _condition: threading.Condition = field(default_factory=threading.Condition, init=False)
     _clock: RealClock = field(default_factory=RealClock, init=False)
 
     # ------------------------------------------------------------------ threads of sources
 
-    def opened(
-        self, member: str, shared: StateManifest, inner: StateManifest, *, alike: bool = True
+    def add_source(
+        self, member: str, shared: StateManifest, inner: StateManifest, *, identical: bool = True
     ) -> None:
         """A source says what it has, and whether others must have the same shared image."""
         with self._condition:
             self._expected.discard(member)
-            self._entries[member] = _Entry(shared, shared.root, inner, alike)
-            self._elect()
+            self._entries[member] = _Entry(shared, shared.root, inner, identical)
+            self._choose_image()
             self._condition.notify_all()
 
     def claim(self, member: str) -> Assignment | None:
@@ -117,80 +117,80 @@ class ChunkScheduler:
             SourceFailed: this source is not wanted.
         """
         with self._condition:
-            while not self.over:
+            while not self.finished:
                 entry = self._entry(member)
-                claim = self._next(member, entry)
-                if claim is not None:
+                assignment = self._next(member, entry)
+                if assignment is not None:
                     entry.began = self._clock.monotonic()
-                    return claim
+                    return assignment
                 self._condition.wait(_POLL_S)
             return None
 
-    def put(self, member: str, target: PartialState, index: int, chunk: memoryview) -> None:
+    def store_chunk(self, member: str, image: PartialState, index: int, chunk: memoryview) -> None:
         """A chunk came.
 
         Raises:
             SourceLied: it is wrong.
         """
-        target.check(index, chunk)
+        image.check(index, chunk)
         with self._condition:
             entry = self._entry(member)
-            new = target.store(index, chunk)
+            new = image.store(index, chunk)
             now = self._clock.monotonic()
             entry.busy_s += max(0.0, now - entry.began)
             entry.began = now
             entry.delivered += 1
             if new:
                 self.nbytes += chunk.nbytes
-                if target in (self.shared, self.inner):  # else it was dropped meanwhile
-                    self.gave.add(member)
-            if target.complete:
+                if image in (self.shared, self.inner):  # else it was dropped meanwhile
+                    self.donors.add(member)
+            if image.complete:
                 self._check()
-            done, total = self._amount()
+            done, total = self._progress_bytes()
         if new and self.progress is not None:
             self.progress(done, total)
 
-    def fetched(self, member: str) -> None:
+    def release_chunks(self, member: str) -> None:
         """A source has finished its claim, or broke off: what is missing is free again."""
         with self._condition:
             entry = self._entries.get(member)
             if entry is not None:
                 entry.began = 0.0
-            self._give_back(member)
+            self._release(member)
             self._condition.notify_all()
 
-    def left(self, member: str) -> None:
+    def remove_source(self, member: str) -> None:
         """A source is of no use any more."""
         with self._condition:
             self._expected.discard(member)
             self._entries.pop(member, None)
-            self._give_back(member)
-            if member == self._inner_from:
+            self._release(member)
+            if member == self._inner_donor:
                 if self.inner is not None and not self.inner.complete:
                     self.inner = None
-                self._inner_from = ""
-            self._elect()
+                self._inner_donor = ""
+            self._choose_image()
             self._check()
             self._condition.notify_all()
 
     # -------------------------------------------------------------------------- the waiter
 
-    def due(self) -> list[str]:
+    def sources_to_start(self) -> list[str]:
         """Return the sources to ask now, so that there are as many as should be."""
         with self._condition:
-            places = MOST_SOURCES - len(self._entries) - len(self._expected)
-            due = self.waiting[: max(0, places)] if not self.over else []
-            del self.waiting[: len(due)]
-            self._expected.update(due)
-            return due
+            free = MAX_SOURCES - len(self._entries) - len(self._expected)
+            sources_to_start = self.waiting[: max(0, free)] if not self.finished else []
+            del self.waiting[: len(sources_to_start)]
+            self._expected.update(sources_to_start)
+            return sources_to_start
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it is over, for a moment at most."""
         with self._condition:
-            if not self.over:
+            if not self.finished:
                 self._condition.wait(timeout_s)
 
-    def settle(self) -> None:
+    def stop_waiting_for_sources(self) -> None:
         """Wait for no further source before what most have is taken for right."""
         with self._condition:
             if self._entries:
@@ -201,17 +201,17 @@ class ChunkScheduler:
     def stop(self) -> None:
         """End it as it is."""
         with self._condition:
-            self.over = True
+            self.finished = True
             self._condition.notify_all()
 
-    def late(self) -> list[str]:
+    def stalled(self) -> list[str]:
         """Return the sources that do not get done with what they claimed."""
         with self._condition:
             now = self._clock.monotonic()
             return [m for m, e in self._entries.items() if e.began and now - e.began > CLAIM_S]
 
     @property
-    def heard(self) -> bool:
+    def has_sources(self) -> bool:
         """Whether any source has said what it has."""
         with self._condition:
             return bool(self._entries)
@@ -232,7 +232,7 @@ class ChunkScheduler:
     def _next(self, member: str, entry: _Entry) -> Assignment | None:
         shared = self.shared
         if shared is None or entry.root != shared.root:
-            if self._settled and not self._apart:
+            if self._settled and not self._states_differ:
                 raise SourceDiffers(
                     "its state differs from that of the other members",
                     given=f"digest {entry.root[:16]}",
@@ -240,10 +240,10 @@ class ChunkScheduler:
                 )
             return None
         now, most = self._clock.monotonic(), entry.most()
-        if not self._inner_from and self._suits(entry, shared):
-            self._inner_from = member
+        if not self._inner_donor and self._suits(entry, shared):
+            self._inner_donor = member
             self.inner = PartialState(entry.inner)
-        if self.inner is not None and member == self._inner_from:
+        if self.inner is not None and member == self._inner_donor:
             indices = self.inner.claim(member, most=most, now=now)
             if indices:
                 return Assignment(self.inner, indices)
@@ -252,60 +252,60 @@ class ChunkScheduler:
 
     def _suits(self, entry: _Entry, shared: PartialState) -> bool:
         """Return whether the inner image should come from this source: none is much faster."""
-        if not shared.untouched:
+        if not shared.unassigned:
             return True
         fastest = max(other.rate for other in self._entries.values())
-        return entry.delivered >= TRIED_CHUNKS and entry.rate >= fastest / 2
+        return entry.delivered >= MEASURED_CHUNKS and entry.rate >= fastest / 2
 
     @property
-    def _apart(self) -> bool:
+    def _states_differ(self) -> bool:
         """Whether members carry different states: only if all say so is none of them wrong."""
-        return not any(entry.alike for entry in self._entries.values())
+        return not any(entry.identical for entry in self._entries.values())
 
-    def _elect(self) -> None:
+    def _choose_image(self) -> None:
         """Aim at the shared image that most sources have; at equal numbers the first slot's."""
         roots = Counter(entry.root for entry in self._entries.values())
-        aim = self.shared.root if self.shared is not None else ""
-        if roots and not (self._settled and roots[aim]):
+        selected = self.shared.root if self.shared is not None else ""
+        if roots and not (self._settled and roots[selected]):
             best = min(self._entries, key=lambda m: (-roots[self._entries[m].root], slot_of(m)))
-            if self._entries[best].root != aim:
-                self._aim_at(self._entries[best].shared)
+            if self._entries[best].root != selected:
+                self._select(self._entries[best].shared)
         asked = len(self._entries) + len(self._expected)
         if roots and self.shared is not None and 2 * roots[self.shared.root] > asked:
             self._settled = True  # whatever the others say
         elif roots and not self._expected:
             self._settled = True
 
-    def _aim_at(self, manifest: StateManifest) -> None:
-        self.inner, self._inner_from = None, ""
-        self.gave.clear()
+    def _select(self, manifest: StateManifest) -> None:
+        self.inner, self._inner_donor = None, ""
+        self.donors.clear()
         if self.kept is not None and self.kept.root == manifest.root:
             self.shared = self.kept
-            self.shared.begin_again()
+            self.shared.restart()
         else:
             self.shared = PartialState(manifest)
 
     def _check(self) -> None:
         """End it when everything is here, or nobody is left."""
         if not self._entries and not self._expected and not self.waiting:
-            self.over = True
+            self.finished = True
         elif self._settled and self.shared is not None and self.shared.complete:
-            self.over = self.inner is not None and self.inner.complete
-        if self.over:
+            self.finished = self.inner is not None and self.inner.complete
+        if self.finished:
             self._condition.notify_all()
 
-    def _give_back(self, member: str) -> None:
-        for target in (self.shared, self.inner):
-            if target is not None:
-                target.give_back(member)
+    def _release(self, member: str) -> None:
+        for image in (self.shared, self.inner):
+            if image is not None:
+                image.release(member)
 
-    def _amount(self) -> tuple[int, int]:
+    def _progress_bytes(self) -> tuple[int, int]:
         """Return bytes here and bytes in all; the inner image is guessed until it is begun."""
-        targets = [target for target in (self.shared, self.inner) if target is not None]
-        total = sum(target.manifest.nbytes for target in targets)
+        images = [image for image in (self.shared, self.inner) if image is not None]
+        total = sum(image.manifest.nbytes for image in images)
         if self.inner is None:
             total += max(entry.inner.nbytes for entry in self._entries.values())
-        return sum(target.done_bytes for target in targets), total
+        return sum(image.done_bytes for image in images), total
 
 
 def check_manifest(

@@ -18,7 +18,7 @@ from atoll.recovery.source import (
     SourceCorrupt,
     SourceFailed,
     Take,
-    refused,
+    donor_refused,
 )
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.recovery_messages import (
@@ -99,7 +99,7 @@ class DirectSource:
             if answer.status in (GONE, WAIT):
                 raise SourceAdvanced(answer.round)
             if answer.status != OK:
-                raise refused(answer)
+                raise donor_refused(answer)
             for place, index in enumerate(run):
                 take(index, body[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES])
 

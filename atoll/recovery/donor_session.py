@@ -18,7 +18,7 @@ from atoll.recovery.source import (
     SourceAdvanced,
     SourceCorrupt,
     SourceFailed,
-    refused,
+    donor_refused,
 )
 from atoll.wire import messages
 from atoll.wire.limits import CHUNK_BYTES
@@ -56,11 +56,17 @@ class DonorSession:
     """The conversation with one donor. `run` is called on a thread of its own."""
 
     def __init__(
-        self, link: SyncLink, peer: messages.Source, *, job: str, round_: int, board: ChunkScheduler
+        self,
+        link: SyncLink,
+        peer: messages.Source,
+        *,
+        job: str,
+        round_: int,
+        scheduler: ChunkScheduler,
     ) -> None:
         """Prepare to ask `peer` for the state of a round."""
         self.member = peer.member
-        self._job, self._round, self._board = job, round_, board
+        self._job, self._round, self._scheduler = job, round_, scheduler
         self._relay = RelaySource(link, address=session_id(job, peer.member))
         self._direct: DirectSource | None = None
         self._clock = RealClock()
@@ -82,22 +88,22 @@ class DonorSession:
             self._key = offer.key
             self._connect()
             shared, inner = (self._manifest(offer, name) for name in (SHARED, INNER))
-            self._board.opened(member, shared, inner, alike=offer.alike)
-            while (claim := self._board.claim(member)) is not None:
+            self._scheduler.add_source(member, shared, inner, identical=offer.identical)
+            while (assignment := self._scheduler.claim(member)) is not None:
                 try:
-                    target = claim.target
-                    self._way.fetch(
+                    image = assignment.image
+                    self._source.fetch(
                         self._round,
-                        target.manifest.name,
-                        claim.indices,
-                        lambda index, chunk, target=target: self._board.put(  # type: ignore[misc]
-                            member, target, index, chunk
+                        image.manifest.name,
+                        assignment.indices,
+                        lambda index, chunk, image=image: self._scheduler.store_chunk(  # type: ignore[misc]
+                            member, image, index, chunk
                         ),
                     )
                 except ConnectionBroken:
                     self._reconnect()
                 finally:
-                    self._board.fetched(member)
+                    self._scheduler.release_chunks(member)
         finally:
             self._relay.close()
             if self._direct is not None:
@@ -111,7 +117,7 @@ class DonorSession:
             self._direct.close()
 
     @property
-    def _way(self) -> Source:
+    def _source(self) -> Source:
         return self._direct if self._direct is not None else self._relay
 
     # --------------------------------------------------------------------------- beginning
@@ -128,7 +134,7 @@ class DonorSession:
                 if answer.round > self._round or waited_s > BEHIND_S:
                     raise SourceAdvanced(answer.round)
             elif answer.status != WAIT:
-                raise refused(answer)
+                raise donor_refused(answer)
             if waited_s > READY_S or self._closed:
                 raise SourceFailed("its state was not ready in time", given=f"{waited_s:.0f} s")
             time.sleep(pause_s)
@@ -157,41 +163,43 @@ class DonorSession:
 
     def _manifest(self, offer: StateAnswer, name: str) -> StateManifest:
         """Return the manifest of one image, checked against the offer and what was asked for."""
-        line = next((image for image in offer.images if image.name == name), None)
-        if line is None or not 0 < line.manifest_bytes <= MAX_MANIFEST_BYTES:
+        listed = next((image for image in offer.images if image.name == name), None)
+        if listed is None or not 0 < listed.manifest_bytes <= MAX_MANIFEST_BYTES:
             raise SourceCorrupt(
                 "its offer is incomplete", given=f"no {name}, or too large a manifest"
             )
         try:
-            manifest = decode_state_manifest(self._read(line))
+            manifest = decode_state_manifest(self._read(listed))
         except ConnectionBroken:
             self._reconnect()
             return self._manifest(offer, name)
         except WireError as error:
             raise SourceCorrupt("its manifest is malformed", given=error.message()[:300]) from error
-        if manifest.root != line.root or manifest.nbytes != line.nbytes:
+        if manifest.root != listed.root or manifest.nbytes != listed.nbytes:
             raise SourceCorrupt("its manifest is not the one it offered", given=name)
         return check_manifest(
             manifest, job=self._job, round_=self._round, base=offer.base, name=name
         )
 
-    def _read(self, line: ImageOffer) -> bytes:
+    def _read(self, listed: ImageOffer) -> bytes:
         """Return the bytes of a manifest."""
         data = bytearray()
         step = MAX_RANGE if self._direct is not None else 1
-        for first in range(0, count_chunks(line.manifest_bytes), step):
-            answer, body = self._way.ask(StateAsk(0, MANIFEST, self._round, line.name, first, step))
+        for first in range(0, count_chunks(listed.manifest_bytes), step):
+            answer, body = self._source.ask(
+                StateAsk(0, MANIFEST, self._round, listed.name, first, step)
+            )
             if answer.status in (GONE, WAIT):
                 raise SourceAdvanced(answer.round)
             if answer.status != OK:
-                raise refused(answer)
+                raise donor_refused(answer)
             data += body
-            if len(data) > line.manifest_bytes or len(body) > step * CHUNK_BYTES:
-                raise SourceCorrupt("its manifest is longer than it said", given=line.name)
+            if len(data) > listed.manifest_bytes or len(body) > step * CHUNK_BYTES:
+                raise SourceCorrupt("its manifest is longer than it said", given=listed.name)
         return bytes(data)
 
 
-def in_turn(peers: Sequence[messages.Source], *, me: int) -> list[str]:
+def ask_order(peers: Sequence[messages.Source], *, me: int) -> list[str]:
     """Return whom to ask in which order: newcomers do not all begin with the same member."""
     members = [peer.member for peer in peers]
     start = me % len(members) if members else 0

@@ -12,14 +12,14 @@ from atoll.errors import AtollError, DeadlineExceeded, GroupLeft
 from atoll.ids import slot_of
 from atoll.net.sync_link import SyncLink
 from atoll.recovery.chunk_scheduler import ChunkScheduler, Progress
-from atoll.recovery.donor_session import DonorSession, in_turn
+from atoll.recovery.donor_session import DonorSession, ask_order
 from atoll.recovery.partial_state import PartialState
 from atoll.recovery.source import SourceAdvanced, SourceCorrupt, SourceDiffers
 from atoll.wire.messages import Event, Sources
 
 log = logging.getLogger(__name__)
 
-GATHER_S = 0.5
+COMPARE_S = 0.5
 """So long after the first source has spoken the others may take to say that they differ."""
 
 _POLL_S = 0.1
@@ -45,8 +45,8 @@ class Fetch:
     """Sources that gave nothing usable, and why."""
     differing: set[str] = field(default_factory=set, init=False)
     """Of them, those that merely differ from the others; they may be the ones that are right."""
-    board: ChunkScheduler = field(init=False)
-    _askings: list[DonorSession] = field(default_factory=list, init=False)
+    scheduler: ChunkScheduler = field(init=False)
+    _sessions: list[DonorSession] = field(default_factory=list, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -58,46 +58,46 @@ class Fetch:
             GroupLeft: `stop` said so.
         """
         peers = {peer.member: peer for peer in self.answer.peers if peer.member != self.me}
-        order = in_turn(list(peers.values()), me=slot_of(self.me))
-        board = self.board = ChunkScheduler(order, kept=self.kept, progress=self.progress)
-        clock, gather = RealClock(), 0.0
+        order = ask_order(list(peers.values()), me=slot_of(self.me))
+        scheduler = self.scheduler = ChunkScheduler(order, kept=self.kept, progress=self.progress)
+        clock, compare_at = RealClock(), 0.0
         try:
-            while not board.over:
-                for member in board.due():
-                    asking = DonorSession(
+            while not scheduler.finished:
+                for member in scheduler.sources_to_start():
+                    session = DonorSession(
                         self.link, peers[member], job=self.job,
-                        round_=self.answer.round, board=board,
+                        round_=self.answer.round, scheduler=scheduler,
                     )  # fmt: skip
-                    self._start(member, asking)
-                board.wait(_POLL_S)
+                    self._start(member, session)
+                scheduler.wait(_POLL_S)
                 now = clock.monotonic()
-                if board.heard:
-                    gather = gather or now + GATHER_S
-                    if now >= gather:
-                        board.settle()
-                self._drop_late()
+                if scheduler.has_sources:
+                    compare_at = compare_at or now + COMPARE_S
+                    if now >= compare_at:
+                        scheduler.stop_waiting_for_sources()
+                self._drop_stalled()
                 self._check(now)
         finally:
-            self._end()
-        return board
+            self._stop_sessions()
+        return scheduler
 
-    def _start(self, member: str, asking: DonorSession) -> None:
-        self._askings.append(asking)
+    def _start(self, member: str, session: DonorSession) -> None:
+        self._sessions.append(session)
         thread = threading.Thread(
-            target=self._ask, args=(member, asking), name=f"state-of-{member}", daemon=True
+            target=self._ask, args=(member, session), name=f"state-of-{member}", daemon=True
         )
         self._threads.append(thread)
         thread.start()
 
-    def _ask(self, member: str, asking: DonorSession) -> None:
+    def _ask(self, member: str, session: DonorSession) -> None:
         """Run on the thread of one source: whatever ends it is told, once."""
         reason, kind = "", "recovery-source-lost"
         try:
-            asking.run()
+            session.run()
         except SourceAdvanced as moved:
-            log.info("%s stands on round %d, not %d", member, moved.stands, self.answer.round)
-            if moved.stands < self.answer.round:
-                reason = f"it stands on round {moved.stands}"
+            log.info("%s stands on round %d, not %d", member, moved.round, self.answer.round)
+            if moved.round < self.answer.round:
+                reason = f"it stands on round {moved.round}"
         except AtollError as error:
             reason = error.message()
             kind = "recovery-source-refused" if isinstance(error, SourceCorrupt) else kind
@@ -107,16 +107,16 @@ class Fetch:
             log.exception("asking %s failed", member)
             reason = f"{type(error).__name__}: {error}"
         try:
-            if reason and not self.board.over:
-                self._blame(member, reason[:500], kind=kind)
+            if reason and not self.scheduler.finished:
+                self._report(member, reason[:500], kind=kind)
         finally:
-            self.board.left(member)
+            self.scheduler.remove_source(member)
 
     def refuse(self, member: str, reason: str) -> None:
         """Drop a source whose state turned out to be unusable."""
-        self._blame(member, reason, kind="recovery-source-refused")
+        self._report(member, reason, kind="recovery-source-refused")
 
-    def _blame(self, member: str, reason: str, *, kind: str) -> None:
+    def _report(self, member: str, reason: str, *, kind: str) -> None:
         """Note and report why a source was dropped, once."""
         with self._lock:
             if member in self.failed:
@@ -126,30 +126,31 @@ class Fetch:
         text = f"{self.me}: {member} was dropped as a source of the state: {reason}"
         self.on_event(Event(kind, text, {"source": member, "reason": reason}))
 
-    def _drop_late(self) -> None:
+    def _drop_stalled(self) -> None:
         """Give sources up that hold chunks and send nothing."""
-        late = self.board.late()
-        for asking in self._askings:
-            if asking.member in late:
-                self._blame(asking.member, "it is too slow", kind="recovery-source-lost")
-                self.board.left(asking.member)
-                asking.close()
+        late = self.scheduler.stalled()
+        for session in self._sessions:
+            if session.member in late:
+                self._report(session.member, "it is too slow", kind="recovery-source-lost")
+                self.scheduler.remove_source(session.member)
+                session.close()
 
     def _check(self, now: float) -> None:
         if self.stop():
             raise GroupLeft("the recovery was given up", given=self.me)
-        if now >= self.deadline and not self.board.over:
+        if now >= self.deadline and not self.scheduler.finished:
+            gave = self.scheduler.donors
             raise DeadlineExceeded(
                 "the state could not be fetched in time",
-                given=f"{self.board.nbytes} bytes came from {len(self.board.gave)} members",
+                given=f"{self.scheduler.nbytes} bytes came from {len(gave)} members",
                 expected=f"the state of round {self.answer.round}",
             )
 
-    def _end(self) -> None:
+    def _stop_sessions(self) -> None:
         """End all threads; each wakes from whatever it waits for."""
-        self.board.stop()
-        for asking in self._askings:
-            asking.close()
+        self.scheduler.stop()
+        for session in self._sessions:
+            session.close()
         until = RealClock().monotonic() + _END_S
         for thread in self._threads:
             thread.join(max(0.0, until - RealClock().monotonic()))

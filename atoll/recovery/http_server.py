@@ -42,7 +42,7 @@ class HttpStateServer:
         *,
         address: str,
         keys: tuple[str, ...],
-        most: int = MAX_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """Listen on a free port of `address`.
 
@@ -50,12 +50,12 @@ class HttpStateServer:
             answer: Called for every ask, from several threads.
             address: An address of this machine.
             keys: What may be brought as bearer.
-            most: Connections at a time; more are closed at once.
+            max_connections: Connections at a time; more are closed at once.
 
         Raises:
             OSError: the address is none of this machine.
         """
-        self._server = _Server(address, answer, keys=keys, most=most)
+        self._server = _Server(address, answer, keys=keys, max_connections=max_connections)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": 0.2},
@@ -81,19 +81,21 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 32
 
-    def __init__(self, address: str, answer: Answerer, *, keys: tuple[str, ...], most: int) -> None:
+    def __init__(
+        self, address: str, answer: Answerer, *, keys: tuple[str, ...], max_connections: int
+    ) -> None:
         if ":" in address:
             self.address_family = socket.AF_INET6
         self.answer = answer
         self.keys = tuple(key.encode() for key in keys)
-        self._places = threading.BoundedSemaphore(most)
+        self._slots = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         super().__init__((address, 0), _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Take a connection if there is a place for it."""
-        return self._places.acquire(blocking=False)
+        return self._slots.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection and free its place."""
@@ -104,7 +106,7 @@ class _Server(socketserver.ThreadingTCPServer):
         finally:
             with self._lock:
                 self._open.discard(request)
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Note a connection that broke; the other side comes back or goes elsewhere."""
@@ -155,7 +157,7 @@ class _Handler(socketserver.BaseRequestHandler):
         """Answer one ask; return whether the connection goes on."""
         lines = head.split(b"\r\n")
         words = lines[0].split(b" ")
-        if not self._may_enter(lines[1:]):
+        if not self._is_authorized(lines[1:]):
             self._send(b"401 Unauthorized", b"")
             return False
         if len(words) != 3 or words[0] != b"GET":
@@ -173,7 +175,7 @@ class _Handler(socketserver.BaseRequestHandler):
             self._send(status, encode_answer(answer))
         return True
 
-    def _may_enter(self, lines: list[bytes]) -> bool:
+    def _is_authorized(self, lines: list[bytes]) -> bool:
         """Return whether one header has a right key; takes the same time for every wrong one."""
         for line in lines:
             name, _, value = line.partition(b":")

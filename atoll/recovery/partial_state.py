@@ -9,7 +9,7 @@ import torch
 from atoll.recovery.source import SourceCorrupt, SourceFailed
 from atoll.wire.recovery_messages import StateManifest
 
-STEAL_AFTER_S = 0.5
+DUPLICATE_AFTER_S = 0.5
 """A chunk that was asked for so long ago is asked for elsewhere too, when nothing else is left."""
 
 
@@ -30,9 +30,9 @@ class PartialState:
             raise SourceFailed(
                 "its state is larger than the memory here", given=f"{manifest.nbytes} bytes"
             ) from error
-        self._todo = list(range(manifest.count))
-        self._asked: dict[int, dict[str, float]] = {}
-        self._have = bytearray(manifest.count)
+        self._pending = list(range(manifest.count))
+        self._assigned: dict[int, dict[str, float]] = {}
+        self._present = bytearray(manifest.count)
         self.done_bytes = 0
 
     @property
@@ -41,27 +41,31 @@ class PartialState:
         return self.done_bytes == self.manifest.nbytes
 
     @property
-    def untouched(self) -> int:
+    def unassigned(self) -> int:
         """Chunks that nobody was asked for."""
-        return len(self._todo)
+        return len(self._pending)
 
     def claim(self, member: str, *, most: int, now: float) -> list[int]:
         """Return chunks that follow each other for a member to fetch; empty: there are none."""
-        run = self._todo[:1]
-        while run and len(run) < min(most, len(self._todo)) and self._todo[len(run)] == run[-1] + 1:
-            run.append(self._todo[len(run)])
-        del self._todo[: len(run)]
-        run = run or self._stolen(member, now)
+        run = self._pending[:1]
+        while (
+            run
+            and len(run) < min(most, len(self._pending))
+            and self._pending[len(run)] == run[-1] + 1
+        ):
+            run.append(self._pending[len(run)])
+        del self._pending[: len(run)]
+        run = run or self._duplicate(member, now)
         for index in run:
-            self._asked.setdefault(index, {})[member] = now
+            self._assigned.setdefault(index, {})[member] = now
         return run
 
-    def give_back(self, member: str) -> None:
+    def release(self, member: str) -> None:
         """A member fetches nothing any more: what it had claimed is free again."""
-        for index, holders in list(self._asked.items()):
+        for index, holders in list(self._assigned.items()):
             if holders.pop(member, None) is not None and not holders:
-                del self._asked[index]
-                bisect.insort(self._todo, index)
+                del self._assigned[index]
+                bisect.insort(self._pending, index)
 
     def check(self, index: int, chunk: memoryview) -> None:
         """Compare a chunk with the manifest; this is what takes time.
@@ -80,24 +84,24 @@ class PartialState:
 
     def store(self, index: int, chunk: memoryview) -> bool:
         """Keep a chunk that was checked; return whether it is new."""
-        self._asked.pop(index, None)
-        if self._have[index]:
+        self._assigned.pop(index, None)
+        if self._present[index]:
             return False
         start = index * self.manifest.chunk_bytes
         self.buffer[start : start + chunk.nbytes] = chunk
-        self._have[index] = 1
+        self._present[index] = 1
         self.done_bytes += chunk.nbytes
         return True
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Forget who was asked for what; the chunks that are here stay."""
-        self._asked.clear()
-        self._todo = [index for index, here in enumerate(self._have) if not here]
+        self._assigned.clear()
+        self._pending = [index for index, here in enumerate(self._present) if not here]
 
-    def _stolen(self, member: str, now: float) -> list[int]:
+    def _duplicate(self, member: str, now: float) -> list[int]:
         """Return one chunk that another member has been busy with for long."""
-        for index, holders in list(self._asked.items()):
+        for index, holders in list(self._assigned.items()):
             single = len(holders) == 1 and member not in holders
-            if single and now - max(holders.values()) > STEAL_AFTER_S:
+            if single and now - max(holders.values()) > DUPLICATE_AFTER_S:
                 return [index]
         return []

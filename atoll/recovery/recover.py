@@ -100,16 +100,16 @@ def recover(
         fetch = Fetch(
             link, answer, job, me, on_event, deadline, stop=stop, progress=progress, kept=kept
         )
-        board = fetch.run()
-        nbytes += board.nbytes
-        parts = _parts(board, fetch) if board.complete else None
-        if parts is not None and board.shared is not None:
+        scheduler = fetch.run()
+        nbytes += scheduler.nbytes
+        parts = _parts(scheduler, fetch) if scheduler.complete else None
+        if parts is not None and scheduler.shared is not None:
             return Recovered(
-                answer.round, board.shared.manifest.base, parts[0], parts[1],
-                sorted(board.gave), clock.monotonic() - began, nbytes, answer,
+                answer.round, scheduler.shared.manifest.base, parts[0], parts[1],
+                sorted(scheduler.donors), clock.monotonic() - began, nbytes, answer,
             )  # fmt: skip
         failed |= fetch.failed.keys() - fetch.differing
-        kept = board.shared if not board.complete else None
+        kept = scheduler.shared if not scheduler.complete else None
         log.info("no source of round %d is left; asking the hub again", answer.round)
         _pause(pause_s, deadline=deadline, stop=stop)
         pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
@@ -126,17 +126,17 @@ def _without_peers(answer: Sources, checkpoint: Checkpoint | None, seconds: floa
     return Recovered(answer.round, "", shared, inner, sources, seconds, 0, answer)
 
 
-def _parts(board: ChunkScheduler, fetch: Fetch) -> tuple[Part, Part | None] | None:
+def _parts(scheduler: ChunkScheduler, fetch: Fetch) -> tuple[Part, Part | None] | None:
     """Return the parts in complete images; None if what all sources agree on is no state."""
-    if board.shared is None:
+    if scheduler.shared is None:
         return None
     try:
-        shared = part_of(board.shared.buffer, SHARED)
-        inner = board.inner
+        shared = part_of(scheduler.shared.buffer, SHARED)
+        inner = scheduler.inner
         whole = inner is not None and inner.complete
         return shared, part_of(inner.buffer, INNER) if inner is not None and whole else None
     except CheckpointCorrupt as error:
-        for member in board.gave:
+        for member in scheduler.donors:
             fetch.refuse(member, error.message())
         return None
 

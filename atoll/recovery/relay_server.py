@@ -23,10 +23,10 @@ from atoll.wire.recovery_messages import ASKS, CHUNK, StateAsk, pack_answer, unp
 
 log = logging.getLogger(__name__)
 
-MOST_UNDER_WAY = 16
+MAX_IN_FLIGHT = 16
 """Answers on the way to one asker: 4 MiB, which is what the hub holds for a pair anyway."""
 
-MOST_ASKERS = 16
+MAX_RECEIVERS = 16
 SEND_S = 60.0
 """Longest time that a chunk may wait for its asker."""
 
@@ -48,10 +48,10 @@ class RelayStateServer:
         """
         self._answer, self._link = answer, link
         self._clock = RealClock()
-        self._under_way: dict[str, dict[Sent, Future[int]]] = {}
+        self._in_flight: dict[str, dict[Sent, Future[int]]] = {}
         self._closed = threading.Event()
         self._inbox = link.subscribe(prefix=ASKS)
-        self._thread = threading.Thread(target=self._work, name="state-desk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="state-desk", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -61,14 +61,14 @@ class RelayStateServer:
         if self._thread is not threading.current_thread():
             self._thread.join(2 * _POLL_S)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while not self._closed.is_set():
             try:
                 item = self._inbox.receive(deadline=self._clock.monotonic() + _POLL_S)
                 if isinstance(item, Relayed):
-                    self._take(item.source, unpack_ask(item.payload))
+                    self._answer_ask(item.source, unpack_ask(item.payload))
             except DeadlineExceeded:
-                self._tidy()
+                self._forget_finished()
             except WireError as error:
                 log.warning("an ask for the state was refused: %s", error)
             except AtollError as error:
@@ -76,27 +76,27 @@ class RelayStateServer:
                     log.info("the state is not given through the hub any more: %s", error)
                 return
 
-    def _take(self, asker: str, ask: StateAsk) -> None:
+    def _answer_ask(self, receiver: str, ask: StateAsk) -> None:
         """Answer one ask, unless the same answer is under way or too many are."""
-        self._tidy()
-        sent = self._under_way.get(asker, {})
+        self._forget_finished()
+        sent = self._in_flight.get(receiver, {})
         what: Sent = (0 if ask.kind == CHUNK else ask.number, ask.image, ask.first)
-        full = len(sent) >= MOST_UNDER_WAY
-        if what in sent or full or (not sent and len(self._under_way) >= MOST_ASKERS):
+        full = len(sent) >= MAX_IN_FLIGHT
+        if what in sent or full or (not sent and len(self._in_flight) >= MAX_RECEIVERS):
             return  # it will ask again
         parts = pack_answer(*self._answer(msgspec.structs.replace(ask, count=1)))
-        sent[what] = self._send(asker, iter([parts]))
-        self._under_way[asker] = sent
+        sent[what] = self._send(receiver, iter([parts]))
+        self._in_flight[receiver] = sent
 
-    def _send(self, asker: str, parts: Iterator[tuple[Buffer, Buffer]]) -> Future[int]:
+    def _send(self, receiver: str, parts: Iterator[tuple[Buffer, Buffer]]) -> Future[int]:
         deadline = self._clock.monotonic() + SEND_S
-        return self._link.relay_later(asker, parts, deadline=deadline)
+        return self._link.relay_later(receiver, parts, deadline=deadline)
 
-    def _tidy(self) -> None:
+    def _forget_finished(self) -> None:
         """Forget what has left, or never will: its asker asks again, or is gone."""
-        for asker in list(self._under_way):
-            left = {k: f for k, f in self._under_way[asker].items() if not f.done()}
-            if left:
-                self._under_way[asker] = left
+        for receiver in list(self._in_flight):
+            remove_source = {k: f for k, f in self._in_flight[receiver].items() if not f.done()}
+            if remove_source:
+                self._in_flight[receiver] = remove_source
             else:
-                del self._under_way[asker]
+                del self._in_flight[receiver]

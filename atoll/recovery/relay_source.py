@@ -10,7 +10,7 @@ from atoll.clock import RealClock
 from atoll.errors import AtollError, DeadlineExceeded, WireError
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.recovery.source import SourceAdvanced, SourceCorrupt, SourceFailed, Take, refused
+from atoll.recovery.source import SourceAdvanced, SourceCorrupt, SourceFailed, Take, donor_refused
 from atoll.wire.messages import Undeliverable
 from atoll.wire.recovery_messages import (
     ANSWERS,
@@ -27,7 +27,7 @@ from atoll.wire.recovery_messages import (
 WINDOW = 8
 """Chunks asked for ahead: 2 MiB, which fills 160 Mbit/s at a round trip of 100 ms."""
 
-AGAIN_S = 3.0
+RETRY_S = 3.0
 """Silence after which the missing chunks are asked for again."""
 
 SILENT_S = 12.0
@@ -49,9 +49,9 @@ class RelaySource:
         self._clock = RealClock()
         self._numbers = itertools.count(1)
         self._closed = False
-        self._heard = self._clock.monotonic()
+        self._last_received = self._clock.monotonic()
         self._gone_since: float | None = None
-        self._ask_again = False
+        self._retry_now = False
         self._inbox = link.subscribe(
             sources={address}, notices=(Undeliverable,), reconnects=True, prefix=ANSWERS
         )
@@ -60,49 +60,49 @@ class RelaySource:
         """Return the answer to one ask; see :class:`Source`."""
         ask = StateAsk(next(self._numbers), ask.kind, ask.round, ask.image, ask.first, 1)
         self._send([ask])
-        asked = self._heard = self._clock.monotonic()
+        sent_at = self._last_received = self._clock.monotonic()
         while True:
             found = self._receive()
             if found is not None and found[0].number == ask.number:
                 return found
-            if self._again(asked):
-                asked = self._clock.monotonic()
+            if self._retry_due(sent_at):
+                sent_at = self._clock.monotonic()
                 self._send([ask])
 
     def fetch(self, round_: int, image: str, indices: Sequence[int], take: Take) -> None:
         """Hand over chunks in whatever order they come; see :class:`Source`."""
-        todo, under_way = deque(indices), set[int]()
-        asked = self._heard = self._clock.monotonic()
-        while todo or under_way:
-            ahead = [todo.popleft() for _ in range(min(len(todo), WINDOW - len(under_way)))]
+        todo, in_flight = deque(indices), set[int]()
+        sent_at = self._last_received = self._clock.monotonic()
+        while todo or in_flight:
+            ahead = [todo.popleft() for _ in range(min(len(todo), WINDOW - len(in_flight)))]
             if ahead:
                 self._send(StateAsk(0, CHUNK, round_, image, index) for index in ahead)
-                under_way.update(ahead)
+                in_flight.update(ahead)
             found = self._receive()
             if found is not None:
-                index = self._index_of(found[0], round_, image, under_way)
+                index = self._index_of(found[0], round_, image, in_flight)
                 if index >= 0:
                     take(index, found[1])
-                    under_way.discard(index)
-            elif self._again(asked):
-                asked = self._clock.monotonic()
-                todo.extendleft(sorted(under_way, reverse=True))
-                under_way.clear()
+                    in_flight.discard(index)
+            elif self._retry_due(sent_at):
+                sent_at = self._clock.monotonic()
+                todo.extendleft(sorted(in_flight, reverse=True))
+                in_flight.clear()
 
     def close(self) -> None:
         """End every wait."""
         self._closed = True
         self._inbox.close()
 
-    def _index_of(self, answer: StateAnswer, round_: int, image: str, under_way: set[int]) -> int:
+    def _index_of(self, answer: StateAnswer, round_: int, image: str, in_flight: set[int]) -> int:
         """Return which chunk an answer is; -1: none that is waited for."""
         if answer.number != 0:
             return -1  # late, of an ask that was answered
         if answer.status in (GONE, WAIT):
             raise SourceAdvanced(answer.round)
         if answer.status != OK:
-            raise refused(answer)
-        wanted = (answer.round, answer.image) == (round_, image) and answer.index in under_way
+            raise donor_refused(answer)
+        wanted = (answer.round, answer.image) == (round_, image) and answer.index in in_flight
         return answer.index if wanted else -1
 
     def _send(self, asks: Iterable[StateAsk]) -> None:
@@ -124,34 +124,34 @@ class RelaySource:
             raise SourceFailed("the session with the hub ended", given=str(error)) from error
         now = self._clock.monotonic()
         if isinstance(item, Relayed):
-            self._heard, self._gone_since = now, None
+            self._last_received, self._gone_since = now, None
             try:
                 return unpack_answer(item.payload)
             except WireError as error:
                 raise SourceCorrupt(error.message()) from error
         if isinstance(item, Reconnected):
-            self._ask_again = True
+            self._retry_now = True
         elif isinstance(item, Undeliverable) and item.to == self._address:
             self._gone_since = self._gone_since or now
         if not self._link.connected:
-            self._heard = now
-        self._give_up(now)
+            self._last_received = now
+        self._check_alive(now)
         return None
 
-    def _give_up(self, now: float) -> None:
+    def _check_alive(self, now: float) -> None:
         """Raise if there is no hope."""
         if self._closed:
             raise SourceFailed("it is not needed any more")
         if self._gone_since is not None and now - self._gone_since > AWAY_S:
             raise SourceFailed("it is gone", given="nobody is at its address at the hub")
-        if now - self._heard > SILENT_S:
+        if now - self._last_received > SILENT_S:
             raise SourceFailed("it is silent", given=f"nothing for {SILENT_S:g} s")
 
-    def _again(self, asked: float) -> bool:
+    def _retry_due(self, sent_at: float) -> bool:
         """Return whether to ask again now."""
         now = self._clock.monotonic()
-        again_s = AGAIN_S if self._gone_since is None else AWAY_S / 4
-        if self._ask_again or now - max(asked, self._heard) > again_s:
-            self._ask_again = False
+        retry_s = RETRY_S if self._gone_since is None else AWAY_S / 4
+        if self._retry_now or now - max(sent_at, self._last_received) > retry_s:
+            self._retry_now = False
             return True
         return False

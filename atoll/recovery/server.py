@@ -34,18 +34,22 @@ class StateServer:
             link: The member's session with the hub; None: be reached directly only.
         """
         key = secrets.token_urlsafe(24)
-        self._shelf = SnapshotCache(job=job, key=key)
-        self._door: HttpStateServer | None = None
+        self._cache = SnapshotCache(job=job, key=key)
+        self._http_server: HttpStateServer | None = None
         self.dial: list[str] = []
         """host:port where it listens; empty: nowhere."""
         if address:
             try:
-                self._door = HttpStateServer(self._shelf.answer, address=address, keys=(key, token))
+                self._http_server = HttpStateServer(
+                    self._cache.answer, address=address, keys=(key, token)
+                )
                 host = f"[{address}]" if ":" in address else address
-                self.dial = [f"{host}:{self._door.port}"]
+                self.dial = [f"{host}:{self._http_server.port}"]
             except OSError as error:
                 log.warning("the state is given through the hub only: %s: %s", address, error)
-        self._desk = RelayStateServer(self._shelf.answer, link=link) if link is not None else None
+        self._relay_server = (
+            RelayStateServer(self._cache.answer, link=link) if link is not None else None
+        )
 
     def offer(self, state: StateOf, *, still: Still) -> None:
         """Give this state to whoever asks, from now on.
@@ -54,22 +58,22 @@ class StateServer:
             state: Looked at inside `still` only, whenever somebody asks.
             still: `Gate.still` of the task.
         """
-        self._shelf.offer(state, still=still)
+        self._cache.offer(state, still=still)
 
     @property
     def rounds(self) -> list[int]:
         """Rounds whose images are in memory now."""
-        return self._shelf.rounds
+        return self._cache.rounds
 
     def close(self) -> None:
         """Stop listening and drop all images. Calling it again does nothing."""
-        self._shelf.close()
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        self._cache.close()
+        if self._relay_server is not None:
+            self._relay_server.close()
+            self._relay_server = None
+        if self._http_server is not None:
+            self._http_server.close()
+            self._http_server = None
 
     def __enter__(self) -> Self:
         """Return itself; leaving the block closes it."""

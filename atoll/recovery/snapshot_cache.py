@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 IDLE_S = 30.0
 """An image that nobody asked for so long is dropped."""
 
-MOST_ROUNDS = 2
+MAX_ROUNDS = 2
 STILL_S = 60.0
 """Longest wait for the state to rest: one optimizer step of a slow machine."""
 
 FRESH_S = 0.2
 """For so long it is believed that the donor still stands where it stood."""
 
-_TOLD_S = 5.0
-_MOST_WANTED = 8
+_OUTCOME_S = 5.0
+_MAX_REQUESTED = 8
 _SWEEP_S = 1.0
 _NOTHING = memoryview(b"")
 
@@ -72,7 +72,7 @@ class StateOf(Protocol):
         ...
 
     @property
-    def alike(self) -> bool:
+    def identical(self) -> bool:
         """Whether the shared part is equal on all members that stand on the same round."""
         ...
 
@@ -99,7 +99,7 @@ class _CachedSnapshot:
     """The images of one round."""
 
     base: str
-    alike: bool
+    identical: bool
     images: dict[str, _HeldSnapshot]
     used: float
     """Monotonic time of the last ask."""
@@ -112,7 +112,7 @@ class _Outcome:
     """Why there are no images of a round."""
 
     status: str
-    stands: int
+    current_round: int
     reason: str
     at: float
 
@@ -133,10 +133,10 @@ class SnapshotCache:
         self._condition = threading.Condition()
         self._state: tuple[StateOf, Still] | None = None
         self._rounds: dict[int, _CachedSnapshot] = {}
-        self._wanted: list[int] = []
+        self._requested: list[int] = []
         self._outcomes: dict[int, _Outcome] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="state-images", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="state-images", daemon=True)
         self._thread.start()
 
     def offer(self, state: StateOf, *, still: Still) -> None:
@@ -165,25 +165,25 @@ class SnapshotCache:
     def answer(self, ask: StateAsk) -> tuple[StateAnswer, memoryview]:
         """Return what an ask gets, at once; the bytes are views into the images."""
         with self._condition:
-            shelved = self._rounds.get(ask.round)
-            if shelved is None:
-                return self._without(ask), _NOTHING
-            shelved.used = now = self._clock.monotonic()
-            if ask.kind == OFFER and now - shelved.seen > FRESH_S:
-                self._want(ask.round)
+            cached = self._rounds.get(ask.round)
+            if cached is None:
+                return self._answer_without_images(ask), _NOTHING
+            cached.used = now = self._clock.monotonic()
+            if ask.kind == OFFER and now - cached.seen > FRESH_S:
+                self._request(ask.round)
         if ask.kind == OFFER:
-            offers = [held.offer for held in shelved.images.values()]
+            offers = [snapshot.offer for snapshot in cached.images.values()]
             answer = StateAnswer(
-                ask.number, OK, ask.round, base=shelved.base, key=self._key, images=offers,
-                alike=shelved.alike,
+                ask.number, OK, ask.round, base=cached.base, key=self._key, images=offers,
+                identical=cached.identical,
             )  # fmt: skip
             return answer, _NOTHING
-        held = shelved.images.get(ask.image)
-        if held is None or ask.kind not in (MANIFEST, CHUNK):
+        snapshot = cached.images.get(ask.image)
+        if snapshot is None or ask.kind not in (MANIFEST, CHUNK):
             return self._refusal(
                 ask, f"there is no {ask.kind[:20]} of {ask.image[:20]!r}"
             ), _NOTHING
-        whole = held.view if ask.kind == CHUNK else held.manifest
+        whole = snapshot.view if ask.kind == CHUNK else snapshot.manifest
         start = ask.first * CHUNK_BYTES
         if not (0 <= start < whole.nbytes and 0 < ask.count <= MAX_RANGE):
             reason = f"chunks {ask.first} to {ask.first + ask.count} of {whole.nbytes} bytes"
@@ -191,24 +191,24 @@ class SnapshotCache:
         answer = StateAnswer(ask.number, OK, ask.round, image=ask.image, index=ask.first)
         return answer, whole[start : start + ask.count * CHUNK_BYTES]
 
-    def _without(self, ask: StateAsk) -> StateAnswer:
+    def _answer_without_images(self, ask: StateAsk) -> StateAnswer:
         """Answer an ask for a round that is not in memory, and have it made."""
         if self._closed:
             return StateAnswer(ask.number, REFUSED, -1, reason="this member is leaving")
         if self._state is None:
             return StateAnswer(ask.number, GONE, -1, reason="this member has no state yet")
         outcome = self._outcomes.get(ask.round)
-        age_s = self._clock.monotonic() - outcome.at if outcome is not None else _TOLD_S
+        age_s = self._clock.monotonic() - outcome.at if outcome is not None else _OUTCOME_S
         if age_s > FRESH_S:
-            self._want(ask.round)
-        if outcome is None or age_s >= _TOLD_S:
+            self._request(ask.round)
+        if outcome is None or age_s >= _OUTCOME_S:
             return StateAnswer(ask.number, WAIT, ask.round)
-        return StateAnswer(ask.number, outcome.status, outcome.stands, reason=outcome.reason)
+        return StateAnswer(ask.number, outcome.status, outcome.current_round, reason=outcome.reason)
 
-    def _want(self, round_: int) -> None:
+    def _request(self, round_: int) -> None:
         """Have the thread look at the state; with the lock held."""
-        if round_ not in self._wanted and len(self._wanted) < _MOST_WANTED:
-            self._wanted.append(round_)
+        if round_ not in self._requested and len(self._requested) < _MAX_REQUESTED:
+            self._requested.append(round_)
             self._condition.notify_all()
 
     def _refusal(self, ask: StateAsk, reason: str) -> StateAnswer:
@@ -216,26 +216,26 @@ class SnapshotCache:
 
     # --------------------------------------------------------------------------- making
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         """Make what is wanted, drop what is idle, until closed."""
         while True:
             with self._condition:
-                if not self._wanted and not self._closed:
+                if not self._requested and not self._closed:
                     self._condition.wait(_SWEEP_S if self._rounds or self._outcomes else None)
                 if self._closed:
                     return
                 self._sweep()
-                state, wanted = self._state, self._wanted[:1]
-            if wanted and state is not None:
-                self._settle(wanted[0], state)
+                state, requested = self._state, self._requested[:1]
+            if requested and state is not None:
+                self._prepare(requested[0], state)
             with self._condition:
-                self._wanted = [round_ for round_ in self._wanted if round_ not in wanted]
+                self._requested = [round_ for round_ in self._requested if round_ not in requested]
 
-    def _settle(self, round_: int, state: tuple[StateOf, Still]) -> None:
+    def _prepare(self, round_: int, state: tuple[StateOf, Still]) -> None:
         """Make the images of a round, or note why there are none."""
-        status, stands, reason = REFUSED, round_, ""
+        status, current_round, reason = REFUSED, round_, ""
         try:
-            stands = self._make(round_, *state)
+            current_round = self._copy_state(round_, *state)
             status = GONE
         except DeadlineExceeded:
             status = WAIT  # a step that takes very long; whoever still wants it asks again
@@ -248,61 +248,61 @@ class SnapshotCache:
         with self._condition:
             if round_ not in self._rounds:
                 now = self._clock.monotonic()
-                self._outcomes[round_] = _Outcome(status, stands, reason, now)
+                self._outcomes[round_] = _Outcome(status, current_round, reason, now)
 
-    def _make(self, round_: int, state: StateOf, still: Still) -> int:
+    def _copy_state(self, round_: int, state: StateOf, still: Still) -> int:
         """Copy the state if it stands on the round; return the round it stands on."""
         with still(timeout_s=STILL_S):
-            stands = state.round
-            if stands != round_ or self._still_right(stands, state):
-                self._drop_after(stands)
-                return stands
+            current_round = state.round
+            if current_round != round_ or self._is_current(current_round, state):
+                self._drop_later_rounds(current_round)
+                return current_round
             sizes = [image_nbytes(part) for part in state.parts()]
         self._make_room()
         # Untouched memory makes the copy eight times as slow, and the copy is what training waits
         # for; so it is touched here.
         buffers = [torch.empty(size, dtype=torch.uint8).zero_().numpy().data for size in sizes]
         with still(timeout_s=STILL_S):
-            stands, base = state.round, state.base
-            if stands != round_:
-                return stands
+            current_round, base = state.round, state.base
+            if current_round != round_:
+                return current_round
             images = [
                 MemoryImage(part, buffer=buffer if buffer.nbytes >= image_nbytes(part) else None)
                 for part, buffer in zip(state.parts(), buffers, strict=True)
             ]
-        held = {
-            name: self._held(image.view, round_, base, name)
+        snapshot = {
+            name: self._make_snapshot(image.view, round_, base, name)
             for name, image in zip((SHARED, INNER), images, strict=True)
         }
         with self._condition:
             if self._state is not None and self._state[0] is state:
                 now = self._clock.monotonic()
-                self._rounds[round_] = _CachedSnapshot(base, state.alike, held, now, now)
+                self._rounds[round_] = _CachedSnapshot(base, state.identical, snapshot, now, now)
                 self._outcomes.pop(round_, None)
-        return stands
+        return current_round
 
-    def _still_right(self, stands: int, state: StateOf) -> bool:
+    def _is_current(self, current_round: int, state: StateOf) -> bool:
         """Return whether there are images of the very state that the donor stands on.
 
         A run that was set back to a checkpoint comes to the same rounds again with other states.
         """
         with self._condition:
-            shelved = self._rounds.get(stands)
-        if shelved is None:
+            cached = self._rounds.get(current_round)
+        if cached is None:
             return False
-        if shelved.base == state.base:
-            shelved.seen = self._clock.monotonic()
+        if cached.base == state.base:
+            cached.seen = self._clock.monotonic()
             return True
         with self._condition:
-            self._rounds.pop(stands, None)
+            self._rounds.pop(current_round, None)
         return False
 
-    def _drop_after(self, stands: int) -> None:
+    def _drop_later_rounds(self, current_round: int) -> None:
         """Drop the images of rounds that the donor does not have any more: it was set back."""
         with self._condition:
-            self._rounds = {r: s for r, s in self._rounds.items() if r <= stands}
+            self._rounds = {r: s for r, s in self._rounds.items() if r <= current_round}
 
-    def _held(self, view: memoryview, round_: int, base: str, name: str) -> _HeldSnapshot:
+    def _make_snapshot(self, view: memoryview, round_: int, base: str, name: str) -> _HeldSnapshot:
         manifest = state_manifest(view, job=self._job, round_=round_, base=base, name=name)
         encoded = encode_state_manifest(manifest)
         if len(encoded) > MAX_MANIFEST_BYTES:
@@ -318,11 +318,11 @@ class SnapshotCache:
     def _make_room(self) -> None:
         """Drop the round that was asked for longest ago, if there are as many as allowed."""
         with self._condition:
-            while len(self._rounds) >= MOST_ROUNDS:
+            while len(self._rounds) >= MAX_ROUNDS:
                 del self._rounds[min(self._rounds, key=lambda r: self._rounds[r].used)]
 
     def _sweep(self) -> None:
         """Drop what nobody asked for in a while; with the lock held."""
         now = self._clock.monotonic()
         self._rounds = {r: s for r, s in self._rounds.items() if now - s.used < self._idle_s}
-        self._outcomes = {r: o for r, o in self._outcomes.items() if now - o.at < _TOLD_S}
+        self._outcomes = {r: o for r, o in self._outcomes.items() if now - o.at < _OUTCOME_S}

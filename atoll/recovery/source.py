@@ -40,7 +40,7 @@ class SourceAdvanced(GroupError):
     def __init__(self, stands: int) -> None:
         """It stands on another round; -1: on none yet."""
         super().__init__("the source stands on another round", given=f"round {stands}")
-        self.stands = stands
+        self.round = stands
 
 
 class ConnectionBroken(GroupError):
@@ -72,6 +72,6 @@ class Source(Protocol):
         ...
 
 
-def refused(answer: StateAnswer) -> SourceFailed:
+def donor_refused(answer: StateAnswer) -> SourceFailed:
     """Return the error for a donor that does not give its state."""
     return SourceFailed("it gives nothing", given=answer.reason[:300] or answer.status)

@@ -59,7 +59,7 @@ def _serve(hub: str, *, away_s: float, stop: threading.Event) -> int:
         hub or worker.hub,
         session=session,
         token=worker.token,
-        way=endpoint_of(worker),
+        endpoint=endpoint_of(worker),
         patient=True,
     ) as link:
         log.info("reducing for job %s", worker.job)

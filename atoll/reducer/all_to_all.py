@@ -55,13 +55,13 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 class Routed(msgspec.Struct, frozen=True, array_like=True):
     """The table of what one member gives."""
 
-    slips: list[Header]
+    headers: list[Header]
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True):
     """The table of what one member gets."""
 
-    slips: list[Header]
+    headers: list[Header]
     weights: dict[str, float]
     """Of all contributors, in slot order."""
     digest: str
@@ -69,8 +69,8 @@ class Received(msgspec.Struct, frozen=True, array_like=True):
 
 TableT = TypeVar("TableT", Routed, Received)
 
-_given = msgspec.msgpack.Decoder(Routed)
-_handed = msgspec.msgpack.Decoder(Received)
+_routed_decoder = msgspec.msgpack.Decoder(Routed)
+_received_decoder = msgspec.msgpack.Decoder(Received)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -79,7 +79,7 @@ class Outgoing:
     """What one member gives in a swap."""
 
     member: str
-    parcels: tuple[PeerMessage, ...]
+    messages: tuple[PeerMessage, ...]
     weight: float
     digest: bytes
     """BLAKE2b over the packet with everything."""
@@ -87,11 +87,16 @@ class Outgoing:
     @property
     def nbytes(self) -> int:
         """Bytes of the parcels, each counted once, to however many members it goes."""
-        return sum(len(parcel.packet.data) for parcel in self.parcels)
+        return sum(len(message.packet.data) for message in self.messages)
 
     @classmethod
     def of(
-        cls, member: str, parcels: Sequence[PeerMessage], *, weight: float, members: Collection[str]
+        cls,
+        member: str,
+        messages: Sequence[PeerMessage],
+        *,
+        weight: float,
+        members: Collection[str],
     ) -> Outgoing:
         """Return what a member gives to other members of a plan; what is for nobody stays out.
 
@@ -101,10 +106,10 @@ class Outgoing:
         if not is_weight(weight):
             raise GroupError("a weight is not usable", given=f"{weight} from {member}")
         outward: list[PeerMessage] = []
-        for parcel in parcels:
-            to = tuple(name for name in parcel.to if name in members and name != member)
+        for message in messages:
+            to = tuple(name for name in message.to if name in members and name != member)
             if to:
-                outward.append(PeerMessage(to, parcel.packet))
+                outward.append(PeerMessage(to, message.packet))
         gift = cls(member, tuple(outward), weight, b"")
         digest = hashlib.blake2b(digest_size=16)
         for part in gift.parts():
@@ -113,8 +118,8 @@ class Outgoing:
 
     def parts(self) -> list[Buffer]:
         """Return the buffers that make up the packet with everything."""
-        table = _encoder.encode(Routed([_slip(p.to, p.packet) for p in self.parcels]))
-        return _framed(table, [parcel.packet.data for parcel in self.parcels])
+        table = _encoder.encode(Routed([_header(p.to, p.packet) for p in self.messages]))
+        return _framed(table, [message.packet.data for message in self.messages])
 
     def packed(self) -> bytearray:
         """Return everything as one packet."""
@@ -122,10 +127,10 @@ class Outgoing:
 
     def packed_for(self, member: str) -> bytearray:
         """Return what one member gets of it, as one packet; empty if that is nothing."""
-        chosen = [p for p in self.parcels if member in p.to]
+        chosen = [p for p in self.messages if member in p.to]
         if not chosen:
             return bytearray()
-        table = _encoder.encode(Routed([_slip((member,), p.packet) for p in chosen]))
+        table = _encoder.encode(Routed([_header((member,), p.packet) for p in chosen]))
         return bytearray().join(_framed(table, [p.packet.data for p in chosen]))
 
 
@@ -140,34 +145,34 @@ class DeliveredMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class DealtBundle:
+class AllToAllMessages:
     """Everything that was given in a swap, as the one who hands it out sees it."""
 
-    gifts: tuple[Outgoing, ...]
+    outgoing: tuple[Outgoing, ...]
     """In member order."""
     digest: str
 
     @classmethod
-    def of(cls, gifts: Sequence[Outgoing]) -> DealtBundle:
+    def of(cls, outgoing: Sequence[Outgoing]) -> AllToAllMessages:
         """Return all gifts, in member order, with their common digest."""
-        digest = all_to_all_digest({gift.member: gift.digest for gift in gifts})
-        return cls(tuple(gifts), digest)
+        digest = all_to_all_digest({gift.member: gift.digest for gift in outgoing})
+        return cls(tuple(outgoing), digest)
 
     @property
     def weights(self) -> dict[str, float]:
         """Weight of every contributor."""
-        return {gift.member: gift.weight for gift in self.gifts}
+        return {gift.member: gift.weight for gift in self.outgoing}
 
     def packets_for(self, member: str) -> dict[str, list[Packet]]:
         """Return what a member gets from others."""
-        found = {g.member: [p.packet for p in g.parcels if member in p.to] for g in self.gifts}
+        found = {g.member: [p.packet for p in g.messages if member in p.to] for g in self.outgoing}
         return {sender: packets for sender, packets in found.items() if packets}
 
     def for_member(self, member: str) -> Bundle:
         """Return what a member gets, ready to be sent in pieces."""
         packets = self.packets_for(member)
-        slips = [_slip((sender,), packet) for sender in packets for packet in packets[sender]]
-        table = _encoder.encode(Received(slips, self.weights, self.digest))
+        headers = [_header((sender,), packet) for sender in packets for packet in packets[sender]]
+        table = _encoder.encode(Received(headers, self.weights, self.digest))
         data = [packet.data for sender in packets for packet in packets[sender]]
         return Bundle(_framed(table, data))
 
@@ -207,20 +212,20 @@ def open_outgoing(
             somebody outside the plan.
     """
     table, packets = _opened(data, Routed, sender=member)
-    parcels: list[PeerMessage] = []
-    for slip, packet in zip(table.slips, packets, strict=True):
+    messages: list[PeerMessage] = []
+    for header, packet in zip(table.headers, packets, strict=True):
         others = {*members} - {member}
-        if not slip.names or not set(slip.names) <= others:
+        if not header.names or not set(header.names) <= others:
             raise WireError(
                 f"a parcel of {member} is for nobody else in the plan",
-                given=", ".join(slip.names), expected=f"some of {', '.join(sorted(others))}",
+                given=", ".join(header.names), expected=f"some of {', '.join(sorted(others))}",
             )  # fmt: skip
-        parcels.append(PeerMessage(tuple(slip.names), packet))
+        messages.append(PeerMessage(tuple(header.names), packet))
     digest = hashlib.blake2b(data, digest_size=16).digest()
-    return Outgoing(member, tuple(parcels), weight, digest)
+    return Outgoing(member, tuple(messages), weight, digest)
 
 
-def open_own(sender: str, data: Buffer) -> list[Packet]:
+def open_direct(sender: str, data: Buffer) -> list[Packet]:
     """Return what one member sent to this one; the packets are views.
 
     Raises:
@@ -241,10 +246,10 @@ def open_bundle(data: Buffer, *, me: str, members: Sequence[str]) -> DeliveredMe
     if not all(is_weight(weight) for weight in table.weights.values()):
         raise WireError("a swap has weights that are not usable", given=str(table.weights))
     found: dict[str, list[Packet]] = {}
-    for slip, packet in zip(table.slips, packets, strict=True):
-        (sender,) = slip.names if len(slip.names) == 1 else ("",)
+    for header, packet in zip(table.headers, packets, strict=True):
+        (sender,) = header.names if len(header.names) == 1 else ("",)
         if sender not in table.weights or sender == me:
-            raise WireError("a parcel has no sender in the plan", given=", ".join(slip.names))
+            raise WireError("a parcel has no sender in the plan", given=", ".join(header.names))
         found.setdefault(sender, []).append(packet)
     ordered = {member: found[member] for member in members if member in found}
     return DeliveredMessage(ordered, table.weights, table.digest)
@@ -259,7 +264,7 @@ def all_to_all_digest(digests: Mapping[str, bytes]) -> str:
     return result_digest(list(digests.values()), list(digests))
 
 
-def _slip(names: Sequence[str], packet: Packet) -> Header:
+def _header(names: Sequence[str], packet: Packet) -> Header:
     return Header(list(names), packet.codec, list(packet.sizes), len(packet.data))
 
 
@@ -287,19 +292,21 @@ def _opened(data: Buffer, kind: type[TableT], *, sender: str) -> tuple[TableT, l
         (length,) = _LENGTH.unpack_from(view)
         if length > min(MAX_TABLE_BYTES, len(view) - _LENGTH.size):
             raise WireError("the table of parcels is too long", given=f"{length} bytes")
-        decoder = _given if kind is Routed else _handed
+        decoder = _routed_decoder if kind is Routed else _received_decoder
         table = decoder.decode(view[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, *MALFORMED) as error:
         raise WireError(f"the parcels of {sender} are malformed", given=str(error)) from error
     start = _aligned(_LENGTH.size + length)
-    sizes = [_aligned(slip.nbytes) for slip in table.slips]
+    sizes = [_aligned(header.nbytes) for header in table.headers]
     if min(sizes, default=0) < 0 or start + sum(sizes) != len(view):
         raise WireError(
             f"the parcels of {sender} do not fit their table",
             given=f"{len(view) - start} bytes", expected=f"{sum(sizes)} bytes",
         )  # fmt: skip
     packets: list[Packet] = []
-    for slip, size in zip(table.slips, sizes, strict=True):
-        packets.append(Packet(view[start : start + slip.nbytes], slip.codec, tuple(slip.sizes)))
+    for header, size in zip(table.headers, sizes, strict=True):
+        packets.append(
+            Packet(view[start : start + header.nbytes], header.codec, tuple(header.sizes))
+        )
         start += size
     return table, packets  # type: ignore[return-value]

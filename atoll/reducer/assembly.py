@@ -13,7 +13,7 @@ from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.errors import WireError
 from atoll.reducer.mean import Share, bad_weight, is_weight
-from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces
+from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces
 from atoll.wire.limits import CHUNK_BYTES
 
 MAX_CONTRIBUTION_BYTES = 16 * 2**30
@@ -123,7 +123,7 @@ class Assembly:
         if any(size < 0 for size in head.sizes):
             raise WireError("a tensor has a negative size", given=str(head.sizes))
         expected = max(0, head.total_bytes)
-        if head.codec != PARCELS or head.sizes:
+        if head.codec != ALL_TO_ALL or head.sizes:
             expected = self._size_of(head.codec, sum(head.sizes))
         if head.total_bytes != expected or head.count != count_pieces(expected):
             raise WireError(

@@ -25,16 +25,7 @@ from atoll.errors import AtollError, LossNotFinite, WireError
 from atoll.reducer.mean import Share, is_finite, is_weight, mean_of
 from atoll.reducer.update_rules import compensate, late_factor, make_rule
 from atoll.reducer.worker_clocks import Reply, WorkerClock, WorkerClocks
-from atoll.wire.parameter_server_messages import (
-    Answer,
-    Ask,
-    Attach,
-    Fetch,
-    Leftover,
-    Load,
-    Push,
-    Setup,
-)
+from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idle, Load, Push, Setup
 
 Answers = list[tuple[str, Answer, Packet | None]]
 
@@ -51,7 +42,7 @@ class ParameterServer:
         self.progress = 0.0
         self.setup = Setup()
         self.theta = torch.zeros(0)
-        self.roll = WorkerClocks()
+        self.clocks = WorkerClocks()
         self._rule = make_rule(self.setup)
         self._arrivals: dict[str, tuple[Push, Packet]] = {}
         """Of the open clock, in synchronous mode."""
@@ -75,8 +66,8 @@ class ParameterServer:
                 return [(member, Answer("unknown", anchor=self.anchor), None)]
             if isinstance(ask, Push):
                 return self._push(member, ask, packet)
-            if isinstance(ask, Leftover):
-                return self._rest(member, ask)
+            if isinstance(ask, Idle):
+                return self._idle(member, ask)
             return self._fetch(member)
         except AtollError as error:
             return [(member, Answer("refused", self.anchor, error=error.to_dict()), None)]
@@ -85,15 +76,15 @@ class ParameterServer:
         """A member is gone, or was silent for too long: nobody waits for it any more."""
         self._gone.add(member)
         self._attaching.pop(member, None)
-        pupil = self.roll.pupils.get(member)
-        if pupil is not None and pupil.standing != "lost":
-            pupil.standing, pupil.waiting = "lost", None
+        worker = self.clocks.workers.get(member)
+        if worker is not None and worker.state != "lost":
+            worker.state, worker.waiting = "lost", None
         return self._released() + self._loader()
 
     @property
     def computing(self) -> list[str]:
         """Members whose next ask nobody holds back: they compute just now."""
-        return [m for m in self.roll.engaged if self.roll.pupils[m].waiting is None]
+        return [m for m in self.clocks.engaged if self.clocks.workers[m].waiting is None]
 
     @property
     def expected(self) -> list[str]:
@@ -109,9 +100,9 @@ class ParameterServer:
         if ask.anchor > self.anchor:
             self._attaching[member] = ask
             return self._loader()
-        pupil = self.roll.enter(member)
-        pupil.waiting, pupil.seq = None, -1
-        return [(member, *self._theta(member, pupil, want=ask.want))]
+        worker = self.clocks.enter(member)
+        worker.waiting, worker.seq = None, -1
+        return [(member, *self._current_vector(member, worker, want=ask.want))]
 
     def _loader(self) -> Answers:
         """Return the request to load, for the first member that is there, once all know who."""
@@ -131,16 +122,16 @@ class ParameterServer:
         if ask.anchor < self.anchor:
             return [(member, Answer("unknown", anchor=self.anchor), None)]
         if ask.anchor > self.anchor:
-            self._take_up(ask, packet)
-            for lost in self._gone & self.roll.pupils.keys():
-                self.roll.pupils[lost].standing = "lost"
+            self._load_state(ask, packet)
+            for lost in self._gone & self.clocks.workers.keys():
+                self.clocks.workers[lost].state = "lost"
         waiting, self._attaching = self._attaching, {}
         answers: Answers = []
         for name, attach in [*waiting.items(), (member, Attach(ask.anchor, want=False))]:
             answers += self._attach(name, attach)
         return answers
 
-    def _take_up(self, ask: Load, packet: Packet | None) -> None:
+    def _load_state(self, ask: Load, packet: Packet | None) -> None:
         """Stand on an anchor."""
         setup = ask.setup
         if packet is None or not 0 <= setup.parameters <= ask.elements:
@@ -160,11 +151,11 @@ class ParameterServer:
         rule.scalars.update({k: v for k, v in ask.scalars.items() if k in rule.scalars})
         self.anchor, self.version, self.progress = ask.anchor, ask.version, ask.progress
         self._arrivals, self._encoded = {}, None
-        self.roll = WorkerClocks(ask.members, speeds=self.roll.speeds)
+        self.clocks = WorkerClocks(ask.members, speeds=self.clocks.speeds)
 
-    def _rest(self, member: str, ask: Leftover) -> Answers:
-        pupil = self.roll.enter(member)
-        pupil.standing, pupil.final, pupil.waiting = "resting", ask.final, None
+    def _idle(self, member: str, ask: Idle) -> Answers:
+        worker = self.clocks.enter(member)
+        worker.state, worker.final, worker.waiting = "resting", ask.final, None
         return [(member, Answer("rested", anchor=self.anchor), None), *self._released()]
 
     def _fetch(self, member: str) -> Answers:
@@ -181,24 +172,24 @@ class ParameterServer:
     # ---------------------------------------------------------------------- pushes
 
     def _push(self, member: str, ask: Push, packet: Packet | None) -> Answers:
-        pupil = self.roll.enter(member)
-        if ask.seq == pupil.seq:  # asked again: nothing is applied twice
-            return [(member, *pupil.reply)] if pupil.reply is not None else []
+        worker = self.clocks.enter(member)
+        if ask.seq == worker.seq:  # asked again: nothing is applied twice
+            return [(member, *worker.reply)] if worker.reply is not None else []
         self._check(ask, packet)
         if packet is None:
             return []
-        pupil.seq, pupil.reply = ask.seq, None
-        self.roll.measure(member, ask.steps, ask.busy_s)
+        worker.seq, worker.reply = ask.seq, None
+        self.clocks.measure(member, ask.steps, ask.busy_s)
         if self.setup.mode == "synchronous":
-            return self._enter_clock(member, pupil, ask, packet)
+            return self._enter_clock(member, worker, ask, packet)
         late = self.version - ask.version
         accepted = not self.setup.limit or late <= self.setup.limit
         if accepted:
-            self._apply(pupil, ask, packet, late=late)
-        pupil.clock += 1
-        pupil.waiting = ask
+            self._apply(worker, ask, packet, late=late)
+        worker.clock += 1
+        worker.waiting = ask
         if not accepted or self.setup.mode == "asynchronous":
-            return [self._answer(member, pupil, accepted=accepted, late=late), *self._released()]
+            return [self._answer(member, worker, accepted=accepted, late=late), *self._released()]
         return self._released()
 
     def _check(self, ask: Push, packet: Packet | None) -> None:
@@ -223,14 +214,14 @@ class ParameterServer:
             raise LossNotFinite("a push has values that are NaN or infinite; it was not applied")
         return x
 
-    def _apply(self, pupil: WorkerClock, ask: Push, packet: Packet, *, late: int) -> None:
+    def _apply(self, worker: WorkerClock, ask: Push, packet: Packet, *, late: int) -> None:
         """Move the vector by one push."""
-        setup, present = self.setup, self.roll.present
+        setup, present = self.setup, self.clocks.present
         x = self._decoded(packet)
         head, buffers = x[: setup.parameters], x[setup.parameters :]
-        if setup.compensation and pupil.read is not None:
+        if setup.compensation and worker.read is not None:
             now = self.theta[: setup.parameters]
-            compensate(head, now, pupil.read, strength=setup.compensation)
+            compensate(head, now, worker.read, strength=setup.compensation)
         factor = late_factor(setup, late)
         if setup.mode == "stale":  # the members take a step of the schedule together
             factor /= present
@@ -247,21 +238,21 @@ class ParameterServer:
 
     # ---------------------------------------------------------------- synchronous
 
-    def _enter_clock(self, member: str, pupil: WorkerClock, ask: Push, packet: Packet) -> Answers:
+    def _enter_clock(self, member: str, worker: WorkerClock, ask: Push, packet: Packet) -> Answers:
         """Keep a push for its clock; one of a clock that is over is refused."""
         if ask.version != self.version:
-            return [self._answer(member, pupil, accepted=False, late=self.version - ask.version)]
+            return [self._answer(member, worker, accepted=False, late=self.version - ask.version)]
         self._decoded(packet)  # what is not finite is refused now, not when all have come
         self._arrivals[member] = (ask, packet)
-        pupil.waiting = ask
+        worker.waiting = ask
         return self._released()
 
     def _end_clock(self) -> Answers:
         """Apply the mean of a clock's pushes when enough are there."""
-        here = [m for m in self.roll.pupils if m in self._arrivals]
-        needed = max(1, len(self.roll.engaged) - self.setup.backups)
-        engaged = sum(self.roll.pupils[m].standing == "engaged" for m in here)
-        if not here or engaged < min(needed, len(self.roll.engaged)):
+        here = [m for m in self.clocks.workers if m in self._arrivals]
+        needed = max(1, len(self.clocks.engaged) - self.setup.backups)
+        engaged = sum(self.clocks.workers[m].state == "engaged" for m in here)
+        if not here or engaged < min(needed, len(self.clocks.engaged)):
             return []
         pushes, self._arrivals = self._arrivals, {}
         setup = self.setup
@@ -278,15 +269,15 @@ class ParameterServer:
         self._moved(steps)
         answers: Answers = []
         for member in here:
-            pupil = self.roll.pupils[member]
-            pupil.clock += 1
-            answers.append(self._answer(member, pupil))
+            worker = self.clocks.workers[member]
+            worker.clock += 1
+            answers.append(self._answer(member, worker))
         return answers
 
     def _refusal(self, member: str, error: AtollError) -> tuple[str, Answer, Packet | None]:
-        pupil = self.roll.pupils[member]
-        pupil.waiting, pupil.reply = None, (Answer("refused", error=error.to_dict()), None)
-        return (member, *pupil.reply)
+        worker = self.clocks.workers[member]
+        worker.waiting, worker.reply = None, (Answer("refused", error=error.to_dict()), None)
+        return (member, *worker.reply)
 
     # --------------------------------------------------------------------- answers
 
@@ -295,25 +286,25 @@ class ParameterServer:
         if self.setup.mode == "synchronous":
             return self._end_clock()
         answers: Answers = []
-        for member in self.roll.engaged:
-            pupil = self.roll.pupils[member]
-            ahead = pupil.clock - self.roll.slowest()
-            if isinstance(pupil.waiting, Push) and ahead <= self.setup.bound:
-                answers.append(self._answer(member, pupil))
+        for member in self.clocks.engaged:
+            worker = self.clocks.workers[member]
+            ahead = worker.clock - self.clocks.slowest()
+            if isinstance(worker.waiting, Push) and ahead <= self.setup.bound:
+                answers.append(self._answer(member, worker))
         return answers
 
     def _answer(
-        self, member: str, pupil: WorkerClock, *, accepted: bool = True, late: int = 0
+        self, member: str, worker: WorkerClock, *, accepted: bool = True, late: int = 0
     ) -> tuple[str, Answer, Packet | None]:
         """Answer a member's push, and remember how."""
-        pupil.waiting = None
-        pupil.reply = self._theta(member, pupil, accepted=accepted, late=late)
-        return (member, *pupil.reply)
+        worker.waiting = None
+        worker.reply = self._current_vector(member, worker, accepted=accepted, late=late)
+        return (member, *worker.reply)
 
-    def _theta(
+    def _current_vector(
         self,
         member: str,
-        pupil: WorkerClock,
+        worker: WorkerClock,
         *,
         want: bool = True,
         accepted: bool = True,
@@ -322,16 +313,16 @@ class ParameterServer:
         """Return the vector as it is now, and what the member does next."""
         steps = length = self.setup.every
         if self.setup.mode == "asynchronous":  # with clocks all come equally far
-            steps, length = self.roll.plan(member, steps, dynamic=self.setup.dynamic)
+            steps, length = self.clocks.plan(member, steps, dynamic=self.setup.dynamic)
         if self._encoded is None or self._encoded[0] != self.version:
             self._encoded = (self.version, make_codec(self.setup.reply).encode(self.theta))
         packet = self._encoded[1] if want else None
         if self.setup.compensation:
-            pupil.read = self.theta[: self.setup.parameters].clone()
+            worker.read = self.theta[: self.setup.parameters].clone()
         answer = Answer(
-            "theta", anchor=self.anchor, version=self.version, clock=pupil.clock,
+            "theta", anchor=self.anchor, version=self.version, clock=worker.clock,
             progress=self.progress, steps=steps, length=length, accepted=accepted,
-            staleness=late, hurry=self.roll.hurry,
+            staleness=late, hurry=self.clocks.hurry,
             codec=packet.codec if packet is not None else "",
             sizes=list(packet.sizes) if packet is not None else [],
         )  # fmt: skip

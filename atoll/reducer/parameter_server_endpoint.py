@@ -29,7 +29,7 @@ from atoll.wire.parameter_server_frames import (
     pack_frame,
     unpack_frame,
 )
-from atoll.wire.parameter_server_messages import Answer, pack_serving, unpack_ask
+from atoll.wire.parameter_server_messages import Answer, pack_message, unpack_ask
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,14 @@ MAX_BYTES = 16 * 2**30
 
 
 @dataclass(slots=True)
-class _Caller:
+class _Client:
     """One member at the desk."""
 
-    heard: float
-    usual_s: float = 0.0
+    last_received: float
+    typical_s: float = 0.0
     """Seconds between two asks, at most; that is forgotten slowly."""
-    asked: float = 0.0
-    pinged: float = 0.0
+    last_ask: float = 0.0
+    last_ping: float = 0.0
     pieces: Pieces | None = None
     answered: int = -1
     """The call that `answer` belongs to."""
@@ -73,7 +73,7 @@ class ParameterServerEndpoint:
         self._link, self._job = link, job
         self._clock = clock if clock is not None else RealClock()
         self.server = ParameterServer()
-        self._callers: dict[str, _Caller] = {}
+        self._clients: dict[str, _Client] = {}
         self._inbox = link.subscribe(notices=(Undeliverable,), prefix=MARK)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="parameter-server", daemon=True)
@@ -102,7 +102,7 @@ class ParameterServerEndpoint:
             except AtollError:  # the link or the inbox is closed
                 return
             if isinstance(item, Undeliverable):
-                self._undelivered(item.to)
+                self._undeliverable(item.to)
             elif isinstance(item, Relayed):
                 self._receive(item)
 
@@ -114,34 +114,36 @@ class ParameterServerEndpoint:
         if job != self._job:
             return
         now = self._clock.monotonic()
-        caller = self._callers.setdefault(member, _Caller(heard=now))
-        caller.heard = now
+        client = self._clients.setdefault(member, _Client(last_received=now))
+        client.last_received = now
         try:
             head, piece = unpack_frame(item.payload)
             if head.kind == "ask":
-                self._take(member, caller, head, piece)
+                self._receive_piece(member, client, head, piece)
             elif head.kind == "look":
-                self._look(member, caller, head)
+                self._look(member, client, head)
         except WireError as error:
             log.warning("a frame from %s is not usable: %s", member, error)
             self._link.notify(
                 Event(kind="contribution-refused", text=str(error), fields={"member": member})
             )
 
-    def _take(self, member: str, caller: _Caller, head: ServerFrameHead, piece: memoryview) -> None:
+    def _receive_piece(
+        self, member: str, client: _Client, head: ServerFrameHead, piece: memoryview
+    ) -> None:
         """Store a piece of an ask, and handle the ask when it is complete."""
-        if head.call <= caller.taken:
+        if head.call <= client.taken:
             return  # it is answered, or will be; the member looks if the answer was lost
-        if caller.pieces is None or caller.pieces.call != head.call:
-            if head.index or (caller.pieces is not None and caller.pieces.call > head.call):
+        if client.pieces is None or client.pieces.call != head.call:
+            if head.index or (client.pieces is not None and client.pieces.call > head.call):
                 return  # the first piece says what it is: a look brings it
-            caller.pieces = _opened(head)
-        if not caller.pieces.put(head, piece) or not caller.pieces.complete:
+            client.pieces = _new_pieces(head)
+        if not client.pieces.put(head, piece) or not client.pieces.complete:
             return
-        whole, caller.pieces, caller.taken = caller.pieces, None, head.call
+        whole, client.pieces, client.taken = client.pieces, None, head.call
         now = self._clock.monotonic()
-        since_s = now - caller.asked if caller.asked else 0.0
-        caller.usual_s, caller.asked = max(since_s, 0.9 * caller.usual_s), now
+        since_s = now - client.last_ask if client.last_ask else 0.0
+        client.typical_s, client.last_ask = max(since_s, 0.9 * client.typical_s), now
         ask = unpack_ask(whole.body)
         sizes = tuple(expected_sizes(ask))
         codec = getattr(ask, "codec", "fp32")
@@ -154,42 +156,42 @@ class ParameterServerEndpoint:
             answers = [(member, Answer("refused", error=failed.to_dict()), None)]
         self._deliver(answers)
 
-    def _look(self, member: str, caller: _Caller, head: ServerFrameHead) -> None:
+    def _look(self, member: str, client: _Client, head: ServerFrameHead) -> None:
         """A member says what it has of an answer: send what it lacks, or say what lacks here."""
-        if caller.answered == head.call:
-            self._send(member, caller, skip=frozenset(head.have))
+        if client.answered == head.call:
+            self._send(member, client, skip=frozenset(head.have))
             return
-        here = caller.pieces
+        here = client.pieces
         have = sorted(here.have) if here is not None and here.call == head.call else []
-        if caller.taken == head.call:
+        if client.taken == head.call:
             have = list(range(head.count))
-        self._put(member, ServerFrameHead("have", head.call, have=have))
+        self._send_head(member, ServerFrameHead("have", head.call, have=have))
 
     # --------------------------------------------------------------------- answers
 
     def _deliver(self, answers: Answers) -> None:
         """Send answers to whom they are for: each belongs to the member's last ask."""
         for member, answer, packet in answers:
-            caller = self._callers.get(member)
-            if caller is None or caller.taken < 0:
+            client = self._clients.get(member)
+            if client is None or client.taken < 0:
                 continue
-            caller.answer, caller.answered = (pack_serving(answer), packet), caller.taken
-            self._send(member, caller, skip=frozenset())
+            client.answer, client.answered = (pack_message(answer), packet), client.taken
+            self._send(member, client, skip=frozenset())
 
-    def _send(self, member: str, caller: _Caller, *, skip: frozenset[int]) -> None:
-        streaming = caller.stream is not None and not caller.stream.done()
-        if streaming and caller.sends == caller.answered:
+    def _send(self, member: str, client: _Client, *, skip: frozenset[int]) -> None:
+        streaming = client.stream is not None and not client.stream.done()
+        if streaming and client.sends == client.answered:
             return  # it looks again if something is still missing after this stream
-        caller.sends = caller.answered
-        body, packet = caller.answer
+        client.sends = client.answered
+        body, packet = client.answer
         parts = frames(
-            "answer", caller.answered, body, packet.data if packet is not None else b"", skip=skip
+            "answer", client.answered, body, packet.data if packet is not None else b"", skip=skip
         )
-        caller.stream = self._link.relay_later(
+        client.stream = self._link.relay_later(
             session_id(self._job, member), parts, deadline=self._clock.monotonic() + SEND_S
         )
 
-    def _put(self, member: str, head: ServerFrameHead) -> None:
+    def _send_head(self, member: str, head: ServerFrameHead) -> None:
         self._link.relay_later(
             session_id(self._job, member), iter([pack_frame(head)]),
             deadline=self._clock.monotonic() + SEND_S,
@@ -197,14 +199,14 @@ class ParameterServerEndpoint:
 
     # ------------------------------------------------------------------------ loss
 
-    def _undelivered(self, address: str) -> None:
+    def _undeliverable(self, address: str) -> None:
         job, _, member = address.rpartition("/")
         if job == self._job:
-            self._lose(member, "the hub has no session of it")
+            self._member_lost(member, "the hub has no session of it")
 
-    def _lose(self, member: str, why: str) -> None:
-        pupil = self.server.roll.pupils.get(member)
-        if pupil is None or pupil.standing != "lost":
+    def _member_lost(self, member: str, why: str) -> None:
+        worker = self.server.clocks.workers.get(member)
+        if worker is None or worker.state != "lost":
             log.warning("the parameter server waits for %s no more: %s", member, why)
         self._deliver(self.server.lose(member))
 
@@ -212,17 +214,17 @@ class ParameterServerEndpoint:
         """Find out who is gone, of those that others may wait for."""
         expected = self.server.expected
         for member in {*self.server.computing, *expected}:
-            caller = self._callers.setdefault(member, _Caller(heard=now))
-            silent_s = now - caller.heard
+            client = self._clients.setdefault(member, _Client(last_received=now))
+            silent_s = now - client.last_received
             patient = self.server.setup.mode == "asynchronous" and member not in expected
-            if not patient and silent_s > max(LEASE_S, LEASE_TIMES * caller.usual_s):
-                self._lose(member, f"it was silent for {silent_s:.0f} s")
-            elif silent_s > PING_S and now - caller.pinged > PING_S:
-                caller.pinged = now
-                self._put(member, ServerFrameHead("ping", -1))
+            if not patient and silent_s > max(LEASE_S, LEASE_TIMES * client.typical_s):
+                self._member_lost(member, f"it was silent for {silent_s:.0f} s")
+            elif silent_s > PING_S and now - client.last_ping > PING_S:
+                client.last_ping = now
+                self._send_head(member, ServerFrameHead("ping", -1))
 
 
-def _opened(head: ServerFrameHead) -> Pieces:
+def _new_pieces(head: ServerFrameHead) -> Pieces:
     """Return the empty ask that a first piece announces.
 
     Raises:

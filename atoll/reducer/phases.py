@@ -24,11 +24,11 @@ class Phase:
     streams: dict[str, Future[int]] = field(default_factory=dict)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether it has come to something."""
         return self.outcome is not None or self.error is not None
 
-    def forget(self) -> None:
+    def cancel(self) -> None:
         """Send nothing of it any more."""
         for stream in self.streams.values():
             stream.cancel()
@@ -48,7 +48,7 @@ class Epoch:
     """Monotonic time until which the present exchange may take."""
     lost: set[str] = field(default_factory=set)
     phases: dict[int, Phase] = field(default_factory=dict)
-    gone: int = 0
+    released: int = 0
     """Exchanges that are forgotten: all before this one."""
     _reached: dict[str, int] = field(default_factory=dict)
     """Member -> the last exchange that it has sent something for."""
@@ -56,32 +56,34 @@ class Epoch:
     def may_begin(self, number: int) -> bool:
         """Return whether an exchange is under way or can be."""
         before = self.phases.get(number - 1)
-        return number in self.phases or number == self.gone == 0 or (
-            before is not None and before.over
+        return number in self.phases or number == self.released == 0 or (
+            before is not None and before.finished
         )  # fmt: skip
 
-    def open(self, number: int, *, swaps: bool, max_bytes: int) -> None:
+    def open(self, number: int, *, all_to_all: bool, max_bytes: int) -> None:
         """Begin an exchange; members that were lost are not waited for.
 
         Args:
             number: Its number in the epoch, from 0.
-            swaps: Whether it is a swap: on the hierarchical route each member then comes itself,
-                otherwise one for each site.
+            all_to_all: Whether it is an all-to-all. On the hierarchical route every member then
+                sends for itself, otherwise one per site.
             max_bytes: Largest contribution taken from one member.
         """
         plan = self.plan
         sites: dict[str, tuple[str, ...]] = {}
-        if plan.route == "hierarchical" and not swaps:
+        if plan.route == "hierarchical" and not all_to_all:
             sites = {site[0]: tuple(site) for site in plan.sites if site}
         assembly = Assembly(list(sites) or plan.members, sites=sites, max_bytes=max_bytes)
         for member in self.lost:
             assembly.drop(member)
         self.phases[number] = Phase(number, assembly)
 
-    def reach(self, member: str, number: int) -> None:
+    def advance(self, member: str, number: int) -> None:
         """Note what a member sends for; forget what nobody needs any more."""
         self._reached[member] = max(self._reached.get(member, 0), number)
         left = [name for name in self.plan.members if name not in self.lost]
-        self.gone = max(self.gone, min((self._reached.get(name, 0) for name in left), default=0))
-        for done in [phase for phase in self.phases if phase < self.gone]:
-            self.phases.pop(done).forget()
+        self.released = max(
+            self.released, min((self._reached.get(name, 0) for name in left), default=0)
+        )
+        for done in [phase for phase in self.phases if phase < self.released]:
+            self.phases.pop(done).cancel()

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from atoll.reducer.all_to_all import Bundle, DealtBundle
+from atoll.reducer.all_to_all import AllToAllMessages, Bundle
 from atoll.reducer.mean import Mean
-from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk
+from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RoundPlan
@@ -24,13 +24,13 @@ class ExchangeOutcome:
 
     plan: RoundPlan
     phase: int
-    what: Mean | DealtBundle
+    what: Mean | AllToAllMessages
 
     def parts(self, member: str, *, skip: Collection[int]) -> Parts:
         """Yield a member's pieces, without those in `skip`."""
         if isinstance(self.what, Mean):
             return result_parts(self.plan, self.what, skip=skip, phase=self.phase)
-        return dealt_parts(self.plan, self.what, member, skip=skip, phase=self.phase)
+        return all_to_all_parts(self.plan, self.what, member, skip=skip, phase=self.phase)
 
 
 def in_slot_order(mean: Mean, plan: RoundPlan) -> Mean:
@@ -54,16 +54,16 @@ def result_parts(plan: RoundPlan, mean: Mean, *, skip: Collection[int], phase: i
             yield pack_chunk(msgspec.structs.replace(head, index=index), piece)
 
 
-def dealt_parts(
-    plan: RoundPlan, dealt: DealtBundle, member: str, *, skip: Collection[int], phase: int
+def all_to_all_parts(
+    plan: RoundPlan, routed: AllToAllMessages, member: str, *, skip: Collection[int], phase: int
 ) -> Parts:
     """Yield the pieces of what a member gets in a swap, without those in `skip`."""
-    handout: Bundle = dealt.for_member(member)
-    weights = dealt.weights
+    bundle: Bundle = routed.for_member(member)
+    weights = routed.weights
     head = ChunkHead(
         kind="result", epoch=plan.epoch, round=plan.round, index=0,
-        count=count_pieces(handout.nbytes), total_bytes=handout.nbytes, codec=PARCELS, sizes=[],
+        count=count_pieces(bundle.nbytes), total_bytes=bundle.nbytes, codec=ALL_TO_ALL, sizes=[],
         weight=sum(weights.values()), contributors=list(weights), phase=phase,
     )  # fmt: skip
-    for index, piece in handout.pieces(skip=skip):
+    for index, piece in bundle.pieces(skip=skip):
         yield pack_chunk(msgspec.structs.replace(head, index=index), piece)

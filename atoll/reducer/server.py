@@ -24,14 +24,14 @@ from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError,
 from atoll.ids import session_id
 from atoll.net.dispatcher import Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
-from atoll.reducer.all_to_all import DealtBundle, Outgoing, open_outgoing
+from atoll.reducer.all_to_all import AllToAllMessages, Outgoing, open_outgoing
 from atoll.reducer.assembly import MAX_CONTRIBUTION_BYTES
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.mean import Share, minority
 from atoll.reducer.parameter_server_endpoint import ParameterServerEndpoint
 from atoll.reducer.phases import Epoch, Phase
 from atoll.reducer.results import ExchangeOutcome, in_slot_order
-from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
+from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import Event, MemberLost, RoundPlan, Verdict
@@ -73,14 +73,14 @@ class Reducer:
         self._clock = clock if clock is not None else RealClock()
         self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
-        self._told: dict[str, int] = {}
+        self._strangers_told: dict[str, int] = {}
         """Member -> the last epoch in which it was told that nobody waits for its pieces."""
-        self._garbled: dict[str, int] = {}
+        self._malformed_reported: dict[str, int] = {}
         """Member -> the newest epoch when people were last told of its garbled pieces."""
-        self._closed: deque[int] = deque(maxlen=_CLOSED_KEPT)
-        self._memory = NormHistory()
+        self._closed_epochs: deque[int] = deque(maxlen=_CLOSED_KEPT)
+        self._norm_history = NormHistory()
         """What policies remember from round to round."""
-        self._workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
+        self._summing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reducer-sum")
         self._inbox = link.subscribe(notices=(RoundPlan, MemberLost, Verdict), reconnects=True)
 
     def serve(self, *, stop: threading.Event) -> None:
@@ -90,8 +90,8 @@ class Reducer:
             AtollError: the link failed for good (a refused token, a replaced session).
         """
         last_seen = self._clock.monotonic()
-        desk = ParameterServerEndpoint(self._link, job=self._job, clock=self._clock)
-        desk.start()
+        endpoint = ParameterServerEndpoint(self._link, job=self._job, clock=self._clock)
+        endpoint.start()
         try:
             while not stop.is_set():
                 now = self._clock.monotonic()
@@ -106,9 +106,9 @@ class Reducer:
                     continue
                 self._handle(item)
         finally:
-            desk.close()
+            endpoint.close()
             self._inbox.close()
-            self._workers.shutdown(wait=False, cancel_futures=True)
+            self._summing.shutdown(wait=False, cancel_futures=True)
 
     @property
     def held_bytes(self) -> int:
@@ -122,39 +122,39 @@ class Reducer:
     def _handle(self, item: object) -> None:
         """Take one thing in; what a member sent wrong is its own trouble."""
         if isinstance(item, RoundPlan):
-            self._open(item)
+            self._open_epoch(item)
         elif isinstance(item, MemberLost):
-            self._lose(item)
+            self._member_lost(item)
         elif isinstance(item, Verdict):
-            self._forget(lambda number: number <= item.epoch)
+            self._close_epochs(lambda number: number <= item.epoch)
         elif isinstance(item, Reconnected):
-            self._ask_everybody()
+            self._ask_all()
         elif isinstance(item, Relayed) and not is_server_frame(item.payload):
             job, _, member = item.source.rpartition("/")
             if job == self._job:
                 try:
-                    self._take(member, *unpack_chunk(item.payload))
+                    self._receive(member, *unpack_chunk(item.payload))
                 except WireError as error:
-                    self._unusable(member, error)
+                    self._drop_malformed(member, error)
 
-    def _open(self, plan: RoundPlan) -> None:
+    def _open_epoch(self, plan: RoundPlan) -> None:
         """Expect contributions to an epoch; the same plan again changes nothing."""
         if plan.epoch in self._epochs:
             return
         # The hub has one open plan at a time: whatever is older was decided.
-        self._forget(lambda number: number < plan.epoch)
+        self._close_epochs(lambda number: number < plan.epoch)
         deadline = self._clock.monotonic() + plan.timeout_s
         with self._lock:
             self._epochs[plan.epoch] = Epoch(plan, deadline)
 
-    def _forget(self, which: Callable[[int], bool]) -> None:
+    def _close_epochs(self, which: Callable[[int], bool]) -> None:
         with self._lock:
             for number in [number for number in self._epochs if which(number)]:
-                self._closed.append(number)
+                self._closed_epochs.append(number)
                 for phase in self._epochs.pop(number).phases.values():
-                    phase.forget()
+                    phase.cancel()
 
-    def _lose(self, notice: MemberLost) -> None:
+    def _member_lost(self, notice: MemberLost) -> None:
         epoch = self._epochs.get(notice.epoch)
         if epoch is None or notice.job != self._job:
             return
@@ -163,14 +163,14 @@ class Reducer:
             phase.assembly.drop(notice.member)
             self._compute_if_complete(epoch, phase)
 
-    def _take(self, member: str, head: ChunkHead, piece: memoryview) -> None:
+    def _receive(self, member: str, head: ChunkHead, piece: memoryview) -> None:
         """Take one chunk of a member."""
         epoch = self._epochs.get(head.epoch)
-        if epoch is not None and head.phase < epoch.gone:
+        if epoch is not None and head.phase < epoch.released:
             return  # everybody has its result
         phase = self._phase(epoch, member, head) if epoch is not None else None
         if epoch is None or phase is None or member not in phase.assembly.members:
-            self._refuse_stranger(member, head)
+            self._refuse_unexpected(member, head)
         elif head.kind == "resume":
             self._resume(epoch, phase, member, head)
         elif head.kind == "contribute" and not phase.computing and member not in phase.refused:
@@ -182,9 +182,11 @@ class Reducer:
             return None
         with self._lock:
             if head.phase not in epoch.phases:
-                epoch.open(head.phase, swaps=head.codec == PARCELS, max_bytes=self._max_bytes)
+                epoch.open(
+                    head.phase, all_to_all=head.codec == ALL_TO_ALL, max_bytes=self._max_bytes
+                )
                 epoch.deadline = self._clock.monotonic() + epoch.plan.timeout_s
-            epoch.reach(member, head.phase)
+            epoch.advance(member, head.phase)
             return epoch.phases[head.phase]
 
     def _contribute(
@@ -203,27 +205,27 @@ class Reducer:
         if complete:
             self._compute_if_complete(epoch, phase)
 
-    def _refuse_stranger(self, member: str, head: ChunkHead) -> None:
+    def _refuse_unexpected(self, member: str, head: ChunkHead) -> None:
         """Tell a member, once per epoch, that nobody waits for its pieces."""
-        if self._told.get(member) == head.epoch:
+        if self._strangers_told.get(member) == head.epoch:
             return
-        self._told[member] = head.epoch
+        self._strangers_told[member] = head.epoch
         known = ", ".join(str(number) for number in self._epochs) or "none"
         error = EpochChanged(
             "the reducer does not expect this contribution",
             given=f"{member} in epoch {head.epoch}", expected=f"open epochs: {known}",
         )  # fmt: skip
         self._send_refusal(member, head.epoch, head.round, error, phase=head.phase)
-        if head.epoch not in self._closed:
-            self._tell("contribution-refused", member, error)
+        if head.epoch not in self._closed_epochs:
+            self._report("contribution-refused", member, error)
 
-    def _unusable(self, member: str, error: WireError) -> None:
+    def _drop_malformed(self, member: str, error: WireError) -> None:
         """Drop a piece that is no piece; people hear of it once per member and epoch."""
         log.warning("a piece from %s is not usable: %s", member, error)
         newest = max(self._epochs, default=-1)
-        if self._garbled.get(member) != newest:
-            self._garbled[member] = newest
-            self._tell("contribution-refused", member, error)
+        if self._malformed_reported.get(member) != newest:
+            self._malformed_reported[member] = newest
+            self._report("contribution-refused", member, error)
 
     def _refuse(self, epoch: Epoch, phase: Phase, member: str, error: AtollError) -> None:
         """Wait for a member no more, tell it why, and tell the hub for people to see."""
@@ -231,9 +233,9 @@ class Reducer:
         phase.refused[member] = error
         phase.assembly.refuse(member)
         self._send_refusal(member, epoch.plan.epoch, epoch.plan.round, error, phase=phase.number)
-        self._tell("contribution-refused", member, error)
+        self._report("contribution-refused", member, error)
 
-    def _tell(self, kind: str, member: str, error: AtollError) -> None:
+    def _report(self, kind: str, member: str, error: AtollError) -> None:
         self._link.notify(Event(kind=kind, text=str(error), fields={"member": member}))
 
     # ------------------------------------------------------------------------ sums
@@ -243,7 +245,7 @@ class Reducer:
         if phase.computing or phase.assembly.missing or not phase.assembly.shares():
             return
         phase.computing = True
-        self._workers.submit(self._compute, epoch, phase)
+        self._summing.submit(self._compute, epoch, phase)
 
     def _compute(self, epoch: Epoch, phase: Phase) -> None:
         """Average, or sort what was given, then stream the result; runs on the summing thread."""
@@ -270,32 +272,32 @@ class Reducer:
         shares = [share for share in shares if share.member not in phase.refused]
         if not shares:
             raise GroupError("there is nothing to average", given="all were refused")
-        if shares[0].packet.codec == PARCELS:
-            return ExchangeOutcome(plan, phase.number, self._dealt(epoch, phase, shares))
+        if shares[0].packet.codec == ALL_TO_ALL:
+            return ExchangeOutcome(plan, phase.number, self._route(epoch, phase, shares))
         mean = combine(
             shares, codec=make_codec(shares[0].packet.codec), policy=shares[0].policy,
-            memory=self._memory, round_=plan.round,
+            memory=self._norm_history, round_=plan.round,
         )  # fmt: skip
         for member, error in mean.refused.items():
             self._refuse(epoch, phase, member, error)
         for member, error in mean.left_out.items():
             log.warning("left %s out of epoch %s: %s", member, plan.epoch, error)
-            self._tell("contribution-left-out", member, error)
+            self._report("contribution-left-out", member, error)
         return ExchangeOutcome(plan, phase.number, in_slot_order(mean, plan))
 
-    def _dealt(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> DealtBundle:
+    def _route(self, epoch: Epoch, phase: Phase, shares: list[Share]) -> AllToAllMessages:
         """Return what everybody gave; whose parcels are malformed is refused."""
-        gifts: list[Outgoing] = []
+        outgoing: list[Outgoing] = []
         for share in shares:
             try:
                 gift = open_outgoing(
                     share.member, share.packet.data, weight=share.weight,
                     members=epoch.plan.members,
                 )  # fmt: skip
-                gifts.append(gift)
+                outgoing.append(gift)
             except WireError as error:
                 self._refuse(epoch, phase, share.member, error)
-        return DealtBundle.of(gifts)
+        return AllToAllMessages.of(outgoing)
 
     def _deliver(self, epoch: Epoch, phase: Phase, member: str, *, have: Iterable[int]) -> None:
         """Send a member the pieces of the result that it lacks, or why there is none."""
@@ -355,7 +357,7 @@ class Reducer:
         )  # fmt: skip
         self._send(member, pack_chunk(head), deadline=epoch.deadline)
 
-    def _ask_everybody(self) -> None:
+    def _ask_all(self) -> None:
         """After a reconnect: frames in flight were lost in both directions."""
         for epoch in list(self._epochs.values()):
             for phase in list(epoch.phases.values()):
@@ -364,10 +366,10 @@ class Reducer:
                         continue
                     # Once the sum runs only the member's answer matters: it brings the result.
                     self._send_resume(epoch, phase, member, total_bytes=0, ask=True)
-            coming = max(epoch.phases, default=-1) + 1
-            if epoch.may_begin(coming):  # its first pieces may be among what was lost
+            next_phase = max(epoch.phases, default=-1) + 1
+            if epoch.may_begin(next_phase):  # its first pieces may be among what was lost
                 for member in set(epoch.plan.members) - epoch.lost:
-                    self._send_have(epoch, coming, member, [], total_bytes=0, ask=True)
+                    self._send_have(epoch, next_phase, member, [], total_bytes=0, ask=True)
 
     def _send_refusal(
         self, member: str, epoch: int, round_: int, error: AtollError, *, phase: int

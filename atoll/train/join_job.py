@@ -59,7 +59,7 @@ class JoinedJob:
         environment = self.environment
         return HubStore.reading(
             environment.hub, environment.token, environment.job,
-            way=endpoint_of(environment), scratch=environment.directory,
+            endpoint=endpoint_of(environment), scratch=environment.directory,
         )  # fmt: skip
 
     def saver(self) -> BackgroundSaver:

@@ -23,10 +23,10 @@ def open_queues(
     if enrolled is None:
         return QueueRegistry(InMemoryChannel(), prefix="alone", reader=member, stopping=stopping)
     environment = enrolled.environment
-    way = endpoint_of(environment)
+    endpoint = endpoint_of(environment)
     channel = HubChannel(
         enrolled.connection.link,
-        client=lambda: HubClient(environment.hub, environment.token, way=way),
+        client=lambda: HubClient(environment.hub, environment.token, endpoint=endpoint),
         scratch=environment.directory,
     )
     return QueueRegistry(channel, prefix=environment.job, reader=member, stopping=stopping)

@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("!H")
 MAX_HEAD_BYTES = 65_535
 """Longest encoded head: its length is two bytes."""
 
-PARCELS = "parcels"
+ALL_TO_ALL = "parcels"
 """What stands for the codec in packets of a swap: parcels behind a table of theirs, no vector."""
 
 

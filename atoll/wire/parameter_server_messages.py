@@ -97,7 +97,7 @@ class Fetch(msgspec.Struct, frozen=True, omit_defaults=True, tag="fetch"):
     anchor: int
 
 
-class Leftover(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
+class Idle(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
     """Tell that no push follows before the next anchor: nobody is to wait for one."""
 
     anchor: int
@@ -105,7 +105,7 @@ class Leftover(msgspec.Struct, frozen=True, omit_defaults=True, tag="rest"):
     """The member has done all its steps."""
 
 
-Ask = Attach | Load | Push | Fetch | Leftover
+Ask = Attach | Load | Push | Fetch | Idle
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -140,7 +140,7 @@ _ask_decoder = msgspec.msgpack.Decoder(Ask)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 
-def pack_serving(message: Ask | Answer) -> bytes:
+def pack_message(message: Ask | Answer) -> bytes:
     """Return the encoded head of a serving."""
     return msgspec.msgpack.encode(message)
 

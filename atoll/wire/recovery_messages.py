@@ -117,7 +117,7 @@ class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What opens the donor's own port; told to members of the job only."""
     images: list[ImageOffer] = []
     reason: str = ""
-    alike: bool = True
+    identical: bool = True
     """Whether every member has this very state; if not, one donor has to give all of it."""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from atoll import __version__
 from atoll.cli.hub_access import KnownHub, remember
-from atoll.hub.alarms.watch import AlarmSources
+from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.net.endpoint import parse_ticket
@@ -79,8 +79,10 @@ class Place:
 @pytest.fixture
 def hub(atoll: Atoll) -> Iterator[KnownHub]:
     """A hub that looks more often and believes sooner than in real life, and three machines."""
-    looking = AlarmSources(every_s=0.5, nodes_every=2, patience=0.25)
-    options = HubOptions(data=atoll.folder / "data", jobs=atoll.runs, looking=looking)
+    alarm_intervals = AlarmIntervals(every_s=0.5, nodes_every=2, patience=0.25)
+    options = HubOptions(
+        data=atoll.folder / "data", jobs=atoll.runs, alarm_intervals=alarm_intervals
+    )
     with HubServer(options) as server:
         known = KnownHub(server.url, server.operator_token, operator=True)
         remember(known, home=atoll.home)

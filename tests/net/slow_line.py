@@ -26,11 +26,11 @@ def drain(inbox: Inbox) -> None:
 
 def main(url: str, token: str, ca: str, nbytes: int) -> None:
     """Relay `nbytes` from one session of this process to another."""
-    way = HubEndpoint(ca=ca)
+    endpoint = HubEndpoint(ca=ca)
     deadline = time.monotonic() + PATIENCE_S
     with (
-        connect(url, session="slow/reducer", token=token, way=way) as receiver,
-        connect(url, session="slow/w0", token=token, way=way) as sender,
+        connect(url, session="slow/reducer", token=token, endpoint=endpoint) as receiver,
+        connect(url, session="slow/w0", token=token, endpoint=endpoint) as sender,
     ):
         inbox = receiver.subscribe()
         reader = threading.Thread(target=drain, args=(inbox,))

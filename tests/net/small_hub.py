@@ -113,7 +113,7 @@ class SmallHub:
             session = await self._greet(connection)
             if session:
                 async for message in connection:
-                    await self._take(session, connection, bytes(message))  # type: ignore[arg-type]
+                    await self._dispatch(session, connection, bytes(message))  # type: ignore[arg-type]
 
     async def _greet(self, connection: ServerConnection) -> str:
         envelope = unpack(decode(await connection.recv(decode=False)))
@@ -128,7 +128,7 @@ class SmallHub:
         await connection.send(pack(welcome, id=envelope.id, reply=True))
         return envelope.body.session
 
-    async def _take(self, session: str, connection: ServerConnection, message: bytes) -> None:
+    async def _dispatch(self, session: str, connection: ServerConnection, message: bytes) -> None:
         frame = decode(message)
         if frame.kind is Kind.CONTROL:
             envelope: Envelope = unpack(frame)

@@ -64,14 +64,14 @@ def test_answers_that_come_twice_or_late_do_no_harm() -> None:
         link, peer = await ScriptedHub().linked()
         for _ in range(2):
             asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-            asked, _ = await peer.expect(Roster)
+            pending, _ = await peer.expect(Roster)
             for _ in range(3):
-                await peer.answer(asked, RosterReply([]))
+                await peer.answer(pending, RosterReply([]))
             await asking
         with pytest.raises(DeadlineExceeded, match="Roster was not answered in time"):
             await link.request(Roster(), timeout_s=0.01)
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, RosterReply([]))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
         assert await peer.nothing_more()
         assert link.connected
         await link.close()
@@ -96,8 +96,8 @@ def test_a_failure_is_raised_as_the_error_it_was() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, Failure(JobError("no such job", given="j").to_dict()))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, Failure(JobError("no such job", given="j").to_dict()))
         with pytest.raises(JobError, match="no such job; given: j"):
             await asking
         assert link.failed is None
@@ -110,10 +110,10 @@ def test_close_says_last_words_and_waits_for_their_answer() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
         closing = asyncio.create_task(link.close(Finished(True, {"loss": 1.5})))
-        asked, finished = await peer.expect(Finished)
+        pending, finished = await peer.expect(Finished)
         assert finished.result == {"loss": 1.5}
         assert not closing.done()
-        await peer.answer(asked, Done())
+        await peer.answer(pending, Done())
         await closing
         with pytest.raises(HubError, match="link to the hub is closed"):
             await link.request(Roster(), timeout_s=WAIT_S)

@@ -23,12 +23,12 @@ def test_a_request_cut_in_the_middle_is_sent_again_under_its_number() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked()
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
+        pending, _ = await peer.expect(Roster)
         hub.away = 3
         peer.transport.cut()
         peer = await hub.welcome(resumed=True)
         again, _ = await peer.expect(Roster)
-        assert again.id == asked.id
+        assert again.id == pending.id
         await peer.answer(again, RosterReply([]))
         assert await asking == RosterReply([])
         assert link.counters.reconnects == 1
@@ -49,8 +49,8 @@ def test_a_request_made_while_the_hub_is_away_is_sent_when_it_is_back() -> None:
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
         assert await peer.nothing_more()
         await peer.answer(envelope, Welcome("v", 1000, 60.0, False))
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, RosterReply([]))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
         await asking
         await link.close()
 
@@ -210,8 +210,8 @@ def test_a_malformed_frame_ends_the_connection_not_the_session(bytes_of_a_strang
         await peer.transport.send(bytes_of_a_stranger)
         peer = await hub.welcome()
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, RosterReply([]))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
         await asking
         await link.close()
 
@@ -230,8 +230,8 @@ def test_a_damaged_relay_frame_ends_the_connection_so_that_its_piece_is_sent_aga
         peer = await hub.welcome()
         await peer.relay("job/reducer", "job/w0", b"payload")
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, RosterReply([]))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
         await asking
         assert got == [b"payload"]
         await link.close()

@@ -24,8 +24,8 @@ def test_notices_and_payloads_are_handed_on_in_the_order_they_came() -> None:
             await peer.tell(MemberLost("job", index, "w1"))
             expected += [("job/w1", bytes([index])), MemberLost("job", index, "w1")]
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, RosterReply([]))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
         await asking
         assert heard == expected
         await link.close()

@@ -21,8 +21,8 @@ def measurements(seq: int, points: list[Point]) -> Message:
 
 async def shipped(peer: Peer) -> LogLines:
     """Take the next batch and say that all of it is durable."""
-    asked, message = await peer.expect(LogLines)
-    await peer.answer(asked, Acked(message.seq + len(message.lines) - 1))
+    pending, message = await peer.expect(LogLines)
+    await peer.answer(pending, Acked(message.seq + len(message.lines) - 1))
     return message
 
 
@@ -49,10 +49,10 @@ def test_what_was_not_acknowledged_is_sent_again_under_its_number() -> None:
         outbox.start()
         for item in "abcd":
             outbox.add(item)
-        asked, message = await peer.expect(LogLines)
+        pending, message = await peer.expect(LogLines)
         if message.lines != ["a", "b", "c", "d"]:
             pytest.fail(f"one batch was expected, not {message.lines}")
-        await peer.answer(asked, Acked(2))
+        await peer.answer(pending, Acked(2))
         again = await shipped(peer)
         assert (again.seq, again.lines) == (3, ["c", "d"])
         assert await outbox.flush(timeout_s=WAIT_S)
@@ -87,8 +87,8 @@ def test_a_hub_that_cannot_store_now_is_asked_again() -> None:
         outbox = Outbox(link, lines, retry=at_once)
         outbox.start()
         outbox.add("a")
-        asked, _ = await peer.expect(LogLines)
-        await peer.answer(asked, Failure(StorageFull("the disk is full").to_dict()))
+        pending, _ = await peer.expect(LogLines)
+        await peer.answer(pending, Failure(StorageFull("the disk is full").to_dict()))
         assert await shipped(peer) == lines(1, ["a"])
         await outbox.close(timeout_s=WAIT_S)
         await link.close()
@@ -102,10 +102,10 @@ def test_a_full_outbox_thins_only_what_was_never_sent() -> None:
         outbox = Outbox(link, lines, capacity=8)
         outbox.start()
         outbox.add("first")
-        asked, message = await peer.expect(LogLines)
+        pending, message = await peer.expect(LogLines)
         for index in range(9):
             outbox.add(str(index))
-        await peer.answer(asked, Acked(1))
+        await peer.answer(pending, Acked(1))
         rest = await shipped(peer)
         assert message.lines == ["first"]
         assert (rest.seq, rest.lines) == (2, ["0", "2", "4", "5", "6", "7", "8"])

@@ -124,8 +124,8 @@ def test_credit_that_nobody_owes_does_not_widen_the_window() -> None:
         link, peer = await ScriptedHub().linked(window_bytes=2 * FRAME_BYTES)
         await peer.tell(Credit("job/r", 100 * FRAME_BYTES))
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
-        await peer.answer(asked, RosterReply([]))
+        pending, _ = await peer.expect(Roster)
+        await peer.answer(pending, RosterReply([]))
         await asking
         sending = send(link, 5)
         assert await taken(peer) == 2
@@ -215,9 +215,9 @@ def test_a_held_link_still_reads_while_a_call_waits_for_an_answer_or_credit() ->
         link, peer = await ScriptedHub().linked(window_bytes=FRAME_BYTES)
         link.hold_reading()
         asking = asyncio.create_task(link.request(Roster(), timeout_s=WAIT_S))
-        asked, _ = await peer.expect(Roster)
+        pending, _ = await peer.expect(Roster)
         await peer.relay("job/r", "job/w0", b"in front of the answer")
-        await peer.answer(asked, RosterReply([]))
+        await peer.answer(pending, RosterReply([]))
         await asking
         sending = send(link, 3)
         for _ in range(3):

@@ -32,7 +32,7 @@ def test_connection_is_given_up_when_the_machine_wakes_and_requests_go_on() -> N
         starting = asyncio.create_task(link.start(timeout_s=WAIT_S))
         before = await hub.welcome(heartbeat_s=0.02)
         await starting
-        asked = asyncio.create_task(link.request(Register(), timeout_s=WAIT_S))
+        pending = asyncio.create_task(link.request(Register(), timeout_s=WAIT_S))
         envelope, _ = await before.expect(Register)
         clock.slept_s = 3 * 3600.0  # the hub's side still answers: only the clock tells
         answering = asyncio.create_task(before.next_frame())
@@ -40,7 +40,7 @@ def test_connection_is_given_up_when_the_machine_wakes_and_requests_go_on() -> N
         again, _ = await after.expect(Register)
         assert again.id == envelope.id
         await after.answer(again, Registered(0, 1, 0, False))
-        assert isinstance(await asked, Registered)
+        assert isinstance(await pending, Registered)
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)
         await link.close()

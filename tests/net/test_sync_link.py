@@ -7,7 +7,7 @@ import time
 import pytest
 
 from atoll.errors import AtollError, AuthError, DeadlineExceeded, HubError, HubUnreachable, PeerLost
-from atoll.net.dispatcher import LIMIT_BYTES, MOST_EARLY, Reconnected, Relayed
+from atoll.net.dispatcher import LIMIT_BYTES, MAX_EARLY, Reconnected, Relayed
 from atoll.net.sync_link import connect
 from atoll.wire.chunks import ChunkHead, count_pieces, pack_chunk, pieces
 from atoll.wire.limits import CHUNK_BYTES, WINDOW_BYTES
@@ -126,7 +126,7 @@ def test_the_first_inbox_also_gets_what_came_before_it() -> None:
 
 def test_a_link_without_subscribers_keeps_only_the_newest_notices() -> None:
     with SmallHub() as hub, linked(hub, "job/r") as (link,):
-        for epoch in range(MOST_EARLY + 10):
+        for epoch in range(MAX_EARLY + 10):
             hub.tell("job/r", MemberLost("job", epoch, "w1"))
         assert link.request(Roster(), timeout_s=WAIT_S) == RosterReply([])
         inbox = link.subscribe(notices=(MemberLost,))

@@ -108,8 +108,10 @@ def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
     )
     sending, receiving = (slow, PLAIN) if direction == "up" else (PLAIN, slow)
     with (
-        connect(hub.url, session="j/reducer", token=hub.operator_token, way=receiving) as receiver,
-        connect(hub.url, session="j/w0", token=hub.operator_token, way=sending) as sender,
+        connect(
+            hub.url, session="j/reducer", token=hub.operator_token, endpoint=receiving
+        ) as receiver,
+        connect(hub.url, session="j/w0", token=hub.operator_token, endpoint=sending) as sender,
         receiver.subscribe() as inbox,
     ):
         capped = sender if direction == "up" else receiver
@@ -119,9 +121,9 @@ def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
         sent = sender.relay_later("j/reducer", parts, deadline=deadline)
         waits, received = [], 0
         while received < NBYTES:
-            asked = time.monotonic()
+            pending = time.monotonic()
             capped.request(Beat(), timeout_s=PATIENCE_S)
-            waits.append(time.monotonic() - asked)
+            waits.append(time.monotonic() - pending)
             message = inbox.receive_now()
             while message is not None:
                 received += len(message.payload)  # type: ignore[union-attr]
@@ -139,8 +141,8 @@ def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_files_keep_to_the_cap(hub: HubServer, direction: str) -> None:
     up = direction == "up"
-    way = HubEndpoint(upload_bps=CAP_BPS) if up else HubEndpoint(download_bps=CAP_BPS)
-    with HubClient(hub.url, hub.operator_token, way=way) as client:
+    endpoint = HubEndpoint(upload_bps=CAP_BPS) if up else HubEndpoint(download_bps=CAP_BPS)
+    with HubClient(hub.url, hub.operator_token, endpoint=endpoint) as client:
         started = time.monotonic()
         (client.upload_bps if up else client.download_bps)(NBYTES)
         seconds = time.monotonic() - started

@@ -78,14 +78,16 @@ def test_sessions_files_and_tensors_go_through_the_proxy(
     hub: HubServer, start: Callable[..., ProxyProcess], kind: str, login: str
 ) -> None:
     proxy = start(kind, login)
-    way = HubEndpoint(proxy=proxy.url(login))
-    with HubClient(hub.url, hub.operator_token, way=way) as client:
+    endpoint = HubEndpoint(proxy=proxy.url(login))
+    with HubClient(hub.url, hub.operator_token, endpoint=endpoint) as client:
         assert client.hub()["version"]
         client.upload_bps(2 * 2**20)
         client.download_bps(2 * 2**20)
     with (
-        connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as sender,
-        connect(hub.url, session="p/reducer", token=hub.operator_token, way=way) as receiver,
+        connect(hub.url, session="p/w0", token=hub.operator_token, endpoint=endpoint) as sender,
+        connect(
+            hub.url, session="p/reducer", token=hub.operator_token, endpoint=endpoint
+        ) as receiver,
         receiver.subscribe() as inbox,
     ):
         assert isinstance(sender.request(Beat(), timeout_s=PATIENCE_S), Done)
@@ -96,11 +98,11 @@ def test_sessions_files_and_tensors_go_through_the_proxy(
     assert len(tunnels) >= 3
 
 
-def reach(url: str, way: HubEndpoint, *, by: str) -> None:
+def reach(url: str, endpoint: HubEndpoint, *, by: str) -> None:
     if by == "websocket":
-        asyncio.run(dial(url, way=way, timeout_s=5.0))
+        asyncio.run(dial(url, endpoint=endpoint, timeout_s=5.0))
     else:
-        with HubClient(url, "t", way=way, timeout_s=5.0) as client:
+        with HubClient(url, "t", endpoint=endpoint, timeout_s=5.0) as client:
             client.hub()
 
 
@@ -223,10 +225,10 @@ def test_a_hub_with_tls_of_its_own_is_reached_through_a_proxy(
 ) -> None:
     options = HubOptions(data=tmp_path / "h", jobs=tmp_path / "r", reducers=False, tls="on")
     with HubServer(options) as hub:
-        way = HubEndpoint(ca=hub.ca, proxy=start(kind, "user:pass").url("user:pass"))
-        with HubClient(hub.url, hub.operator_token, way=way) as client:
+        endpoint = HubEndpoint(ca=hub.ca, proxy=start(kind, "user:pass").url("user:pass"))
+        with HubClient(hub.url, hub.operator_token, endpoint=endpoint) as client:
             assert client.hub()["version"]
-        with connect(hub.url, session="p/w0", token=hub.operator_token, way=way) as link:
+        with connect(hub.url, session="p/w0", token=hub.operator_token, endpoint=endpoint) as link:
             assert isinstance(link.request(Beat(), timeout_s=PATIENCE_S), Done)
 
 

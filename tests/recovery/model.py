@@ -14,7 +14,7 @@ LOCAL = "127.0.0.1"
 class Model:
     """A state that members can have: `shared` depends on the round, `inner` on the member too."""
 
-    alike = True
+    identical = True
 
     def __init__(
         self, member: str, *, round_: int = 3, numel: int = 400_000, seed: int = 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.recovery import chunk_scheduler as board_module
 from atoll.recovery import partial_state as target_module
 from atoll.recovery.chunk_scheduler import ChunkScheduler, check_manifest
-from atoll.recovery.donor_session import in_turn
+from atoll.recovery.donor_session import ask_order
 from atoll.recovery.partial_state import PartialState
 from atoll.recovery.source import SourceCorrupt, SourceDiffers, SourceFailed
 from atoll.wire.limits import CHUNK_BYTES
@@ -39,49 +39,49 @@ SHARED_MANIFEST, INNER_MANIFEST = manifest_of(SHARED_DATA), manifest_of(INNER_DA
 
 
 def new_board(*members: str, kept: PartialState | None = None) -> ChunkScheduler:
-    board = ChunkScheduler(list(members), kept=kept)
-    assert board.due() == list(members)[: board_module.MOST_SOURCES]
-    return board
+    scheduler = ChunkScheduler(list(members), kept=kept)
+    assert scheduler.sources_to_start() == list(members)[: board_module.MAX_SOURCES]
+    return scheduler
 
 
-def put(board: ChunkScheduler, member: str, target: PartialState, index: int) -> None:
-    data = SHARED_DATA if target is board.shared else INNER_DATA
-    board.put(member, target, index, chunk_of(data, index))
+def store_chunk(scheduler: ChunkScheduler, member: str, image: PartialState, index: int) -> None:
+    data = SHARED_DATA if image is scheduler.shared else INNER_DATA
+    scheduler.store_chunk(member, image, index, chunk_of(data, index))
 
 
 def test_a_target_takes_every_chunk_once_in_any_order() -> None:
-    target = PartialState(SHARED_MANIFEST)
-    indices = target.claim("w0", most=3, now=0.0)
+    image = PartialState(SHARED_MANIFEST)
+    indices = image.claim("w0", most=3, now=0.0)
     assert indices == [0, 1, 2]
-    assert target.claim("w1", most=3, now=0.0) == [3, 4]
-    assert target.claim("w2", most=3, now=0.0) == []
+    assert image.claim("w1", most=3, now=0.0) == [3, 4]
+    assert image.claim("w2", most=3, now=0.0) == []
     for index in (4, 0, 3, 1):
-        assert target.store(index, chunk_of(SHARED_DATA, index))
-    assert not target.store(0, chunk_of(SHARED_DATA, 0))
-    assert not target.complete
-    assert target.store(2, chunk_of(SHARED_DATA, 2))
-    assert target.complete
-    assert bytes(target.buffer) == SHARED_DATA
+        assert image.store(index, chunk_of(SHARED_DATA, index))
+    assert not image.store(0, chunk_of(SHARED_DATA, 0))
+    assert not image.complete
+    assert image.store(2, chunk_of(SHARED_DATA, 2))
+    assert image.complete
+    assert bytes(image.buffer) == SHARED_DATA
 
 
 def test_chunks_of_a_source_that_left_are_claimed_by_others() -> None:
-    target = PartialState(SHARED_MANIFEST)
-    target.claim("w0", most=3, now=0.0)
-    target.store(1, chunk_of(SHARED_DATA, 1))
-    target.give_back("w0")
-    assert target.claim("w1", most=9, now=0.0) == [0]
-    assert target.claim("w1", most=9, now=0.0) == [2, 3, 4]
+    image = PartialState(SHARED_MANIFEST)
+    image.claim("w0", most=3, now=0.0)
+    image.store(1, chunk_of(SHARED_DATA, 1))
+    image.release("w0")
+    assert image.claim("w1", most=9, now=0.0) == [0]
+    assert image.claim("w1", most=9, now=0.0) == [2, 3, 4]
 
 
 def test_a_chunk_that_takes_long_is_asked_for_elsewhere_but_not_everywhere() -> None:
-    target = PartialState(SHARED_MANIFEST)
-    target.claim("w0", most=9, now=0.0)
-    late = target_module.STEAL_AFTER_S + 1
-    assert target.claim("w1", most=9, now=late) == [0]
-    assert target.claim("w2", most=9, now=late) == [1]
-    assert target.claim("w0", most=9, now=late) == []
-    target.give_back("w0")
-    assert target.claim("w3", most=9, now=late) == [2, 3, 4]
+    image = PartialState(SHARED_MANIFEST)
+    image.claim("w0", most=9, now=0.0)
+    late = target_module.DUPLICATE_AFTER_S + 1
+    assert image.claim("w1", most=9, now=late) == [0]
+    assert image.claim("w2", most=9, now=late) == [1]
+    assert image.claim("w0", most=9, now=late) == []
+    image.release("w0")
+    assert image.claim("w3", most=9, now=late) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(("index", "size"), [(0, 10), (4, 11), (5, 10), (-1, CHUNK_BYTES)])
@@ -91,16 +91,16 @@ def test_a_chunk_of_the_wrong_size_is_a_lie(index: int, size: int) -> None:
 
 
 def test_a_kept_image_goes_on_where_it_stood() -> None:
-    board = new_board("w0")
-    board.opened("w0", SHARED_MANIFEST, INNER_MANIFEST)
-    claim = board.claim("w0")
+    scheduler = new_board("w0")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
+    claim = scheduler.claim("w0")
     assert claim is not None
-    put(board, "w0", claim.target, 0)
-    board.left("w0")
-    assert board.over
-    assert not board.complete
-    later = new_board("w1", kept=board.shared)
-    later.opened("w1", SHARED_MANIFEST, INNER_MANIFEST)
+    store_chunk(scheduler, "w0", claim.image, 0)
+    scheduler.remove_source("w0")
+    assert scheduler.finished
+    assert not scheduler.complete
+    later = new_board("w1", kept=scheduler.shared)
+    later.add_source("w1", SHARED_MANIFEST, INNER_MANIFEST)
     claim = later.claim("w1")
     assert claim is not None
     assert claim.indices == [1, 2]
@@ -108,111 +108,111 @@ def test_a_kept_image_goes_on_where_it_stood() -> None:
 
 def test_what_most_have_is_taken_and_the_others_are_told_that_they_differ() -> None:
     other = manifest_of(data_of("shared", seed=1))
-    board = new_board("w0", "w1", "w2")
-    board.opened("w0", other, INNER_MANIFEST)
-    assert board.shared is not None
-    assert board.shared.root == other.root
-    wrong = board.claim("w0")
+    scheduler = new_board("w0", "w1", "w2")
+    scheduler.add_source("w0", other, INNER_MANIFEST)
+    assert scheduler.shared is not None
+    assert scheduler.shared.root == other.root
+    wrong = scheduler.claim("w0")
     assert wrong is not None
-    board.opened("w1", SHARED_MANIFEST, INNER_MANIFEST)
-    board.opened("w2", SHARED_MANIFEST, INNER_MANIFEST)
-    assert board.shared.root == SHARED_MANIFEST.root
+    scheduler.add_source("w1", SHARED_MANIFEST, INNER_MANIFEST)
+    scheduler.add_source("w2", SHARED_MANIFEST, INNER_MANIFEST)
+    assert scheduler.shared.root == SHARED_MANIFEST.root
     late = chunk_of(data_of("shared", seed=1), 0)
-    board.put("w0", wrong.target, 0, late)  # under way when the others spoke
-    assert board.gave == set()
+    scheduler.store_chunk("w0", wrong.image, 0, late)  # under way when the others spoke
+    assert scheduler.donors == set()
     with pytest.raises(SourceDiffers):
-        board.claim("w0")
-    assert board.claim("w1") is not None
+        scheduler.claim("w0")
+    assert scheduler.claim("w1") is not None
 
 
 def test_sources_beyond_the_most_are_asked_when_others_left() -> None:
-    board = new_board(*[f"w{i}" for i in range(6)])
-    assert board.due() == []
-    board.left("w1")
-    assert board.due() == ["w4"]
+    scheduler = new_board(*[f"w{i}" for i in range(6)])
+    assert scheduler.sources_to_start() == []
+    scheduler.remove_source("w1")
+    assert scheduler.sources_to_start() == ["w4"]
     for member in ("w0", "w2", "w3", "w4"):
-        board.left(member)
-    assert not board.over
-    assert board.due() == ["w5"]
-    board.left("w5")
-    assert board.over
+        scheduler.remove_source(member)
+    assert not scheduler.finished
+    assert scheduler.sources_to_start() == ["w5"]
+    scheduler.remove_source("w5")
+    assert scheduler.finished
 
 
 def test_the_inner_image_comes_from_one_source_and_begins_anew_with_the_next() -> None:
-    board = new_board("w0", "w1")
+    scheduler = new_board("w0", "w1")
     for member in ("w0", "w1"):
-        board.opened(member, SHARED_MANIFEST, INNER_MANIFEST)
-    while board.inner is None:
-        claim = board.claim("w0")
+        scheduler.add_source(member, SHARED_MANIFEST, INNER_MANIFEST)
+    while scheduler.inner is None:
+        claim = scheduler.claim("w0")
         assert claim is not None
-        if claim.target is board.shared:
+        if claim.image is scheduler.shared:
             for index in claim.indices:
-                put(board, "w0", claim.target, index)
-    first = board.inner
-    put(board, "w0", first, 0)
-    board.left("w0")
-    claim = board.claim("w1")
-    while claim is not None and claim.target is board.shared:
+                store_chunk(scheduler, "w0", claim.image, index)
+    first = scheduler.inner
+    store_chunk(scheduler, "w0", first, 0)
+    scheduler.remove_source("w0")
+    claim = scheduler.claim("w1")
+    while claim is not None and claim.image is scheduler.shared:
         for index in claim.indices:
-            put(board, "w1", claim.target, index)
-        claim = board.claim("w1")
+            store_chunk(scheduler, "w1", claim.image, index)
+        claim = scheduler.claim("w1")
     assert claim is not None
-    assert claim.target is board.inner
-    assert claim.target is not first
+    assert claim.image is scheduler.inner
+    assert claim.image is not first
     assert claim.indices[0] == 0
 
 
 def test_without_the_last_source_the_shared_image_is_enough() -> None:
-    board = new_board("w0")
-    board.opened("w0", SHARED_MANIFEST, INNER_MANIFEST)
-    assert board.shared is not None
+    scheduler = new_board("w0")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
+    assert scheduler.shared is not None
     for index in range(5):
-        put(board, "w0", board.shared, index)
-    assert not board.over
-    board.left("w0")
-    assert board.over
-    assert board.complete
-    assert board.inner is None
+        store_chunk(scheduler, "w0", scheduler.shared, index)
+    assert not scheduler.finished
+    scheduler.remove_source("w0")
+    assert scheduler.finished
+    assert scheduler.complete
+    assert scheduler.inner is None
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_order_of_claims_losses_and_lies_ends_with_the_right_bytes(data: st.DataObject) -> None:
     members = [f"w{i}" for i in range(data.draw(st.integers(1, 6)))]
-    board = ChunkScheduler(list(members))
+    scheduler = ChunkScheduler(list(members))
     inner = {m: data_of("inner", count=3, seed=i) for i, m in enumerate(members)}
     alive: list[str] = []
     survivor = data.draw(st.sampled_from(members))
     steps = 0
-    while not board.over:
+    while not scheduler.finished:
         steps += 1
         assert steps < 500
-        for member in board.due():
-            board.opened(member, SHARED_MANIFEST, manifest_of(inner[member], "inner"))
+        for member in scheduler.sources_to_start():
+            scheduler.add_source(member, SHARED_MANIFEST, manifest_of(inner[member], "inner"))
             alive.append(member)
         member = data.draw(st.sampled_from(alive))
-        claim = board._next(member, board._entries[member])
+        claim = scheduler._next(member, scheduler._entries[member])
         fate = data.draw(st.sampled_from(["all", "some", "none", "dies", "lies"]))
         if claim is None:
             continue
-        source = SHARED_DATA if claim.target is board.shared else inner[member]
+        source = SHARED_DATA if claim.image is scheduler.shared else inner[member]
         indices = claim.indices if fate == "all" else claim.indices[:1]
         if fate in ("all", "some"):
             for index in indices:
-                board.put(member, claim.target, index, chunk_of(source, index))
+                scheduler.store_chunk(member, claim.image, index, chunk_of(source, index))
         if fate == "lies":
             with pytest.raises(SourceCorrupt):
-                board.put(member, claim.target, indices[0], memoryview(bytes(10)))
+                scheduler.store_chunk(member, claim.image, indices[0], memoryview(bytes(10)))
         if fate in ("dies", "lies") and member != survivor:
             alive.remove(member)
-            board.left(member)
+            scheduler.remove_source(member)
         else:
-            board.fetched(member)
-    assert board.complete
-    assert board.shared is not None
-    assert bytes(board.shared.buffer) == SHARED_DATA
-    assert board.inner is not None
-    assert bytes(board.inner.buffer) in inner.values()
+            scheduler.release_chunks(member)
+    assert scheduler.complete
+    assert scheduler.shared is not None
+    assert bytes(scheduler.shared.buffer) == SHARED_DATA
+    assert scheduler.inner is not None
+    assert bytes(scheduler.inner.buffer) in inner.values()
 
 
 @pytest.mark.parametrize(
@@ -227,44 +227,44 @@ def test_a_manifest_of_something_else_is_a_lie(wrong: dict[str, object]) -> None
 
 def test_newcomers_begin_with_different_members() -> None:
     peers = [Source(f"w{i}") for i in range(3)]
-    assert [in_turn(peers, me=i)[0] for i in (3, 4, 5)] == ["w0", "w1", "w2"]
-    assert sorted(in_turn(peers, me=7)) == ["w0", "w1", "w2"]
-    assert in_turn([], me=1) == []
+    assert [ask_order(peers, me=i)[0] for i in (3, 4, 5)] == ["w0", "w1", "w2"]
+    assert sorted(ask_order(peers, me=7)) == ["w0", "w1", "w2"]
+    assert ask_order([], me=1) == []
 
 
 def test_a_source_that_was_given_up_is_told_so() -> None:
-    board = new_board("w0", "w1")
-    board.opened("w0", SHARED_MANIFEST, INNER_MANIFEST)
-    claim = board.claim("w0")
+    scheduler = new_board("w0", "w1")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST)
+    claim = scheduler.claim("w0")
     assert claim is not None
-    board.left("w0")
+    scheduler.remove_source("w0")
     with pytest.raises(SourceFailed, match="given up already"):
-        board.put("w0", claim.target, 0, chunk_of(SHARED_DATA, 0))
+        scheduler.store_chunk("w0", claim.image, 0, chunk_of(SHARED_DATA, 0))
     with pytest.raises(SourceFailed, match="given up already"):
-        board.claim("w0")
+        scheduler.claim("w0")
 
 
 def test_one_source_gives_all_where_members_differ_and_another_takes_its_place() -> None:
     other = manifest_of(data_of("shared", seed=1))
-    board = new_board("w0", "w1")
-    board.opened("w0", SHARED_MANIFEST, INNER_MANIFEST, alike=False)
-    board.opened("w1", other, INNER_MANIFEST, alike=False)
-    first = board.claim("w0")
+    scheduler = new_board("w0", "w1")
+    scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST, identical=False)
+    scheduler.add_source("w1", other, INNER_MANIFEST, identical=False)
+    first = scheduler.claim("w0")
     assert first is not None
-    put(board, "w0", first.target, first.indices[0])
+    store_chunk(scheduler, "w0", first.image, first.indices[0])
     waiting: list[str] = []
 
     def stand_by() -> None:
-        claim = board.claim("w1")
+        claim = scheduler.claim("w1")
         assert claim is not None
-        assert board.shared is not None
-        waiting.append(board.shared.root)
+        assert scheduler.shared is not None
+        waiting.append(scheduler.shared.root)
 
     thread = threading.Thread(target=stand_by)
     thread.start()
     thread.join(0.3)
     assert thread.is_alive()
-    board.left("w0")
+    scheduler.remove_source("w0")
     thread.join(PATIENCE_S)
     assert waiting == [other.root]
-    assert board.gave == set()
+    assert scheduler.donors == set()

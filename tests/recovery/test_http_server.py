@@ -28,7 +28,7 @@ def answer(ask: StateAsk) -> tuple[StateAnswer, memoryview]:
 
 @pytest.fixture
 def opened() -> Iterator[HttpStateServer]:
-    opened = HttpStateServer(answer, address=LOCAL, keys=("right", ""), most=3)
+    opened = HttpStateServer(answer, address=LOCAL, keys=("right", ""), max_connections=3)
     yield opened
     opened.close()
 

@@ -122,13 +122,13 @@ def test_the_newer_round_is_fetched_when_no_donor_has_the_older_one_any_more(
     world: World, direct: bool
 ) -> None:
     model = world.donor("w0", direct=direct, numel=6_000_000)
-    shelf = world.donors["w0"]._shelf
+    cache = world.donors["w0"]._cache
 
     def move() -> None:
         model.move_to(4)
         world.round = 4
-        with shelf._condition:
-            shelf._rounds.clear()
+        with cache._condition:
+            cache._rounds.clear()
 
     found = world.recover(at=[(0.3, move)])
     assert (found.round, found.base) == (4, "base-4")
@@ -194,7 +194,7 @@ def test_a_broken_link_of_a_donor_loses_nothing(world: World) -> None:
 def test_where_members_differ_on_purpose_one_donor_gives_everything(world: World) -> None:
     models = [world.donor(f"w{slot}", numel=600_000, seed=slot + 1) for slot in range(3)]
     for model in models:
-        model.alike = False
+        model.identical = False
     found = world.recover()
     (source,) = found.sources
     assert_same(found.shared, models[int(source[1:])].shared())
@@ -213,7 +213,7 @@ def test_a_donor_that_alone_claims_to_differ_on_purpose_is_not_believed(world: W
         )
         for slot in range(3)
     ]
-    models[0].alike = False
+    models[0].identical = False
     found = world.recover()
     assert_same(found.shared, models[1].shared())
     assert "w0" not in found.sources

@@ -78,12 +78,12 @@ def test_a_flood_of_asks_gets_a_bounded_number_of_answers(world: World) -> None:
         wait_until(ready, timeout_s=PATIENCE_S)
         asks = [pack_ask(StateAsk(0, CHUNK, 3, "shared", index, 16)) for index in range(150)]
         link.relay_all(f"{world.job}/w0", asks, deadline=soon())
-        desk = world.donors["w0"]._desk
-        assert all(len(sent) <= 16 for sent in list(desk._under_way.values()))
+        relay_server = world.donors["w0"]._relay_server
+        assert all(len(sent) <= 16 for sent in list(relay_server._in_flight.values()))
         statuses = drain(inbox)
         assert 16 <= len(statuses) <= 150
         assert {status for _, status in statuses} == {"ok"}
-        wait_until(lambda: not desk._under_way)
+        wait_until(lambda: not relay_server._in_flight)
 
 
 def test_a_member_of_another_job_reaches_no_donor(world: World) -> None:

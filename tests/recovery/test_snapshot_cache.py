@@ -33,38 +33,38 @@ from tests.recovery.world import Model, assert_same, wait_until
 
 
 @pytest.fixture
-def shelf() -> Iterator[SnapshotCache]:
-    shelf = SnapshotCache(job="j", key="k")
-    yield shelf
-    shelf.close()
+def cache() -> Iterator[SnapshotCache]:
+    cache = SnapshotCache(job="j", key="k")
+    yield cache
+    cache.close()
 
 
-def offered(shelf: SnapshotCache, round_: int = 3) -> StateAnswer:
+def offered(cache: SnapshotCache, round_: int = 3) -> StateAnswer:
     """Ask until there is another answer than "wait"."""
     answers: list[StateAnswer] = []
 
     def ask() -> bool:
-        answers.append(shelf.answer(StateAsk(1, OFFER, round_))[0])
+        answers.append(cache.answer(StateAsk(1, OFFER, round_))[0])
         return answers[-1].status != WAIT
 
     wait_until(ask)
     return answers[-1]
 
 
-def test_chunks_and_manifest_are_those_of_the_parts(shelf: SnapshotCache) -> None:
+def test_chunks_and_manifest_are_those_of_the_parts(cache: SnapshotCache) -> None:
     model = Model("w0", numel=100_000)
-    shelf.offer(model, still=Gate().still)
-    assert shelf.rounds == []
-    offer = offered(shelf)
+    cache.offer(model, still=Gate().still)
+    assert cache.rounds == []
+    offer = offered(cache)
     assert (offer.status, offer.round, offer.base, offer.key) == (OK, 3, "base-3", "k")
     for line, part in zip(offer.images, model.parts(), strict=True):
-        _, data = shelf.answer(StateAsk(1, MANIFEST, 3, line.name, 0, 16))
+        _, data = cache.answer(StateAsk(1, MANIFEST, 3, line.name, 0, 16))
         manifest = decode_state_manifest(data)
         assert (manifest.root, manifest.nbytes) == (line.root, line.nbytes)
         assert (manifest.job, manifest.round, manifest.name) == ("j", 3, part.name)
         whole = bytearray()
         for index in range(manifest.count):
-            answer, body = shelf.answer(StateAsk(1, CHUNK, 3, line.name, index))
+            answer, body = cache.answer(StateAsk(1, CHUNK, 3, line.name, index))
             assert (answer.status, answer.index) == (OK, index)
             assert manifest.fits(index, body)
             whole += body
@@ -84,52 +84,52 @@ def test_chunks_and_manifest_are_those_of_the_parts(shelf: SnapshotCache) -> Non
     ],
     ids=str,
 )
-def test_asks_outside_the_images_are_refused(shelf: SnapshotCache, ask: StateAsk) -> None:
-    shelf.offer(Model("w0", numel=100), still=Gate().still)
-    offered(shelf)
-    answer, body = shelf.answer(ask)
+def test_asks_outside_the_images_are_refused(cache: SnapshotCache, ask: StateAsk) -> None:
+    cache.offer(Model("w0", numel=100), still=Gate().still)
+    offered(cache)
+    answer, body = cache.answer(ask)
     assert (answer.status, len(body)) == (REFUSED, 0)
 
 
-def test_a_donor_without_a_state_says_so(shelf: SnapshotCache) -> None:
-    assert shelf.answer(StateAsk(1, OFFER, 3))[0].round == -1
+def test_a_donor_without_a_state_says_so(cache: SnapshotCache) -> None:
+    assert cache.answer(StateAsk(1, OFFER, 3))[0].round == -1
 
 
-def test_an_ask_for_another_round_is_answered_with_the_own_one(shelf: SnapshotCache) -> None:
+def test_an_ask_for_another_round_is_answered_with_the_own_one(cache: SnapshotCache) -> None:
     model = Model("w0", numel=10)
-    shelf.offer(model, still=Gate().still)
+    cache.offer(model, still=Gate().still)
     for round_ in (2, 4):
-        answer = offered(shelf, round_)
+        answer = offered(cache, round_)
         assert (answer.status, answer.round) == (GONE, 3)
-    assert shelf.rounds == []
+    assert cache.rounds == []
     model.move_to(4)
-    wait_until(lambda: offered(shelf, 4).status == OK)
+    wait_until(lambda: offered(cache, 4).status == OK)
 
 
-def test_images_of_at_most_two_rounds_are_kept(shelf: SnapshotCache) -> None:
+def test_images_of_at_most_two_rounds_are_kept(cache: SnapshotCache) -> None:
     model = Model("w0", numel=10)
-    shelf.offer(model, still=Gate().still)
+    cache.offer(model, still=Gate().still)
     for round_ in (3, 4, 5):
         model.move_to(round_)
-        wait_until(lambda round_=round_: offered(shelf, round_).status == OK)  # type: ignore[misc]
-    assert shelf.rounds == [4, 5]
-    assert shelf.answer(StateAsk(1, CHUNK, 4, "shared", 0))[0].status == OK
-    assert offered(shelf, 3).status == GONE
+        wait_until(lambda round_=round_: offered(cache, round_).status == OK)  # type: ignore[misc]
+    assert cache.rounds == [4, 5]
+    assert cache.answer(StateAsk(1, CHUNK, 4, "shared", 0))[0].status == OK
+    assert offered(cache, 3).status == GONE
 
 
 def test_images_that_nobody_asks_for_are_dropped() -> None:
-    shelf = SnapshotCache(job="j", idle_s=0.05)
-    shelf.offer(Model("w0", numel=10), still=Gate().still)
-    offered(shelf)
-    wait_until(lambda: shelf.rounds == [])
-    shelf.close()
+    cache = SnapshotCache(job="j", idle_s=0.05)
+    cache.offer(Model("w0", numel=10), still=Gate().still)
+    offered(cache)
+    wait_until(lambda: cache.rounds == [])
+    cache.close()
 
 
-def test_many_asks_make_one_image(shelf: SnapshotCache) -> None:
+def test_many_asks_make_one_image(cache: SnapshotCache) -> None:
     model = Model("w0", numel=100_000)
-    shelf.offer(model, still=Gate().still)
+    cache.offer(model, still=Gate().still)
     model.looks = 0
-    threads = [threading.Thread(target=offered, args=(shelf,)) for _ in range(8)]
+    threads = [threading.Thread(target=offered, args=(cache,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -137,7 +137,7 @@ def test_many_asks_make_one_image(shelf: SnapshotCache) -> None:
     assert model.looks == 2
 
 
-def test_the_state_is_looked_at_only_while_it_rests(shelf: SnapshotCache) -> None:
+def test_the_state_is_looked_at_only_while_it_rests(cache: SnapshotCache) -> None:
     gate = Gate()
     inside = threading.Event()
 
@@ -146,7 +146,7 @@ def test_the_state_is_looked_at_only_while_it_rests(shelf: SnapshotCache) -> Non
             assert not inside.is_set()
             return super().parts()
 
-    shelf.offer(Watched("w0", numel=1000), still=gate.still)
+    cache.offer(Watched("w0", numel=1000), still=gate.still)
     done = threading.Event()
 
     def train() -> None:
@@ -159,14 +159,14 @@ def test_the_state_is_looked_at_only_while_it_rests(shelf: SnapshotCache) -> Non
     trainer = threading.Thread(target=train)
     trainer.start()
     try:
-        assert offered(shelf).status == OK
+        assert offered(cache).status == OK
     finally:
         done.set()
         trainer.join()
 
 
 def test_an_image_is_of_one_moment_though_the_state_changes_all_the_time(
-    shelf: SnapshotCache,
+    cache: SnapshotCache,
 ) -> None:
     gate, done = Gate(), threading.Event()
     value = torch.zeros(300_000)
@@ -181,23 +181,23 @@ def test_an_image_is_of_one_moment_though_the_state_changes_all_the_time(
             with gate.moving():
                 value.add_(1)
 
-    shelf.offer(Counting("w0", numel=1), still=gate.still)
+    cache.offer(Counting("w0", numel=1), still=gate.still)
     trainer = threading.Thread(target=train)
     trainer.start()
     try:
-        offer = offered(shelf)
+        offer = offered(cache)
     finally:
         done.set()
         trainer.join()
     data = b"".join(
-        bytes(shelf.answer(StateAsk(1, CHUNK, 3, "shared", i, 1))[1]) for i in range(10)
+        bytes(cache.answer(StateAsk(1, CHUNK, 3, "shared", i, 1))[1]) for i in range(10)
     )
     assert len(data) == offer.images[0].nbytes
     tensors = part_of(data, "shared").tensors
     assert bool((torch.cat([tensors["a"], tensors["b"]]) == tensors["a"][0]).all())
 
 
-def test_a_round_that_ends_between_the_two_looks_is_not_given(shelf: SnapshotCache) -> None:
+def test_a_round_that_ends_between_the_two_looks_is_not_given(cache: SnapshotCache) -> None:
     model = Model("w0", numel=1000)
     gate, looks = Gate(), [0]
 
@@ -209,37 +209,37 @@ def test_a_round_that_ends_between_the_two_looks_is_not_given(shelf: SnapshotCac
         with gate.still(timeout_s=timeout_s):
             yield
 
-    shelf.offer(model, still=still)
-    answer = offered(shelf)
+    cache.offer(model, still=still)
+    answer = offered(cache)
     assert (answer.status, answer.round) == (GONE, 4)
 
 
-def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(shelf: SnapshotCache) -> None:
+def test_a_state_that_cannot_be_saved_is_refused_with_the_reason(cache: SnapshotCache) -> None:
     class Strange(Model):
         def parts(self) -> tuple[Part, Part]:
             odd = Part("shared", {"z": torch.zeros(1, dtype=torch.complex64)})
             return odd, odd
 
-    shelf.offer(Strange("w0", numel=1), still=Gate().still)
-    answer = offered(shelf)
+    cache.offer(Strange("w0", numel=1), still=Gate().still)
+    answer = offered(cache)
     assert answer.status == REFUSED
     assert "tensor z cannot be saved" in answer.reason
 
 
-def test_a_state_that_raises_is_refused_and_the_donor_goes_on(shelf: SnapshotCache) -> None:
+def test_a_state_that_raises_is_refused_and_the_donor_goes_on(cache: SnapshotCache) -> None:
     class Broken(Model):
         def parts(self) -> tuple[Part, Part]:
             raise RuntimeError("not today")
 
     broken = Broken.__new__(Broken)
     broken.round, broken.base = 3, "b"
-    shelf.offer(broken, still=Gate().still)
-    assert "RuntimeError: not today" in offered(shelf).reason
-    shelf.offer(Model("w0", numel=1), still=Gate().still)
-    assert offered(shelf).status == OK
+    cache.offer(broken, still=Gate().still)
+    assert "RuntimeError: not today" in offered(cache).reason
+    cache.offer(Model("w0", numel=1), still=Gate().still)
+    assert offered(cache).status == OK
 
 
-def test_a_state_that_never_rests_leaves_the_asker_waiting(shelf: SnapshotCache) -> None:
+def test_a_state_that_never_rests_leaves_the_asker_waiting(cache: SnapshotCache) -> None:
     asked = threading.Event()
 
     @contextmanager
@@ -248,32 +248,32 @@ def test_a_state_that_never_rests_leaves_the_asker_waiting(shelf: SnapshotCache)
         raise DeadlineExceeded("the state did not come to rest in time")
         yield
 
-    shelf.offer(Model("w0", numel=1), still=still)
-    assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
+    cache.offer(Model("w0", numel=1), still=still)
+    assert cache.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
     assert asked.wait(PATIENCE_S)
-    assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
+    assert cache.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
 
 
 def test_a_closed_shelf_refuses() -> None:
-    shelf = SnapshotCache(job="j")
-    shelf.offer(Model("w0", numel=1), still=Gate().still)
-    shelf.close()
-    assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == REFUSED
+    cache = SnapshotCache(job="j")
+    cache.offer(Model("w0", numel=1), still=Gate().still)
+    cache.close()
+    assert cache.answer(StateAsk(1, OFFER, 3))[0].status == REFUSED
 
 
 def test_two_donors_of_the_same_state_offer_the_same_shared_image() -> None:
     roots = []
     for member in ("w0", "w1"):
-        shelf = SnapshotCache(job="j")
-        shelf.offer(Model(member, numel=1000), still=Gate().still)
-        roots.append([line.root for line in offered(shelf).images])
-        shelf.close()
+        cache = SnapshotCache(job="j")
+        cache.offer(Model(member, numel=1000), still=Gate().still)
+        roots.append([line.root for line in offered(cache).images])
+        cache.close()
     assert roots[0][0] == roots[1][0]
     assert roots[0][1] != roots[1][1]
 
 
 def test_training_waits_for_the_copies_and_not_for_digests(
-    shelf: SnapshotCache, monkeypatch: pytest.MonkeyPatch
+    cache: SnapshotCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, hashing, go_on = Gate(), threading.Event(), threading.Event()
 
@@ -283,22 +283,22 @@ def test_training_waits_for_the_copies_and_not_for_digests(
         return state_manifest(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("atoll.recovery.snapshot_cache.state_manifest", slow)
-    shelf.offer(Model("w0", numel=1000), still=gate.still)
-    assert shelf.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
+    cache.offer(Model("w0", numel=1000), still=gate.still)
+    assert cache.answer(StateAsk(1, OFFER, 3))[0].status == WAIT
     assert hashing.wait(PATIENCE_S)
     with gate.moving():  # would wait for ever
         go_on.set()
-    assert offered(shelf).status == OK
+    assert offered(cache).status == OK
 
 
-def test_a_state_that_was_set_back_is_not_given_from_older_images(shelf: SnapshotCache) -> None:
+def test_a_state_that_was_set_back_is_not_given_from_older_images(cache: SnapshotCache) -> None:
     """The same number of rounds may come again with another state."""
     model = Model("w0", numel=10)
-    shelf.offer(model, still=Gate().still)
-    first = offered(shelf)
+    cache.offer(model, still=Gate().still)
+    first = offered(cache)
     model.base, model.seed = "other", 9
-    wait_until(lambda: offered(shelf).base == "other")
-    assert offered(shelf).images[0].root != first.images[0].root
+    wait_until(lambda: offered(cache).base == "other")
+    assert offered(cache).images[0].root != first.images[0].root
     model.move_to(2)
-    wait_until(lambda: offered(shelf, 2).status == OK)
-    wait_until(lambda: offered(shelf).status == GONE)
+    wait_until(lambda: offered(cache, 2).status == OK)
+    wait_until(lambda: offered(cache).status == GONE)

@@ -47,18 +47,18 @@ class SpoiltDonor:
     def __init__(
         self, job: str, spoil: Callable[[Answerer], Answerer], *, link: SyncLink, direct: bool
     ) -> None:
-        self.shelf = SnapshotCache(job=job, key="k")
-        answer = spoil(self.shelf.answer)
-        self.desk = RelayStateServer(answer, link=link)
-        self.door = HttpStateServer(answer, address=LOCAL, keys=("k",)) if direct else None
-        self.dial = [f"{LOCAL}:{self.door.port}"] if self.door is not None else []
-        self.offer = self.shelf.offer
+        self.cache = SnapshotCache(job=job, key="k")
+        answer = spoil(self.cache.answer)
+        self.relay_server = RelayStateServer(answer, link=link)
+        self.http_server = HttpStateServer(answer, address=LOCAL, keys=("k",)) if direct else None
+        self.dial = [f"{LOCAL}:{self.http_server.port}"] if self.http_server is not None else []
+        self.offer = self.cache.offer
 
     def close(self) -> None:
-        self.shelf.close()
-        self.desk.close()
-        if self.door is not None:
-            self.door.close()
+        self.cache.close()
+        self.relay_server.close()
+        if self.http_server is not None:
+            self.http_server.close()
 
 
 class World:

@@ -60,8 +60,8 @@ class Bench:
     """One reducer with one open epoch."""
 
     def __init__(self, plan: RoundPlan) -> None:
-        self.desk, self.plan = Desk(), plan
-        self.reducer = Reducer(cast(SyncLink, self.desk), job=JOB)
+        self.endpoint, self.plan = Desk(), plan
+        self.reducer = Reducer(cast(SyncLink, self.endpoint), job=JOB)
         self.reducer._handle(plan)
 
     def send(self, member: str, head: ChunkHead, piece: Any = b"") -> None:
@@ -78,8 +78,8 @@ class Bench:
 
     def result(self, member: str) -> tuple[Tensor, list[str]] | None:
         """Return what a member was sent, once the sum is done."""
-        self.reducer._workers.submit(lambda: None).result(PATIENCE_S)
-        found = [(h, p) for h, p in self.desk.said.get(member, []) if h.kind == "result"]
+        self.reducer._summing.submit(lambda: None).result(PATIENCE_S)
+        found = [(h, p) for h, p in self.endpoint.said.get(member, []) if h.kind == "result"]
         if not found:
             return None
         data = b"".join(p for _, p in sorted(found, key=lambda pair: pair[0].index))
@@ -89,10 +89,10 @@ class Bench:
 
     def refused(self, member: str) -> list[str]:
         """Return the reasons that people were told about a member."""
-        return [e.text for e in self.desk.events if e.fields.get("member") == member]
+        return [e.text for e in self.endpoint.events if e.fields.get("member") == member]
 
     def close(self) -> None:
-        self.reducer._workers.shutdown(wait=True)
+        self.reducer._summing.shutdown(wait=True)
 
 
 def head_of(packet: Packet, **changes: Any) -> ChunkHead:
@@ -131,7 +131,7 @@ def finish(bench: Bench, *, members: list[str] = HEALTHY) -> list[str]:
         bench.reducer._handle(MemberLost(JOB, EPOCH, BAD))
     results = [bench.result(member) for member in members]
     first = results[0]
-    assert first is not None, bench.desk.events
+    assert first is not None, bench.endpoint.events
     for other in results[1:]:
         assert other is not None
         assert torch.equal(other[0], first[0])
@@ -171,8 +171,8 @@ def test_contribution_that_is_wrong_is_refused_by_name_and_the_others_go_on(
     bench.send(BAD, head, data)
     assert finish(bench) == HEALTHY
     assert bench.refused(BAD)
-    assert [e.kind for e in bench.desk.events] == ["contribution-refused"]
-    kinds = [head.kind for head, _ in bench.desk.said[BAD]]
+    assert [e.kind for e in bench.endpoint.events] == ["contribution-refused"]
+    kinds = [head.kind for head, _ in bench.endpoint.said[BAD]]
     assert kinds == ["refused"]
 
 
@@ -182,7 +182,7 @@ def test_contribution_to_another_epoch_is_refused_by_name(bench: Bench, epoch: i
         bench.contribute(BAD, vector(BAD), epoch=epoch)
     assert finish(bench) == HEALTHY
     assert len(bench.refused(BAD)) == 1
-    assert "EpochChanged" in str(bench.desk.said[BAD][0][1])
+    assert "EpochChanged" in str(bench.endpoint.said[BAD][0][1])
 
 
 def test_late_piece_of_a_decided_epoch_is_no_news(bench: Bench) -> None:
@@ -190,7 +190,7 @@ def test_late_piece_of_a_decided_epoch_is_no_news(bench: Bench) -> None:
     bench.reducer._handle(Verdict(ROUND, EPOCH, committed=True))
     bench.contribute("w1", vector("w1"))
     assert bench.refused("w1") == []
-    assert bench.desk.said["w1"][-1][0].kind == "refused"
+    assert bench.endpoint.said["w1"][-1][0].kind == "refused"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
@@ -199,7 +199,7 @@ def test_values_that_no_sum_can_hold_are_left_out_by_name(bench: Bench, bad: flo
     values[17] = bad
     bench.contribute(BAD, values, weight=5.0)
     assert finish(bench) == HEALTHY
-    assert [e.kind for e in bench.desk.events] == ["contribution-left-out"]
+    assert [e.kind for e in bench.endpoint.events] == ["contribution-left-out"]
     assert BAD in bench.refused(BAD)[0]
     assert bench.result(BAD) is not None, "it takes part, only its values do not"
 
@@ -215,7 +215,7 @@ def test_garbage_is_told_once_and_does_not_stop_the_member(bench: Bench) -> None
 def test_impossible_numbers_in_a_question_cost_no_memory(bench: Bench) -> None:
     finish(bench)
     bench.send(BAD, head_of(GOOD, kind="resume", count=1, total_bytes=2**62, have=[2**40]))
-    assert len(bench.desk.said[BAD][-1][0].have) == 2
+    assert len(bench.endpoint.said[BAD][-1][0].have) == 2
 
 
 def by_sites(**changes: Any) -> RoundPlan:
@@ -260,7 +260,7 @@ def test_site_without_anything_usable_still_gets_the_result() -> None:
     found = bench.result(BAD)
     assert found is not None
     assert found[1] == ["w1", "w3"]
-    assert bench.desk.events == []
+    assert bench.endpoint.events == []
     bench.close()
 
 

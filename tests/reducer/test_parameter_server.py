@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atoll.codec.registry import make_codec
 from atoll.reducer.parameter_server import Answers, ParameterServer
-from atoll.wire.parameter_server_messages import Answer, Attach, Fetch, Leftover, Load, Push, Setup
+from atoll.wire.parameter_server_messages import Answer, Attach, Fetch, Idle, Load, Push, Setup
 
 FP32 = make_codec("fp32")
 ELEMENTS = 6
@@ -64,7 +64,7 @@ def test_another_member_loads_when_the_first_is_lost() -> None:
 
 def test_who_does_not_stand_on_the_anchor_is_told_so() -> None:
     server = loaded(Setup(), ["w0"])
-    for ask in (Attach(0), Attach(2), Fetch(0), Leftover(2), Push(2, 1, 0, "fp32", [6])):
+    for ask in (Attach(0), Attach(2), Fetch(0), Idle(2), Push(2, 1, 0, "fp32", [6])):
         ((_, answer, _),) = server.handle("w1", ask, FP32.encode(torch.ones(6)))
         assert answer.kind == "unknown"
 
@@ -227,12 +227,12 @@ class Schedule:
             self.take(self.server.handle(member, Attach(1)))
         elif deed == "rest" and free:
             self.resting.add(member)
-            self.take(self.server.handle(member, Leftover(1)))
+            self.take(self.server.handle(member, Idle(1)))
 
     def finished(self) -> list[int]:
         """Return the clocks of members that take part, as the server counts them."""
-        pupils = self.server.roll.pupils
-        return [pupils[m].clock for m in self.alive - self.resting]
+        workers = self.server.clocks.workers
+        return [workers[m].clock for m in self.alive - self.resting]
 
 
 deeds = st.lists(

@@ -7,7 +7,7 @@ import torch
 from atoll.codec.base import Packet
 from atoll.codec.registry import make_codec
 from atoll.reducer.all_to_all import Outgoing, PeerMessage, open_bundle
-from atoll.wire.chunks import PARCELS, ChunkHead, pieces
+from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, pieces
 from atoll.wire.messages import MemberLost
 from tests.patience import PATIENCE_S
 from tests.reducer.test_bad_input import EPOCH, JOB, Bench, head_of, plan_of
@@ -23,19 +23,19 @@ def give(place: Bench, member: str, phase: int, *, data: bytes = b"12345678") ->
     other = MEMBERS[1 - MEMBERS.index(member)]
     packet = Packet(data, "fp32", (len(data) // 4,))
     gift = Outgoing.of(member, [PeerMessage((other,), packet)], weight=1.0, members=MEMBERS)
-    upload = Packet(gift.packed(), PARCELS, ())
+    upload = Packet(gift.packed(), ALL_TO_ALL, ())
     for index, piece in enumerate(pieces(upload.data)):
         place.send(member, head_of(upload, index=index, phase=phase), piece)
 
 
 def settle(place: Bench) -> None:
     """Wait until everything that was begun is done."""
-    place.reducer._workers.submit(lambda: None).result(PATIENCE_S)
+    place.reducer._summing.submit(lambda: None).result(PATIENCE_S)
 
 
 def results(place: Bench, member: str, phase: int) -> list[tuple[ChunkHead, bytes]]:
     settle(place)
-    said = place.desk.said.get(member, [])
+    said = place.endpoint.said.get(member, [])
     return [(h, p) for h, p in said if h.kind == "result" and h.phase == phase]
 
 
@@ -65,7 +65,7 @@ def test_an_exchange_before_its_turn_is_refused_and_holds_no_memory() -> None:
     place.contribute("w0", torch.ones(100_000), phase=1)
     place.contribute("w0", torch.ones(100_000), phase=10**9)
     assert place.reducer.held_bytes == 0
-    assert [head.kind for head, _ in place.desk.said["w0"]] == ["refused"]
+    assert [head.kind for head, _ in place.endpoint.said["w0"]] == ["refused"]
     for member in MEMBERS:
         place.contribute(member, torch.ones(5))
     assert results(place, "w1", 0)
@@ -104,13 +104,13 @@ def test_a_member_lost_between_two_exchanges_is_not_waited_for() -> None:
 
 def test_parcels_that_do_not_fit_their_table_are_refused_by_name() -> None:
     place = bench()
-    upload = Packet(b"\0\0\0\xff garbage", PARCELS, ())
+    upload = Packet(b"\0\0\0\xff garbage", ALL_TO_ALL, ())
     place.send("w0", head_of(upload), upload.data)
     give(place, "w1", 0)
     ((head, _),) = results(place, "w1", 0)
     assert head.contributors == ["w1"]
     assert "malformed" in place.refused("w0")[0] or "too long" in place.refused("w0")[0]
-    assert [h.kind for h, _ in place.desk.said["w0"]] == ["refused"]
+    assert [h.kind for h, _ in place.endpoint.said["w0"]] == ["refused"]
     place.close()
 
 
@@ -121,7 +121,7 @@ def test_a_member_that_asks_gets_what_it_lacks_of_its_own_parcels() -> None:
     pieces_ = results(place, "w1", 0)
     assert len(pieces_) == 3
     upload_head = pieces_[0][0]
-    ask = head_of(Packet(b"", PARCELS, ()), kind="resume", count=1, have=[0, 2])
+    ask = head_of(Packet(b"", ALL_TO_ALL, ()), kind="resume", count=1, have=[0, 2])
     place.send("w1", ask)
     again = results(place, "w1", 0)[3:]
     assert [head.index for head, _ in again] == [1]

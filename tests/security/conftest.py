@@ -69,7 +69,7 @@ def stores_of(hub: HubServer) -> Stores:
 
 def operator(hub: HubServer) -> HubClient:
     """Return a client with the operator's token."""
-    return HubClient(hub.url, hub.operator_token, way=HubEndpoint(ca=hub.ca))
+    return HubClient(hub.url, hub.operator_token, endpoint=HubEndpoint(ca=hub.ca))
 
 
 def joined(hub: HubServer, home: Path, *, name: str = "box") -> Identity:

@@ -50,7 +50,9 @@ def operators_home(hub: HubServer, home: Path) -> Path:
 
 def test_user_logs_in_and_is_logged_out_by_the_operator(hub: HubServer, tmp_path: Path) -> None:
     olga = operators_home(hub, tmp_path / "olga")
-    made = command(olga, "ticket", "new", "--role", "viewer", "--valid", "30m", "--name", "visit")
+    made = command(
+        olga, "ticket", "new", "--role", "viewer", "--valid", "30m", "--name", "connection_slot"
+    )
     file = tmp_path / "ticket"
     file.write_text(made)
     vera = tmp_path / "vera"
@@ -59,7 +61,7 @@ def test_user_logs_in_and_is_logged_out_by_the_operator(hub: HubServer, tmp_path
     assert "not for that" in command(vera, "ticket", "new", status=1)
     assert "used up" in command(tmp_path / "late", "login", made.strip(), status=1)
     listed = command(olga, "ticket", "list")
-    (row,) = [line for line in listed.splitlines() if "visit" in line]
+    (row,) = [line for line in listed.splitlines() if "connection_slot" in line]
     assert "vera" in row
     assert "used up" in row
     assert made.strip().rpartition("/")[2].partition("~")[0] not in listed

@@ -90,7 +90,7 @@ def test_behind_a_proxy_a_token_alone_opens_a_node(tmp_path: Path) -> None:
 def node_gets(hub: HubServer) -> str:
     with operator(hub) as client:
         token = client.join(parse_ticket(hub.ticket).secret, name="box", info=INFO).token
-    with HubClient(hub.url, token, way=HubEndpoint(ca=hub.ca)) as node:
+    with HubClient(hub.url, token, endpoint=HubEndpoint(ca=hub.ca)) as node:
         return str(node.hub()["role"])
 
 

@@ -103,7 +103,7 @@ def test_backup_keeps_keys_private_and_the_hubs_identity(hub: HubServer, tmp_pat
     with serving(again, tls="on", port=hub.port) as second:
         assert parse_ticket(second.ticket) == ticket
         assert known_hub(ticket, home=tmp_path / "home") == me
-        with HubClient(me.hub, me.token, way=me.way) as client:
+        with HubClient(me.hub, me.token, endpoint=me.endpoint) as client:
             assert client.hub()["role"] == "node"
 
 

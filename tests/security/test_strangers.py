@@ -57,7 +57,7 @@ HEAD = b"POST /api/login HTTP/1.1\r\nHost: hub\r\n"
 
 def gate_of(hub: HubServer) -> ConnectionLimiter:
     assert hub.hub is not None
-    return hub.hub.gate
+    return hub.hub.limiter
 
 
 def seconds_to_the_end(opened: socket.socket) -> float:
@@ -241,22 +241,22 @@ def test_who_has_shown_a_token_is_no_stranger(plain: HubServer) -> None:
 
 
 def test_bounds_of_the_gate() -> None:
-    gate = ConnectionLimiter(Limits(strangers=3, strangers_per_address=2, exempt_loopback=False))
+    limiter = ConnectionLimiter(Limits(strangers=3, strangers_per_address=2, exempt_loopback=False))
     dropped: list[str] = []
-    first = gate.enter("1.1.1.1", lambda: dropped.append("first"))
+    first = limiter.enter("1.1.1.1", lambda: dropped.append("first"))
     assert first is not None
-    assert gate.enter("1.1.1.1", lambda: None) is not None
-    assert gate.enter("1.1.1.1", lambda: None) is None
-    first.known(Identity("node", "a"))
-    assert gate.enter("1.1.1.1", lambda: None) is not None
-    assert gate.enter("2.2.2.2", lambda: None) is not None
-    assert gate.enter("3.3.3.3", lambda: None) is not None
-    assert len(gate) == 3
+    assert limiter.enter("1.1.1.1", lambda: None) is not None
+    assert limiter.enter("1.1.1.1", lambda: None) is None
+    first.authenticated(Identity("node", "a"))
+    assert limiter.enter("1.1.1.1", lambda: None) is not None
+    assert limiter.enter("2.2.2.2", lambda: None) is not None
+    assert limiter.enter("3.3.3.3", lambda: None) is not None
+    assert len(limiter) == 3
     assert dropped == []
-    assert gate.cut("node", "a") == 1
+    assert limiter.cut("node", "a") == 1
     assert dropped == ["first"]
     first.leave()
-    assert gate.cut("node", "a") == 0
+    assert limiter.cut("node", "a") == 0
 
 
 def test_rates_are_counted_in_bounded_memory() -> None:

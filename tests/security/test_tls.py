@@ -113,7 +113,9 @@ def test_wrong_hub_is_refused_before_a_secret_is_sent(secure: HubServer, tmp_pat
 def test_what_another_authority_signed_is_not_spoken_to(secure: HubServer, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other", clock=VirtualClock())
     with (
-        HubClient(secure.url, secure.operator_token, way=HubEndpoint(ca=str(other.ca))) as client,
+        HubClient(
+            secure.url, secure.operator_token, endpoint=HubEndpoint(ca=str(other.ca))
+        ) as client,
         pytest.raises(HubUnreachable, match=r"(?i)certificate"),
     ):
         client.jobs()
@@ -154,7 +156,7 @@ def test_a_node_gets_a_key_of_its_own_that_nobody_else_can_read(
     assert "PRIVATE KEY" in Path(me.key).read_text()
     assert "CERTIFICATE" in Path(me.certificate).read_text()
     assert tls_identity.life_left(me.certificate)[0] > 0.9 * NODE_DAYS * DAY_S
-    with HubClient(me.hub, me.token, way=me.way) as client:
+    with HubClient(me.hub, me.token, endpoint=me.endpoint) as client:
         assert client.hub()["role"] == "node"
 
 
@@ -163,21 +165,21 @@ def test_token_of_a_node_opens_nothing_without_its_certificate(
 ) -> None:
     me = joined(secure, tmp_path / "a", name="first")
     other = joined(secure, tmp_path / "b", name="second")
-    for way in (HubEndpoint(ca=me.ca), other.way):
+    for endpoint in (HubEndpoint(ca=me.ca), other.endpoint):
         with (
-            HubClient(me.hub, me.token, way=way) as client,
+            HubClient(me.hub, me.token, endpoint=endpoint) as client,
             pytest.raises(AuthError, match="its own certificate"),
         ):
             client.hub()
         with pytest.raises(AuthError, match="its own certificate"):
-            asyncio.run(say_hello(me, way))
-    asyncio.run(say_hello(me, me.way))
+            asyncio.run(say_hello(me, endpoint))
+    asyncio.run(say_hello(me, me.endpoint))
 
 
-async def say_hello(me: Identity, way: HubEndpoint) -> None:
+async def say_hello(me: Identity, endpoint: HubEndpoint) -> None:
     """Open a node's session, look into its queue, and close it."""
     link: Link = await open_link(
-        me.hub, session=me.node, token=me.token, way=way, info=INFO, timeout_s=PATIENCE_S
+        me.hub, session=me.node, token=me.token, endpoint=endpoint, info=INFO, timeout_s=PATIENCE_S
     )
     answer = await link.request(QueueClaim(f"node/{me.node}", lease_s=1.0), timeout_s=PATIENCE_S)
     assert isinstance(answer, QueueItems)
@@ -196,18 +198,18 @@ def test_revoked_certificate_fails_with_a_new_token(
         with operator(hub) as client:
             client.revoke_node(old.node)
         with (
-            HubClient(old.hub, old.token, way=old.way) as client,
+            HubClient(old.hub, old.token, endpoint=old.endpoint) as client,
             pytest.raises(Revoked, match="shut this machine"),
         ):
             client.hub()
         new = joined(hub, tmp_path / "new")
         assert new.node == old.node
         with (
-            HubClient(new.hub, new.token, way=old.way) as client,
+            HubClient(new.hub, new.token, endpoint=old.endpoint) as client,
             pytest.raises(Revoked, match="revoked this certificate"),
         ):
             client.hub()
-        asyncio.run(say_hello(new, new.way))
+        asyncio.run(say_hello(new, new.endpoint))
 
 
 def test_workers_need_no_certificate(secure: HubServer) -> None:
@@ -215,7 +217,7 @@ def test_workers_need_no_certificate(secure: HubServer) -> None:
         job = client.submit("[job]\nname = 'toy'\nnodes = 1\n")
     assert secure.hub is not None
     token = secure.call(stores_of(secure).auth.issue_job_token(job))
-    with HubClient(secure.url, token, way=HubEndpoint(ca=secure.ca)) as worker:
+    with HubClient(secure.url, token, endpoint=HubEndpoint(ca=secure.ca)) as worker:
         assert worker.job(job)["job"] == job
 
 
@@ -258,13 +260,16 @@ def test_node_renews_at_a_third_of_certificate_life(
     assert join.renew_if_due(me)
     assert Path(me.certificate).read_text() != before
     assert Path(me.key).read_text() == key
-    asyncio.run(say_hello(me, me.way))
+    asyncio.run(say_hello(me, me.endpoint))
 
 
 def test_renewal_needs_the_certificate_that_ends(secure: HubServer, tmp_path: Path) -> None:
     me = joined(secure, tmp_path, name="careless")
     request = tls_identity.signing_request(Path(me.key))
-    with HubClient(me.hub, me.token, way=HubEndpoint(ca=me.ca)) as client, pytest.raises(AuthError):
+    with (
+        HubClient(me.hub, me.token, endpoint=HubEndpoint(ca=me.ca)) as client,
+        pytest.raises(AuthError),
+    ):
         client.renew(request)
 
 
@@ -359,18 +364,18 @@ def test_peer_certificate_reaches_the_application(secure: HubServer, tmp_path: P
     ask, hello = secure.hub._web, secure.hub.sessions.serve
 
     async def web_spy(scope: dict[str, object], receive: object, send: object) -> None:
-        seen.append(scope["state"]["visit"].certificate)  # type: ignore[index]
+        seen.append(scope["state"]["connection_slot"].certificate)  # type: ignore[index]
         await ask(scope, receive, send)  # type: ignore[misc, arg-type]
 
     async def hello_spy(scope: dict[str, object], receive: object, send: object) -> None:
-        seen.append(scope["state"]["visit"].certificate)  # type: ignore[index]
+        seen.append(scope["state"]["connection_slot"].certificate)  # type: ignore[index]
         await hello(scope, receive, send)  # type: ignore[arg-type]
 
     secure.hub._web, secure.hub.sessions.serve = web_spy, hello_spy  # type: ignore
     try:
-        with HubClient(me.hub, me.token, way=me.way) as client:
+        with HubClient(me.hub, me.token, endpoint=me.endpoint) as client:
             client.hub()
-        asyncio.run(say_hello(me, me.way))
+        asyncio.run(say_hello(me, me.endpoint))
         context = ssl.create_default_context(cafile=secure.ca)
         context.check_hostname = False
         with connect(f"wss://127.0.0.1:{secure.port}/ws", ssl=context):

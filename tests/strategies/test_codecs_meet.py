@@ -128,9 +128,12 @@ class SlowWorld(HubWorld):
     """Members that may send 8 Mbit/s."""
 
     def connect(self, member: str) -> SyncLink:
-        way = HubEndpoint(upload_bps=8e6) if member != "reducer" else PLAIN
+        endpoint = HubEndpoint(upload_bps=8e6) if member != "reducer" else PLAIN
         link = connect(
-            self.hub.url, session=session_id(self.job, member), token=self.tokens[member], way=way
+            self.hub.url,
+            session=session_id(self.job, member),
+            token=self.tokens[member],
+            endpoint=endpoint,
         )
         self.links[member] = link
         return link

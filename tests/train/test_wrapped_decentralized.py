@@ -90,7 +90,7 @@ def test_a_newcomer_becomes_a_copy_of_its_one_donor(options: Any, tmp_path: Path
     runs = MemoryGroups(2).together(body)
     states = [CommittedState(run.task, run.outer) for run in runs]
     assert states[0].base == states[1].base
-    assert not states[0].alike
+    assert not states[0].identical
     assert not torch.equal(runs[0].vector(), runs[1].vector())
     for run, state in zip(runs, states, strict=True):
         shared, inner = (through_bytes(part, tmp_path) for part in state.parts())

@@ -136,7 +136,7 @@ class Writer:
         upload = Upload(
             target.url,
             token=target.token,
-            way=HubEndpoint(
+            endpoint=HubEndpoint(
                 ca=target.ca, proxy=target.proxy, upload_bps=target.upload_bps, pace=target.pace
             ),
             job=target.job,

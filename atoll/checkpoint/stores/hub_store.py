@@ -55,14 +55,14 @@ class HubStore:
 
     @classmethod
     def reading(
-        cls, url: str, token: str, job: str, *, way: HubEndpoint = PLAIN, scratch: Path
+        cls, url: str, token: str, job: str, *, endpoint: HubEndpoint = PLAIN, scratch: Path
     ) -> HubStore:
         """Return a store that is only read: parts go to the hub by another way."""
 
         def refuse(part: CheckpointPart) -> bool:
             raise RuntimeError(f"{part.name} was put into a store that is only read")
 
-        return cls(HubClient(url, token, way=way), job, publish=refuse, scratch=scratch)
+        return cls(HubClient(url, token, endpoint=endpoint), job, publish=refuse, scratch=scratch)
 
     def close(self) -> None:
         """Close the connections to the hub."""

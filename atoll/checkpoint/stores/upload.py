@@ -36,11 +36,11 @@ class Upload:
         *,
         token: str,
         job: str,
-        way: HubEndpoint = PLAIN,
+        endpoint: HubEndpoint = PLAIN,
         pause: Callable[[float], None],
         moment: Moment = unobserved,
     ) -> None:
-        self._rest = HttpSession(url, token, way=way, timeout_s=TIMEOUT_S)
+        self._rest = HttpSession(url, token, endpoint=endpoint, timeout_s=TIMEOUT_S)
         self._job = job
         self._pause = pause
         self._moment = moment

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from atoll.codec.registry import make_codec
 from atoll.errors import AtollError
-from atoll.reducer.all_to_all import DealtBundle, Outgoing
+from atoll.reducer.all_to_all import AllToAllMessages, Outgoing
 from atoll.reducer.combine import NormHistory, combine
 from atoll.reducer.mean import Mean, Share, minority
 from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
@@ -49,7 +49,7 @@ class Exchange:
     gifts: dict[str, Outgoing] = field(default_factory=dict)
     refused: dict[str, AtollError] = field(default_factory=dict)
     mean: Mean | None = None
-    dealt: DealtBundle | None = None
+    dealt: AllToAllMessages | None = None
     """All gifts, once the last one is in."""
     error: AtollError | None = None
 
@@ -67,7 +67,9 @@ class Exchange:
             memory: What this table remembers of earlier rounds.
         """
         if self.gifts:
-            self.dealt = DealtBundle.of([self.gifts[name] for name in order if name in self.gifts])
+            self.dealt = AllToAllMessages.of(
+                [self.gifts[name] for name in order if name in self.gifts]
+            )
             return
         shares = [self.shares[name] for name in order if name in self.shares]
         self.refused = minority(shares)

@@ -145,10 +145,10 @@ class MemoryServers:
         """Take in what is due in virtual time; the condition is held."""
         server = served.server
         before = len(served.answers)
-        known = {*self._order, *server.roll.pupils, *server.expected}
+        known = {*self._order, *server.clocks.workers, *server.expected}
         for name in [m for m in sorted(known) if not self._is_awaited(m)]:
-            pupil = server.roll.pupils.get(name)
-            if pupil is None or pupil.standing != "lost":
+            worker = server.clocks.workers.get(name)
+            if worker is None or worker.state != "lost":
                 self._deliver(served, server.lose(name), 0.0)
         while served.pending:
             member = self._next(served)

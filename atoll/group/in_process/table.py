@@ -12,7 +12,7 @@ from collections import Counter
 from atoll.errors import AtollError, DeadlineExceeded, EpochChanged, GroupError, LeftBehind
 from atoll.group.in_process.attempt import Attempt, Exchange, Join, Vote, why_aborted
 from atoll.group.in_process.members import MemoryRoster
-from atoll.reducer.all_to_all import DealtBundle, Outgoing
+from atoll.reducer.all_to_all import AllToAllMessages, Outgoing
 from atoll.reducer.mean import Mean, Share
 from atoll.wire.messages import Lease, MemberStats, RoundPlan, Verdict
 
@@ -159,7 +159,7 @@ class MemoryTable(MemoryRoster):
             raise EpochChanged("this attempt was aborted", given=attempt.plan.epoch)
         return exchange.mean
 
-    def give(self, attempt: Attempt, number: int, gift: Outgoing) -> DealtBundle:
+    def give(self, attempt: Attempt, number: int, gift: Outgoing) -> AllToAllMessages:
         """Hand in parcels and return everybody's when all that are left are in."""
         exchange = self._enter_exchange(attempt, number, gift.member, gift)
         if exchange.dealt is None:

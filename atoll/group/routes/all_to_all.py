@@ -11,16 +11,16 @@ from atoll.codec.base import Packet
 from atoll.errors import PeerRefused, WireError
 from atoll.group.base import AllToAllResult, PeerMessage
 from atoll.group.collectives.collectives import BoundedProcessGroup, bytes_of
-from atoll.group.routes.relay import MAX_PARCELS_BYTES, RelayedMean
+from atoll.group.routes.relay import MAX_ALL_TO_ALL_BYTES, RelayedMean
 from atoll.reducer.all_to_all import (
     DeliveredMessage,
     Outgoing,
     all_to_all_digest,
     open_bundle,
-    open_own,
+    open_direct,
 )
 from atoll.reducer.mean import is_weight
-from atoll.wire.chunks import PARCELS
+from atoll.wire.chunks import ALL_TO_ALL
 
 _FACTS = struct.Struct("!d16s")
 """What all tell all in front of a swap, before the sizes: weight and digest."""
@@ -53,7 +53,7 @@ def as_all_to_all_result(
 
 def upload_of(gift: Outgoing) -> Packet:
     """Return what goes to the reducer: everything that a member gives, as one packet."""
-    return Packet(gift.packed(), PARCELS, ())
+    return Packet(gift.packed(), ALL_TO_ALL, ())
 
 
 def all_to_all_relay(answer: RelayedMean, *, me: str, members: Sequence[str]) -> DeliveredMessage:
@@ -87,10 +87,10 @@ def all_to_all_direct(
     outgoing = [gift.packed_for(member) for member in members]
     told = _tell_all(wires, gift, [len(data) for data in outgoing])
     sizes = [row[wires.rank] for _, _, row in told]
-    if sum(sizes) > MAX_PARCELS_BYTES:
+    if sum(sizes) > MAX_ALL_TO_ALL_BYTES:
         raise PeerRefused(
             "the members have too much for this one",
-            given=f"{sum(sizes)} bytes", expected=f"at most {MAX_PARCELS_BYTES}",
+            given=f"{sum(sizes)} bytes", expected=f"at most {MAX_ALL_TO_ALL_BYTES}",
         )  # fmt: skip
     incoming = torch.empty(sum(sizes), dtype=torch.uint8)
     if any(any(row) for _, _, row in told):  # the same answer on every member
@@ -103,7 +103,7 @@ def all_to_all_direct(
     packets: dict[str, list[Packet]] = {}
     for member, part in zip(members, torch.split(incoming, sizes), strict=True):
         try:
-            found = open_own(member, bytes_of(part))
+            found = open_direct(member, bytes_of(part))
         except WireError as error:
             raise PeerRefused("parcels are not usable", given=str(error)) from error
         if found:

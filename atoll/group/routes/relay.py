@@ -22,7 +22,7 @@ from atoll.errors import AtollError, DeadlineExceeded, PeerLost, PeerRefused, Wi
 from atoll.net.dispatcher import Inbox, Reconnected, Relayed
 from atoll.net.sync_link import SyncLink
 from atoll.reducer.mean import is_weight
-from atoll.wire.chunks import PARCELS, ChunkHead, count_pieces, pack_chunk, unpack_chunk
+from atoll.wire.chunks import ALL_TO_ALL, ChunkHead, count_pieces, pack_chunk, unpack_chunk
 from atoll.wire.frames import HEADER_BYTES, Buffer
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import MemberLost, RoundPlan, Undeliverable
@@ -36,7 +36,7 @@ SENDING_POLL_S = 0.25
 """How often a member that still sends looks whether it is done."""
 REDUCER = "reducer"
 """What `MemberLost` calls the reducer."""
-MAX_PARCELS_BYTES = 64 * 2**30
+MAX_ALL_TO_ALL_BYTES = 64 * 2**30
 """Most bytes of parcels that a member takes in one swap."""
 
 
@@ -285,8 +285,8 @@ class RelayExchange:
     def _check(self, head: ChunkHead) -> None:
         """Refuse a result that cannot be the mean of this plan's contributions."""
         sent, plan = self._head, self._plan
-        swaps = sent.codec == PARCELS
-        total_bytes = min(head.total_bytes, MAX_PARCELS_BYTES) if swaps else sent.total_bytes
+        swaps = sent.codec == ALL_TO_ALL
+        total_bytes = min(head.total_bytes, MAX_ALL_TO_ALL_BYTES) if swaps else sent.total_bytes
         if (head.codec, head.sizes, head.total_bytes) != (sent.codec, sent.sizes, total_bytes):
             what, given = "does not fit what was sent", f"{head.codec}, {head.total_bytes} bytes"
             expected = f"{sent.codec}, {total_bytes} bytes for {len(sent.sizes)} tensors"

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmSources:
+class AlarmIntervals:
     """How often is looked, and how patiently."""
 
     every_s: float = 2.0
@@ -68,38 +68,38 @@ class AlarmSources:
     """Factor on the times for which conditions must hold and be gone; tests have less."""
 
 
-DEFAULT_LOOKING = AlarmSources()
+DEFAULT_INTERVALS = AlarmIntervals()
 
 
-Told = Callable[[Alarm], Awaitable[None]]
+OnAlarm = Callable[[Alarm], Awaitable[None]]
 
 
 class AlarmWatch:
     """The one task that looks, decides and tells."""
 
     def __init__(
-        self, *, gatherer: FactCollector, alarms: Alarms, events: Events, clock: Clock,
-        rules: Sequence[Rule] = RULES, looking: AlarmSources = DEFAULT_LOOKING,
+        self, *, collector: FactCollector, alarms: Alarms, events: Events, clock: Clock,
+        rules: Sequence[Rule] = RULES, intervals: AlarmIntervals = DEFAULT_INTERVALS,
     ) -> None:  # fmt: skip
         """Look with these rules, again and again once :meth:`run` was started."""
-        self._gatherer, self._alarms, self._events = gatherer, alarms, events
-        self._clock, self._looking = clock, looking
-        self._rules = [_at_pace(rule, looking.patience) for rule in rules]
+        self._collector, self._alarms, self._events = collector, alarms, events
+        self._clock, self._intervals = clock, intervals
+        self._rules = [_at_pace(rule, intervals.patience) for rule in rules]
         self._engine = Engine(self._rules)
         self._looks = 0
-        self.told: Told = _nobody
+        self.on_alarm: OnAlarm = _nobody
         """Called with every alarm that opens or ends, once that is durable; MUST NOT block."""
         alarms.on_silence = self._engine.put
 
     def opened(self, address: str, incarnation: str) -> None:
         """A process connected."""
-        self._gatherer.links.opened(address, incarnation, self._clock.monotonic())
+        self._collector.links.opened(address, incarnation, self._clock.monotonic())
 
     async def run(self) -> None:
         """Look for ever; a look that fails is logged and hinders no other."""
         self._engine.restore(await self._alarms.load(), self._clock.wall())
         while True:
-            await asyncio.sleep(self._looking.every_s)
+            await asyncio.sleep(self._intervals.every_s)
             try:
                 await self.look()
             except Exception:
@@ -107,9 +107,9 @@ class AlarmWatch:
 
     async def look(self) -> Changes:
         """Look once; return what changed."""
-        nodes = self._looks % self._looking.nodes_every == 0
+        nodes = self._looks % self._intervals.nodes_every == 0
         self._looks += 1
-        facts = await self._gatherer.facts(nodes=nodes)
+        facts = await self._collector.facts(nodes=nodes)
         found: list[Finding] = []
         kinds: set[str] = set()
         for rule in self._rules:
@@ -133,7 +133,7 @@ class AlarmWatch:
         # Together: a thousand machines that are lost at once are one commit, not a thousand.
         await asyncio.gather(*(self._event(alarm) for alarm in [*kept.opened, *kept.ended]))
         for alarm in [*kept.opened, *kept.ended]:
-            await self.told(alarm)
+            await self.on_alarm(alarm)
         return kept
 
     async def _event(self, alarm: Alarm) -> None:

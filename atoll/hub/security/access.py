@@ -37,13 +37,13 @@ class Access:
         stores: Stores,
         sessions: Sessions,
         certificates: NodeCertificates,
-        gate: ConnectionLimiter,
+        limiter: ConnectionLimiter,
         ca: Path | None,
     ) -> None:
         """Serve a hub whose authority's certificate is in the file `ca`; None: no own TLS."""
         self._stores = stores
         self._sessions = sessions
-        self._gate = gate
+        self._limiter = limiter
         self.certificates = certificates
         self.ca = ca
 
@@ -90,9 +90,9 @@ class Access:
                 if member.node == node and member.state in LIVE_STATES:
                     await auth.revoke_member(job.job, member.member)
                     self._sessions.end(session_id(job.job, member.member))
-                    self._gate.cut("job", job.job, member.member)
+                    self._limiter.cut("job", job.job, member.member)
         self._sessions.end(node)
-        self._gate.cut("node", node)
+        self._limiter.cut("node", node)
         return tickets
 
     async def revoke_ticket(self, id: str) -> list[str]:
@@ -104,7 +104,7 @@ class Access:
         people = await self._stores.auth.revoke_ticket(id)
         for name in people:
             for role in PEOPLE:
-                self._gate.cut(role, name)
+                self._limiter.cut(role, name)
         return people
 
     async def log_out(self, identity: Identity) -> bool:
@@ -118,6 +118,6 @@ class Access:
             AuthError: it is a node's, and shows no certificate of that node.
         """
         self.certificates.check(identity, scope)
-        visit: ConnectionSlot | None = (scope.get("state") or {}).get("visit")
-        if visit is not None:
-            visit.known(identity)
+        slot: ConnectionSlot | None = (scope.get("state") or {}).get("connection_slot")
+        if slot is not None:
+            slot.authenticated(identity)

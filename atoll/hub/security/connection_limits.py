@@ -62,30 +62,32 @@ class Peer(Protocol):
 class ConnectionSlot:
     """One connection, from its first byte to its last."""
 
-    __slots__ = ("_gate", "address", "certificate", "drop", "secure", "welcome", "who")
+    __slots__ = (
+        "_limiter", "address", "certificate", "drop", "on_authenticated", "peer", "secure",
+    )  # fmt: skip
 
-    def __init__(self, gate: ConnectionLimiter, address: str, drop: Callable[[], None]) -> None:
-        self._gate = gate
+    def __init__(self, limiter: ConnectionLimiter, address: str, drop: Callable[[], None]) -> None:
+        self._limiter = limiter
         self.address = address
         self.drop = drop
         self.secure = False
         """Whether TLS is spoken."""
         self.certificate: PeerCertificate | None = None
         """What the other side showed during the TLS handshake; None: nothing."""
-        self.welcome: Callable[[], None] = _nothing
+        self.on_authenticated: Callable[[], None] = _do_nothing
         """Called when it has shown a token that is right."""
-        self.who: Peer | None = None
+        self.peer: Peer | None = None
         """Whose token that was."""
 
-    def known(self, who: Peer) -> None:
+    def authenticated(self, peer: Peer) -> None:
         """It has shown a token that is right: it is no stranger any more."""
-        if self.who is not who:
-            self._gate.know(self, who)
-            self.welcome()
+        if self.peer is not peer:
+            self._limiter.mark_authenticated(self, peer)
+            self.on_authenticated()
 
     def leave(self) -> None:
         """The connection is gone. May be called again."""
-        self._gate.leave(self)
+        self._limiter.leave(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class ConnectionLimiter:
         self._strangers: dict[ConnectionSlot, None] = {}
         """Oldest first."""
         self._by_address: collections.Counter[str] = collections.Counter()
-        self._known: set[ConnectionSlot] = set()
+        self._authenticated: set[ConnectionSlot] = set()
         self.refused = 0
         """Connections that were refused or dropped for somebody else."""
 
@@ -133,26 +135,26 @@ class ConnectionLimiter:
             self.leave(oldest)
             self.refused += 1
             oldest.drop()
-        visit = ConnectionSlot(self, address, drop)
-        self._strangers[visit] = None
+        slot = ConnectionSlot(self, address, drop)
+        self._strangers[slot] = None
         self._by_address[address] += 1
-        return visit
+        return slot
 
-    def know(self, visit: ConnectionSlot, who: Peer) -> None:
+    def mark_authenticated(self, slot: ConnectionSlot, peer: Peer) -> None:
         """Count a visit as a stranger's no longer: it is of somebody."""
-        self.leave(visit)
-        visit.who = who
-        self._known.add(visit)
+        self.leave(slot)
+        slot.peer = peer
+        self._authenticated.add(slot)
 
-    def leave(self, visit: ConnectionSlot) -> None:
+    def leave(self, slot: ConnectionSlot) -> None:
         """Forget a visit."""
-        self._known.discard(visit)
-        visit.who = None
-        if visit in self._strangers:
-            del self._strangers[visit]
-            self._by_address[visit.address] -= 1
-            if not self._by_address[visit.address]:
-                del self._by_address[visit.address]
+        self._authenticated.discard(slot)
+        slot.peer = None
+        if slot in self._strangers:
+            del self._strangers[slot]
+            self._by_address[slot.address] -= 1
+            if not self._by_address[slot.address]:
+                del self._by_address[slot.address]
 
     def cut(self, role: str, name: str, member: str = "") -> int:
         """Cut every connection of somebody at once; return how many there were.
@@ -160,12 +162,12 @@ class ConnectionLimiter:
         Without a member: those of all members of a job.
         """
         found = [
-            visit for visit in self._known
-            if (who := visit.who) is not None
-            and (who.role, who.name) == (role, name) and member in ("", who.member)
+            slot for slot in self._authenticated
+            if (peer := slot.peer) is not None
+            and (peer.role, peer.name) == (role, name) and member in ("", peer.member)
         ]  # fmt: skip
-        for visit in found:
-            visit.drop()
+        for slot in found:
+            slot.drop()
         return len(found)
 
     def _is_exempt(self, address: str) -> bool:
@@ -239,5 +241,5 @@ def networks(addresses: Iterable[str]) -> tuple[ipaddress.IPv4Network | ipaddres
     return tuple(found)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Stand in for a protocol that has nothing to widen."""

@@ -102,8 +102,8 @@ class NodeCertificates:
         """
         if identity.role != "node" or self._authority is None or not _is_direct(scope):
             return
-        visit: ConnectionSlot = scope["state"]["visit"]
-        shown = visit.certificate
+        slot: ConnectionSlot = scope["state"]["connection_slot"]
+        shown = slot.certificate
         if shown is None or shown.name != identity.name:
             raise AuthError(
                 "a node has to show its own certificate",
@@ -118,5 +118,5 @@ class NodeCertificates:
 def _is_direct(scope: Mapping[str, Any]) -> bool:
     """Return whether TLS ends at this hub, not at a proxy before it."""
     state = scope.get("state") or {}
-    visit = state.get("visit")
-    return visit is not None and visit.secure and not state.get("proxied")
+    slot = state.get("connection_slot")
+    return slot is not None and slot.secure and not state.get("proxied")

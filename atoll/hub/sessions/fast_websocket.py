@@ -32,61 +32,61 @@ _WRITE_AT_ONCE = 64 * 2**10
 class FastWebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket with a short way for what comes most."""
 
-    _rest: bytes | bytearray = b""
+    _partial: bytes | bytearray = b""
     """Beginning of a frame whose end has not come; a bytearray from its second piece on."""
-    _need = 0
-    """Bytes from which on `_rest` may be a whole frame."""
-    _greeted = False
+    _needed_bytes = 0
+    """Bytes from which on `_partial` may be a whole frame."""
+    _request_seen = False
     """Whether the request has come; nothing may follow before it is answered."""
-    _ordinary = False
+    _fallback = False
     """Whether the machine takes everything from now on."""
-    _waiting_bytes = 0
+    _queued_bytes = 0
 
     def data_received(self, data: bytes) -> None:
         """Take whole frames; keep the beginning of the next one."""
-        if self._ordinary or not self.handshake_complete:
-            self._ordinary, self._greeted = self._ordinary or self._greeted, True
+        if self._fallback or not self.handshake_complete:
+            self._fallback, self._request_seen = self._fallback or self._request_seen, True
             super().data_received(data)
             return
-        if not self._rest:
-            self._take(bytes(data))
+        if not self._partial:
+            self._parse_frames(bytes(data))
             return
-        held: Any = self._rest
-        held = held if isinstance(held, bytearray) else bytearray(held)
-        held += data
-        if len(held) < self._need:
-            self._rest = held
+        partial: Any = self._partial
+        partial = partial if isinstance(partial, bytearray) else bytearray(partial)
+        partial += data
+        if len(partial) < self._needed_bytes:
+            self._partial = partial
         else:
-            self._take(bytes(held))
+            self._parse_frames(bytes(partial))
 
-    def _take(self, data: bytes) -> None:
+    def _parse_frames(self, data: bytes) -> None:
         size, at = len(data), 0
-        self._rest, self._need = b"", 0
+        self._partial, self._needed_bytes = b"", 0
         while at < size:
-            end = _end_of_frame(data, at, size)
+            end = _payload_bounds(data, at, size)
             if end is None:  # not even its head is whole
-                if not _may_become_right(data[at : at + 2]):
-                    self._ordinary = True
+                if not _may_be_supported(data[at : at + 2]):
+                    self._fallback = True
                     super().data_received(data[at:])
                     return
                 break
             head, body = end
-            quick = data[at] == _BINARY and data[at + 1] & _MASKED and self._takes(body - head)
-            if quick and body <= size:
+            fast = data[at] == _BINARY and data[at + 1] & _MASKED and self._accepts(body - head)
+            if fast and body <= size:
                 self._received(_apply_mask(data[head:body], data[head - 4 : head]))
-            elif quick:
-                self._need = body - at
+            elif fast:
+                self._needed_bytes = body - at
                 break
             elif data[at] in _CONTROL and body <= size:
                 super().data_received(data[at:body])
             else:
-                self._ordinary = True
+                self._fallback = True
                 super().data_received(data[at:])
                 return
             at = body
-        self._rest = data[at:]
+        self._partial = data[at:]
 
-    def _takes(self, nbytes: int) -> bool:
+    def _accepts(self, nbytes: int) -> bool:
         """Return whether a message of this size may come, and the machine is open."""
         limit = self.conn.max_message_size
         return (limit is None or nbytes <= limit) and self.conn.state is OPEN
@@ -95,8 +95,8 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent:
             return
         self.queue.put_nowait({"type": "websocket.receive", "bytes": payload})
-        self._waiting_bytes += len(payload)
-        if self._waiting_bytes > QUEUED_BYTES and not self.read_paused:
+        self._queued_bytes += len(payload)
+        if self._queued_bytes > QUEUED_BYTES and not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
 
@@ -104,10 +104,10 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         """Return the next event; read on when nothing waits any more."""
         message = await super().receive()
         if self.queue.empty():
-            self._waiting_bytes = 0
+            self._queued_bytes = 0
         return message
 
-    def _forget_greeting(self) -> None:
+    def _drop_handshake(self) -> None:
         """Let go of request and response: 3 kB that nobody asks for on an open connection."""
         for name in ("request", "response"):
             vars(self).pop(name, None)
@@ -124,27 +124,27 @@ class FastWebSocketProtocol(WebSocketsSansIOProtocol):
         ):
             await super().send(message)
             if self.handshake_complete:
-                self._forget_greeting()
+                self._drop_handshake()
             return
         if not self.writable.is_set():
             await self.writable.wait()
         if self.disconnected or self.conn.state is not OPEN:
             await super().send(message)
             return
-        head = _head(len(payload))
+        head = _frame_head(len(payload))
         if len(payload) < _WRITE_AT_ONCE:
             self.transport.write(head + payload)
         else:
             self.transport.writelines((head, payload))
 
 
-def _may_become_right(start: bytes) -> bool:
+def _may_be_supported(start: bytes) -> bool:
     """Return whether a frame that begins so can be one that this class understands."""
     known = start[0] == _BINARY or start[0] in _CONTROL
     return known and (len(start) < 2 or bool(start[1] & _MASKED))
 
 
-def _end_of_frame(data: bytes, at: int, size: int) -> tuple[int, int] | None:
+def _payload_bounds(data: bytes, at: int, size: int) -> tuple[int, int] | None:
     """Return where the payload of a masked frame begins and ends; None while its head is cut."""
     if size - at < 2:
         return None
@@ -160,7 +160,7 @@ def _end_of_frame(data: bytes, at: int, size: int) -> tuple[int, int] | None:
     return at + head, at + head + length
 
 
-def _head(length: int) -> bytes:
+def _frame_head(length: int) -> bytes:
     """Return the head of a binary frame of a server."""
     if length < 126:
         return bytes((_BINARY, length))

@@ -53,7 +53,7 @@ def check_hello(hello: Message, *, auth: Auth, source: str) -> tuple[Hello, Iden
     return hello, identity
 
 
-class Replaced:
+class ReplacedProcesses:
     """Remembers the processes whose sessions newer ones took over, in bounded memory."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from atoll.hub.rounds.runtime import QUIET
 from atoll.hub.sessions.session import Session
 from atoll.wire.messages import Message
 
-AGAIN_S = 30.0
+REPEAT_S = 30.0
 """The same refusal of the same member is told again after this time."""
 
 MAX_KEPT = 1_000
@@ -27,7 +27,7 @@ class RejectionCounts:
     def __init__(self, events: Events, *, clock: Clock) -> None:
         self._events = events
         self._clock = clock
-        self._told: dict[tuple[str, str, str], float] = {}
+        self._reported: dict[tuple[str, str, str], float] = {}
 
     async def note(self, session: Session, body: Message, error: AtollError) -> None:
         """Tell that a request was refused, if it was bad and not merely out of luck."""
@@ -35,11 +35,11 @@ class RejectionCounts:
             return
         now, asked = self._clock.monotonic(), type(body).__name__
         key = (session.address, asked, error.what)
-        if now - self._told.get(key, -AGAIN_S) < AGAIN_S:
+        if now - self._reported.get(key, -REPEAT_S) < REPEAT_S:
             return
-        if len(self._told) >= MAX_KEPT:
-            self._told.clear()
-        self._told[key] = now
+        if len(self._reported) >= MAX_KEPT:
+            self._reported.clear()
+        self._reported[key] = now
         who = session.member or session.address
         text = f"{asked} of {who} is refused: {error.message()}"
         fields = {"message": asked, **error.to_dict()}
@@ -64,9 +64,9 @@ class RejectionLog:
         self._events = events
         self._jobs = jobs
         self._clock = clock
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._reported: OrderedDict[str, float] = OrderedDict()
         """When each peer was last told about."""
-        self._untold: dict[str, int] = {}
+        self._suppressed: dict[str, int] = {}
         self.count = 0
         """Refusals since the hub started."""
 
@@ -82,12 +82,12 @@ class RejectionLog:
         self.count += 1
         now = self._clock.monotonic()
         name = who or source or "somebody"
-        if not self._may_tell(name, now):
-            self._untold[name] = self._untold.get(name, 0) + 1
-            while len(self._untold) > _REMEMBERED:
-                del self._untold[next(iter(self._untold))]
+        if not self._may_report(name, now):
+            self._suppressed[name] = self._suppressed.get(name, 0) + 1
+            while len(self._suppressed) > _REMEMBERED:
+                del self._suppressed[next(iter(self._suppressed))]
             return
-        more = self._untold.pop(name, 0)
+        more = self._suppressed.pop(name, 0)
         fields = {**error.to_dict(), "from": source}
         if more:
             fields["more"] = str(more)
@@ -101,11 +101,11 @@ class RejectionLog:
             fields=fields,
         )
 
-    def _may_tell(self, name: str, now: float) -> bool:
+    def _may_report(self, name: str, now: float) -> bool:
         """Return whether an event about this peer is due; note that it was told."""
-        while self._told and next(iter(self._told.values())) <= now - PAUSE_S:
-            self._told.popitem(last=False)
-        if name in self._told or len(self._told) >= MAX_AT_ONCE:
+        while self._reported and next(iter(self._reported.values())) <= now - PAUSE_S:
+            self._reported.popitem(last=False)
+        if name in self._reported or len(self._reported) >= MAX_AT_ONCE:
             return False
-        self._told[name] = now
+        self._reported[name] = now
         return True

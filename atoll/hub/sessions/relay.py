@@ -45,11 +45,11 @@ class RelayPair:
     """The connection of the sender whose window `owed` is."""
     window: int = 0
     """What the sender was told on that connection."""
-    held: int = 0
+    queued: int = 0
     """Waiting here, whichever connection brought it."""
     owed: int = 0
     """Brought by the present connection and not credited yet."""
-    due: int = 0
+    uncredited: int = 0
     """Part of `owed` that has left and is credited with the next notice."""
 
 
@@ -95,57 +95,57 @@ class Relay:
         if receiver is None or not _may_reach(sender, receiver):
             self._drop(sender.address, relay.to, nbytes)
             return
-        if pair.held + nbytes > pair.window:
+        if pair.queued + nbytes > pair.window:
             self._discard_older(pair, receiver, sender)
-        pair.held += nbytes
+        pair.queued += nbytes
         self.frames += 1
         self.bytes += nbytes
         self._per_job[sender.job] = self._per_job.get(sender.job, 0) + nbytes
-        receiver.outbox.put_parcel(RelayFrame(relay.source, sender.generation, frame.raw))
+        receiver.send_queue.put_relayed(RelayFrame(relay.source, sender.generation, frame.raw))
 
-    def settle(self, receiver: str, parcel: RelayFrame) -> None:
+    def frame_written(self, receiver: str, frame: RelayFrame) -> None:
         """Book a frame as gone from the hub and credit its sender, a quarter window at a time."""
-        pair = self._pairs.get((parcel.source, receiver))
+        pair = self._pairs.get((frame.source, receiver))
         if pair is None:
             return
-        nbytes = len(parcel.raw)
-        pair.held -= nbytes
-        if parcel.generation != pair.generation:
+        nbytes = len(frame.raw)
+        pair.queued -= nbytes
+        if frame.generation != pair.generation:
             return
-        pair.due += nbytes
-        if pair.due >= pair.window // 4 or pair.due == pair.owed:
-            self._credit(parcel.source, receiver, pair)
+        pair.uncredited += nbytes
+        if pair.uncredited >= pair.window // 4 or pair.uncredited == pair.owed:
+            self._credit(frame.source, receiver, pair)
 
-    def receiver_gone(self, receiver: Session) -> None:
+    def receiver_lost(self, receiver: Session) -> None:
         """Drop what waits for a session that is lost and tell each sender."""
-        for parcel in receiver.outbox.take_parcels():
-            self._settle_dropped(receiver.address, parcel)
+        for frame in receiver.send_queue.take_relayed():
+            self._account_dropped(receiver.address, frame)
         for source, to in [key for key in self._pairs if receiver.address in key]:
             pair = self._pairs[source, to]
-            if to == receiver.address and pair.due:
+            if to == receiver.address and pair.uncredited:
                 self._credit(source, to, pair)
-            if not pair.held and (source == receiver.address or not pair.owed):
+            if not pair.queued and (source == receiver.address or not pair.owed):
                 del self._pairs[source, to]
 
     def job_bytes(self, job: str) -> int:
         """Return how many bytes were relayed for a job since the hub started."""
         return self._per_job.get(job, 0)
 
-    def held_bytes(self, source: str, to: str) -> int:
+    def queued_bytes(self, source: str, to: str) -> int:
         """Return how many bytes of a pair wait here now."""
         pair = self._pairs.get((source, to))
-        return pair.held if pair else 0
+        return pair.queued if pair else 0
 
     def _pair(self, sender: Session, to: str) -> RelayPair:
         fresh = RelayPair(generation=sender.generation, window=sender.window_bytes)
         pair = self._pairs.setdefault((sender.address, to), fresh)
         if pair.generation != sender.generation:
-            pair.generation, pair.owed, pair.due = sender.generation, 0, 0
+            pair.generation, pair.owed, pair.uncredited = sender.generation, 0, 0
             pair.window = sender.window_bytes
         return pair
 
     def _credit(self, source: str, to: str, pair: RelayPair) -> None:
-        nbytes, pair.due = pair.due, 0
+        nbytes, pair.uncredited = pair.uncredited, 0
         pair.owed -= nbytes
         sender = self._sessions.get(source)
         if sender is not None and sender.generation == pair.generation:
@@ -154,24 +154,24 @@ class Relay:
     def _drop(self, source: str, to: str, nbytes: int) -> None:
         """Credit bytes that were never queued, then say why they went nowhere."""
         pair = self._pairs[source, to]
-        pair.due += nbytes
+        pair.uncredited += nbytes
         self.dropped += 1
         self._credit(source, to, pair)
-        if not pair.held and not pair.owed:
+        if not pair.queued and not pair.owed:
             del self._pairs[source, to]
         sender = self._sessions.get(source)
         if sender is not None:
             sender.notify(Undeliverable(to))
 
-    def _settle_dropped(self, receiver: str, parcel: RelayFrame) -> None:
+    def _account_dropped(self, receiver: str, frame: RelayFrame) -> None:
         """Book one dropped frame; the sender hears of it once per frame, credit first."""
         self.dropped += 1
-        self.settle(receiver, parcel)
-        pair = self._pairs[parcel.source, receiver]
-        if not pair.held:
-            if pair.due:
-                self._credit(parcel.source, receiver, pair)
-            sender = self._sessions.get(parcel.source)
+        self.frame_written(receiver, frame)
+        pair = self._pairs[frame.source, receiver]
+        if not pair.queued:
+            if pair.uncredited:
+                self._credit(frame.source, receiver, pair)
+            sender = self._sessions.get(frame.source)
             if sender is not None:
                 sender.notify(Undeliverable(receiver))
 
@@ -181,11 +181,11 @@ class Relay:
         Its receiver asks for the missing pieces again, and the sender knows that the old
         connection may have lost them.
         """
-        older = receiver.outbox.take_parcels(
+        older = receiver.send_queue.take_relayed(
             lambda p: p.source == sender.address and p.generation != sender.generation
         )
         self.dropped += len(older)
-        pair.held -= sum(len(parcel.raw) for parcel in older)
+        pair.queued -= sum(len(frame.raw) for frame in older)
 
 
 def _may_reach(sender: Session, receiver: Session) -> bool:

@@ -66,9 +66,9 @@ class Router:
         membership: Membership,
         rounds: RoundService,
         checkpoints: Checkpoints,
-        placement: Scheduler,
-        recovering: RecoveryCoordinator,
-        refusals: RejectionCounts,
+        scheduler: Scheduler,
+        recovery: RecoveryCoordinator,
+        rejections: RejectionCounts,
         tasks: Tasks,
     ) -> None:
         self._stores = stores
@@ -76,13 +76,13 @@ class Router:
         self._membership = membership
         self._rounds = rounds
         self._checkpoints = checkpoints
-        self._placement = placement
-        self._recovering = recovering
-        self._refusals = refusals
+        self._scheduler = scheduler
+        self._recovery = recovery
+        self._rejections = rejections
         self._tasks = tasks
-        self._door = QueueHandlers(stores.queue, rights=QueueAccess(stores.jobs))
+        self._queues = QueueHandlers(stores.queue, rights=QueueAccess(stores.jobs))
         self._handlers: dict[type[Message], Handler] = {
-            **self._door.handlers,
+            **self._queues.handlers,
             LogLines: self._log_lines,
             Metrics: self._metrics,
             Event: self._event,
@@ -121,20 +121,20 @@ class Router:
             return
         if len(session.requests) >= MAX_REQUESTS:
             raise WireError("too many open requests", expected=f"at most {MAX_REQUESTS}")
-        if self._door.put_now(session, envelope):
+        if self._queues.put_now(session, envelope):
             return
         name = f"{type(body).__name__} of {session.address}"
-        task = self._tasks.start(self._work(session, envelope, handler), name=name)
+        task = self._tasks.start(self._run(session, envelope, handler), name=name)
         if id:
             session.requests[id] = task
 
-    async def _work(self, session: Session, envelope: Envelope, handler: Handler) -> None:
+    async def _run(self, session: Session, envelope: Envelope, handler: Handler) -> None:
         """Run a handler and send what it returns, or why it could not."""
         try:
             answer = await handler(session, envelope.body, envelope.id)
         except AtollError as error:
             logger.info("%s: %s", session.address, error)
-            await self._refusals.note(session, envelope.body, error)
+            await self._rejections.note(session, envelope.body, error)
             answer = Failure(error.to_dict())
         except Exception as error:
             logger.exception("%s of %s failed", type(envelope.body).__name__, session.address)
@@ -165,7 +165,7 @@ class Router:
         if node and is_reducer(body.member):
             self._check_process(session, body.job, body.member)
         if is_reducer(body.member) and body.state == "exited":
-            self._placement.reducers.exited(body.job, body.member, body.attempt)
+            self._scheduler.reducers.exited(body.job, body.member, body.attempt)
         await self._membership.process_state(node, body)
         return Done()
 
@@ -177,7 +177,7 @@ class Router:
         record = self._jobs.get(job).process(member)
         owner = record.node if record is not None else ""
         if is_reducer(member):  # after a restart of the hub it is not known where it runs
-            owner = self._placement.reducers.where(job, member) or identity.name
+            owner = self._scheduler.reducers.where(job, member) or identity.name
         if identity.role != "node" or owner != identity.name:
             raise AuthError("this process belongs to another", given=f"{job}/{member}")
 
@@ -217,20 +217,20 @@ class Router:
         return self._membership.roster(job)
 
     async def _round_join(self, session: Session, body: RoundJoin, id: int) -> Message:
-        return await self._rounds.join(*self._enrolled(session), body)
+        return await self._rounds.join(*self._member_of_job(session), body)
 
     async def _round_vote(self, session: Session, body: RoundVote, id: int) -> Message:
-        return await self._rounds.vote(*self._enrolled(session), body)
+        return await self._rounds.vote(*self._member_of_job(session), body)
 
     async def _recover(self, session: Session, body: Recover, id: int) -> Message:
-        return await self._recovering.recover(*self._enrolled(session), body)
+        return await self._recovery.recover(*self._member_of_job(session), body)
 
     async def _standing(self, session: Session, body: Standing, id: int) -> Message:
-        await self._recovering.standing(*self._enrolled(session), body)
+        await self._recovery.standing(*self._member_of_job(session), body)
         return Done()
 
     async def _leaving(self, session: Session, body: Leaving, id: int) -> Message:
-        self._enrolled(session)
+        self._member_of_job(session)
         await self._membership.leaving(session, body)
         return Done()
 
@@ -243,9 +243,9 @@ class Router:
         return Done()
 
     async def _checkpoint_part(self, session: Session, body: CheckpointPart, id: int) -> Message:
-        return CheckpointState(await self._checkpoints.deliver(*self._enrolled(session), body))
+        return CheckpointState(await self._checkpoints.deliver(*self._member_of_job(session), body))
 
-    def _enrolled(self, session: Session) -> tuple[str, str]:
+    def _member_of_job(self, session: Session) -> tuple[str, str]:
         """Return job and member of a session that was launched as a member of its job."""
         job, member = _member(session)
         if member not in self._jobs.get(job).members:
@@ -255,7 +255,7 @@ class Router:
     async def _stop(self, session: Session, body: Stop, id: int) -> Message:
         if session.identity.role != "operator" and session.job != body.job:
             raise AuthError("only its own members may stop a job", given=body.job)
-        await self._placement.stop(body.job, grace_s=body.grace_s)
+        await self._scheduler.stop(body.job, grace_s=body.grace_s)
         return Done()
 
 

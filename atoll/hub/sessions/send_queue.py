@@ -26,7 +26,7 @@ class RelayFrame:
     raw: Buffer
 
 
-def _written(send: Send, frame: bytes) -> bool:
+def _try_write(send: Send, frame: bytes) -> bool:
     """Write a frame at once if the connection takes it without a wait; else leave it unwritten.
 
     Most answers go out this way: waking the writer for each would cost more than the writing.
@@ -51,51 +51,51 @@ class SendQueue:
     of a control frame, whatever waits.
     """
 
-    def __init__(self, *, settled: Callable[[RelayFrame], None]) -> None:
-        """Call `settled` for each relayed frame that was written."""
-        self._settled = settled
+    def __init__(self, *, on_written: Callable[[RelayFrame], None]) -> None:
+        """Call `on_written` for each relayed frame that was written."""
+        self._on_written = on_written
         self._control: deque[tuple[bytes, bool]] = deque()
-        self._parcels: deque[RelayFrame] = deque()
+        self._relayed: deque[RelayFrame] = deque()
         self._wake = asyncio.Event()
         self._idle: Send | None = None
         """The connection, while its writer waits for something to write."""
         self.control_bytes = 0
         self.relay_bytes = 0
 
-    def put_control(self, frame: bytes, *, passing: bool = False) -> bool:
+    def put_control(self, frame: bytes, *, transient: bool = False) -> bool:
         """Queue a control frame; False when the reader left too much unread already.
 
         Args:
             frame: The bytes.
-            passing: It means something on this connection only, as credit does.
+            transient: It means something on this connection only, as credit does.
         """
-        if self._idle is not None and _written(self._idle, frame):
+        if self._idle is not None and _try_write(self._idle, frame):
             return True
         if self.control_bytes + len(frame) > CONTROL_LIMIT_BYTES:
             return False
         self._idle = None
-        self._control.append((frame, passing))
+        self._control.append((frame, transient))
         self.control_bytes += len(frame)
         self._wake.set()
         return True
 
-    def put_parcel(self, parcel: RelayFrame) -> None:
+    def put_relayed(self, frame: RelayFrame) -> None:
         """Queue a relayed frame; the caller keeps the books of its window."""
         self._idle = None  # what comes from now on queues behind it
-        self._parcels.append(parcel)
-        self.relay_bytes += len(parcel.raw)
+        self._relayed.append(frame)
+        self.relay_bytes += len(frame.raw)
         self._wake.set()
 
-    def take_parcels(self, chosen: Callable[[RelayFrame], bool] | None = None) -> list[RelayFrame]:
-        """Remove and return the waiting relayed frames for which `chosen` is true (all: None)."""
-        taken = [parcel for parcel in self._parcels if chosen is None or chosen(parcel)]
+    def take_relayed(self, match: Callable[[RelayFrame], bool] | None = None) -> list[RelayFrame]:
+        """Remove and return the waiting relayed frames for which `match` is true (all: None)."""
+        taken = [frame for frame in self._relayed if match is None or match(frame)]
         if taken:
             gone = set(map(id, taken))
-            self._parcels = deque(p for p in self._parcels if id(p) not in gone)
-            self.relay_bytes -= sum(len(parcel.raw) for parcel in taken)
+            self._relayed = deque(p for p in self._relayed if id(p) not in gone)
+            self.relay_bytes -= sum(len(frame.raw) for frame in taken)
         return taken
 
-    def drop_passing(self) -> None:
+    def drop_transient(self) -> None:
         """Forget what only the last connection could use: on a new one all windows are full."""
         self._control = deque(entry for entry in self._control if not entry[1])
         self.control_bytes = sum(len(frame) for frame, _ in self._control)
@@ -113,13 +113,13 @@ class SendQueue:
                 if self._control and self._control[0] is entry:
                     self._control.popleft()
                     self.control_bytes -= len(entry[0])
-            elif self._parcels:
-                parcel = self._parcels[0]
-                await send({"type": "websocket.send", "bytes": parcel.raw})
-                if self._parcels and self._parcels[0] is parcel:
-                    self._parcels.popleft()
-                    self.relay_bytes -= len(parcel.raw)
-                    self._settled(parcel)
+            elif self._relayed:
+                frame = self._relayed[0]
+                await send({"type": "websocket.send", "bytes": frame.raw})
+                if self._relayed and self._relayed[0] is frame:
+                    self._relayed.popleft()
+                    self.relay_bytes -= len(frame.raw)
+                    self._on_written(frame)
             else:
                 self._wake.clear()
                 self._idle = send

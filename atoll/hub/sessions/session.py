@@ -19,7 +19,7 @@ from atoll.clock import Clock
 from atoll.errors import AtollError, AuthError, FrameTooLarge, VersionMismatch, WireError
 from atoll.hub.http.forwarded import source_of
 from atoll.hub.security.auth import Auth, Identity
-from atoll.hub.sessions.handshake import MAX_ADDRESS, ClockOffset, Replaced, check_hello
+from atoll.hub.sessions.handshake import MAX_ADDRESS, ClockOffset, ReplacedProcesses, check_hello
 from atoll.hub.sessions.relay import PolicyBroken, Relay
 from atoll.hub.sessions.send_queue import Send, SendQueue
 from atoll.hub.tasks import Tasks
@@ -46,7 +46,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 MALFORMED, TOO_LARGE, POLICY, RESTART, REPLACED, SILENT = 1002, 1009, 1008, 1012, 4000, 4001
 """Codes that the hub closes with."""
 
-HELD_UP_S = 2.0
+STALLED_S = 2.0
 """A longer pause between two sweeps says that the hub itself stood still, not its peers."""
 
 
@@ -65,7 +65,7 @@ class Listener(Protocol):
         """A control message came in."""
         ...
 
-    def refused(self, speaker: str, error: AtollError, *, job: str, source: str) -> None:
+    def rejected(self, peer: str, error: AtollError, *, job: str, source: str) -> None:
         """A peer broke the protocol, or had no right to speak; its connection is closed."""
         ...
 
@@ -78,7 +78,7 @@ class Session:
     incarnation: str
     identity: Identity
     info: NodeInfo | None
-    outbox: SendQueue
+    send_queue: SendQueue
     last_heard: float
     """Monotonic time of the last frame."""
     generation: int = 0
@@ -110,14 +110,14 @@ class Session:
 
     def notify(self, body: Message) -> None:
         """Queue a notice."""
-        self._put(pack(body), passing=isinstance(body, Credit | Undeliverable))
+        self._put(pack(body), transient=isinstance(body, Credit | Undeliverable))
 
     def answer(self, envelope: Envelope, body: Message) -> None:
         """Queue the answer to a request."""
         self._put(pack(body, id=envelope.id, reply=True))
 
-    def _put(self, frame: bytes, *, passing: bool = False) -> None:
-        if not self.outbox.put_control(frame, passing=passing):
+    def _put(self, frame: bytes, *, transient: bool = False) -> None:
+        if not self.send_queue.put_control(frame, transient=transient):
             self.hang_up(POLICY, "too much left unread")
 
 
@@ -143,8 +143,8 @@ class Sessions:
         self._dead_after_s = dead_after_s
         self._sessions: dict[str, Session] = {}
         self._generation = 0
-        self._swept = clock.monotonic()
-        self._replaced = Replaced()
+        self._swept_at = clock.monotonic()
+        self._replaced = ReplacedProcesses()
         self.relay = Relay(self, window_bytes=window_bytes)
         self.listener: Listener | None = None
         self.admit: Callable[[Identity, Scope], None] = lambda identity, scope: None
@@ -179,19 +179,19 @@ class Sessions:
         await receive()
         await send({"type": "websocket.accept"})
         try:
-            hello, session, resumed = await self._greet(scope, receive)
+            hello, session, resumed = await self._handshake(scope, receive)
         except AtollError as error:
-            self._tell_refused(getattr(error, "speaker", ""), error, scope)
+            self._report_rejected(getattr(error, "speaker", ""), error, scope)
             await _refuse(send, getattr(error, "hello_id", 0), error)
             return
         if hello is None or session is None:
             return
-        refusal = await self._converse(session, hello, receive, send, resumed=resumed)
-        if refusal is not None:
-            self._tell_refused(session.address, refusal, scope, job=session.job)
-            await _refuse(send, 0, refusal)
+        broken = await self._run_connection(session, hello, receive, send, resumed=resumed)
+        if broken is not None:
+            self._report_rejected(session.address, broken, scope, job=session.job)
+            await _refuse(send, 0, broken)
 
-    async def _greet(
+    async def _handshake(
         self, scope: Scope, receive: Receive
     ) -> tuple[Envelope | None, Session | None, bool]:
         """Read the Hello and find or make its session; raises AtollError with `hello_id`."""
@@ -234,11 +234,13 @@ class Sessions:
                 incarnation=hello.incarnation,
                 identity=identity,
                 info=hello.info,
-                outbox=SendQueue(settled=lambda parcel: self.relay.settle(address, parcel)),
+                send_queue=SendQueue(
+                    on_written=lambda frame: self.relay.frame_written(address, frame)
+                ),
                 last_heard=self._clock.monotonic(),
             )
             self._sessions[address] = session
-        session.outbox.drop_passing()
+        session.send_queue.drop_transient()
         self._generation += 1
         session.generation = self._generation
         session.window_bytes = self.relay.window_for(len(self._sessions))
@@ -247,18 +249,18 @@ class Sessions:
         session.connected = True
         return session, resumed
 
-    async def _converse(
+    async def _run_connection(
         self, session: Session, hello: Envelope, receive: Receive, send: Send, *, resumed: bool
     ) -> WireError | None:
         """Welcome the peer, then read and write until either side ends; return what it broke."""
         generation = session.generation
         task = asyncio.current_task()
-        ending: list[tuple[int, str]] = []
-        refusal: WireError | None = None
+        closing: list[tuple[int, str]] = []
+        broken: WireError | None = None
 
         def hang_up(code: int, reason: str) -> None:
-            if not ending and task is not None:
-                ending.append((code, reason))
+            if not closing and task is not None:
+                closing.append((code, reason))
                 task.cancel()
 
         session.hang_up = hang_up
@@ -267,17 +269,17 @@ class Sessions:
         try:
             frame = pack(welcome, id=hello.id, reply=True)
             await send({"type": "websocket.send", "bytes": frame})
-            writer = asyncio.create_task(_write(session.outbox, send), name="session writer")
+            writer = asyncio.create_task(_write(session.send_queue, send), name="session writer")
             if self.listener is not None:
                 self.listener.opened(session, resumed=resumed)
             await self._read(session, receive)
         except asyncio.CancelledError:
-            if not ending:
+            if not closing:
                 raise
             if task is not None:
                 task.uncancel()
         except WireError as error:
-            refusal = error
+            broken = error
         except OSError as error:
             logger.debug("%s: connection broke: %s", session.address, error)
         finally:
@@ -286,9 +288,9 @@ class Sessions:
                 session.gone_since = self._clock.monotonic()
                 session.hang_up = lambda code, reason: None
             await _stop(writer)
-        if refusal is None and ending:
-            await _close(send, *ending[0])
-        return refusal
+        if broken is None and closing:
+            await _close(send, *closing[0])
+        return broken
 
     async def _read(self, session: Session, receive: Receive) -> None:
         """Hand every frame on until the peer disconnects."""
@@ -311,20 +313,20 @@ class Sessions:
             elif listener is not None:
                 listener.received(session, unpack(frame))
 
-    def _tell_refused(
-        self, speaker: str, error: AtollError, scope: Scope, *, job: str = ""
+    def _report_rejected(
+        self, peer: str, error: AtollError, scope: Scope, *, job: str = ""
     ) -> None:
         """Have it told who was refused and why; somebody unknown cannot write to a job's events."""
-        logger.warning("%s was refused: %s", speaker or source_of(scope), error)
+        logger.warning("%s was refused: %s", peer or source_of(scope), error)
         if self.listener is not None:
-            self.listener.refused(speaker, error, job=job, source=source_of(scope))
+            self.listener.rejected(peer, error, job=job, source=source_of(scope))
 
     # ----------------------------------------------------------------------- life, death
 
     def sweep(self) -> None:
         """End what has been silent or gone for too long; called several times a second."""
         now = self._clock.monotonic()
-        late, self._swept = now - self._swept > HELD_UP_S, now
+        late, self._swept_at = now - self._swept_at > STALLED_S, now
         if late:
             return  # this process was held up; what came in meanwhile is read first
         for session in self.all():
@@ -348,7 +350,7 @@ class Sessions:
             del self._sessions[session.address]
         for request in list(session.requests.values()):
             request.cancel()
-        self.relay.receiver_gone(session)
+        self.relay.receiver_lost(session)
         if self.listener is not None:
             self.listener.lost(session)
 
@@ -364,10 +366,10 @@ def _envelope(message: MutableMapping[str, Any]) -> Envelope:
     return unpack(frame)
 
 
-async def _write(outbox: SendQueue, send: Send) -> None:
+async def _write(queue: SendQueue, send: Send) -> None:
     """Drain an outbox; a connection that broke ends it quietly, the reading side notices too."""
     with contextlib.suppress(OSError):
-        await outbox.drain(send)
+        await queue.drain(send)
 
 
 async def _stop(writer: asyncio.Task[None] | None) -> None:

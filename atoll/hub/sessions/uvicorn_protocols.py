@@ -42,32 +42,32 @@ LINGER_S = 5.0
 """How long the rest of a request may still come after its answer has gone out."""
 
 
-class Http(H11Protocol):
+class HttpProtocol(H11Protocol):
     """One HTTP connection, with bounded time for heads and for pauses in bodies."""
 
-    def __init__(self, *arguments: Any, gate: ConnectionLimiter, **more: Any) -> None:
+    def __init__(self, *arguments: Any, limiter: ConnectionLimiter, **more: Any) -> None:
         """Take what uvicorn gives, and who counts strangers."""
         super().__init__(*arguments, **more)
-        self._gate = gate
-        self.visit: ConnectionSlot | None = None
+        self._limiter = limiter
+        self.slot: ConnectionSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = 0.0
+        self._last_read = 0.0
         self._upgraded = False
         """Whether the connection is a WebSocket's now."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless too many strangers are here."""
         opened = cast("asyncio.Transport", transport)
-        if self.visit is None:
-            self.visit = self._gate.enter(_address(opened), opened.abort)
-        if self.visit is None:
+        if self.slot is None:
+            self.slot = self._limiter.enter(_address(opened), opened.abort)
+        if self.slot is None:
             self.transport = opened
             opened.abort()
             return
-        self.visit.secure = opened.get_extra_info("sslcontext") is not None
-        self.visit.certificate = _certificate(opened)
+        self.slot.secure = opened.get_extra_info("sslcontext") is not None
+        self.slot.certificate = _certificate(opened)
         opened.set_write_buffer_limits(high=WRITE_BYTES)
-        self.app_state = {**self.app_state, "visit": self.visit}
+        self.app_state = {**self.app_state, "connection_slot": self.slot}
         super().connection_made(opened)
         self._expect_head()
 
@@ -75,12 +75,12 @@ class Http(H11Protocol):
         """End."""
         self._stop_timer()
         super().connection_lost(exc)
-        if self.visit is not None:
-            self.visit.leave()
+        if self.slot is not None:
+            self.slot.leave()
 
     def data_received(self, data: bytes) -> None:
         """Read; a head that has begun has to end in time."""
-        self._heard = self.loop.time()
+        self._last_read = self.loop.time()
         super().data_received(data)
         if self._upgraded:
             return  # uvicorn leaves the request as one whose body is still to come
@@ -114,17 +114,17 @@ class Http(H11Protocol):
             self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _expect_head(self) -> None:
-        self._timer = self.loop.call_later(self._gate.limits.head_s, self.transport.abort)
+        self._timer = self.loop.call_later(self._limiter.limits.head_s, self.transport.abort)
 
     def _expect_body(self) -> None:
-        self._timer = self.loop.call_later(self._gate.limits.body_pause_s, self._check_body)
+        self._timer = self.loop.call_later(self._limiter.limits.body_pause_s, self._check_body)
 
     def _check_body(self) -> None:
         """Cut a body that has paused for too long, unless it was this side that paused."""
         self._timer = None
         if self.flow.read_paused:
-            self._heard = self.loop.time()
-        if self.loop.time() - self._heard >= self._gate.limits.body_pause_s:
+            self._last_read = self.loop.time()
+        if self.loop.time() - self._last_read >= self._limiter.limits.body_pause_s:
             self.transport.abort()
         elif self.conn.their_state is h11.SEND_BODY:
             self._expect_body()
@@ -135,70 +135,70 @@ class Http(H11Protocol):
             self._timer = None
 
 
-class WebSocket(FastWebSocketProtocol):
+class WebSocketProtocol(FastWebSocketProtocol):
     """One WebSocket; before its Hello it takes small messages only."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
-        """Take over the connection of an `Http`."""
+        """Take over the connection of an `HttpProtocol`."""
         super().__init__(config, server_state, app_state)
-        self._visit: ConnectionSlot | None = app_state.get("visit")
-        if self._visit is not None:
+        self._slot: ConnectionSlot | None = app_state.get("connection_slot")
+        if self._slot is not None:
             self.conn.max_message_size = FIRST_FRAME_BYTES
-            self._visit.welcome = self._widen
+            self._slot.on_authenticated = self._allow_large_messages
 
-    def _widen(self) -> None:
+    def _allow_large_messages(self) -> None:
         self.conn.max_message_size = self.config.ws_max_size
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         super().connection_lost(exc)
-        if self._visit is not None:
-            self._visit.leave()
+        if self._slot is not None:
+            self._slot.leave()
 
 
-class Tls(asyncio.sslproto.SSLProtocol):
-    """TLS under an `Http`; strangers count from their first packet on, not from their handshake."""
+class TlsProtocol(asyncio.sslproto.SSLProtocol):
+    """TLS below an `HttpProtocol`; a connection is counted from its first packet."""
 
     def __init__(
         self,
-        http: Http,
+        http: HttpProtocol,
         context: ssl.SSLContext,
         *,
-        gate: ConnectionLimiter,
+        limiter: ConnectionLimiter,
         buffer: bytearray | None,
     ) -> None:
         """Prepare one connection; `buffer` is what it reads into, None: one of its own."""
         limits: dict[str, Any] = {
-            "ssl_handshake_timeout": gate.limits.head_s,
+            "ssl_handshake_timeout": limiter.limits.head_s,
             "ssl_shutdown_timeout": 1.0,
         }
-        nobody_waits: Any = None
+        no_waiter: Any = None
         loop = asyncio.get_running_loop()
-        super().__init__(loop, http, context, nobody_waits, server_side=True, **limits)
+        super().__init__(loop, http, context, no_waiter, server_side=True, **limits)
         if buffer is not None:
             self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
-        self._http: Http | None = http
-        self._gate = gate
-        self._visit: ConnectionSlot | None = None
-        self._begun = False
+        self._http: HttpProtocol | None = http
+        self._limiter = limiter
+        self._slot: ConnectionSlot | None = None
+        self._started = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Shake hands, unless too many strangers are here."""
         raw, http = cast("asyncio.Transport", transport), self._http
-        self._visit = self._gate.enter(_address(raw), raw.abort)
+        self._slot = self._limiter.enter(_address(raw), raw.abort)
         self._http = None  # a WebSocket may take its place, and then it is 10 kB of nothing
-        if self._visit is None or http is None:
+        if self._slot is None or http is None:
             raw.abort()
             return
-        http.visit = self._visit
+        http.slot = self._slot
         super().connection_made(transport)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Read; who speaks plain HTTP is told so, in plain HTTP."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             raw: Any = self._transport
             if nbytes and self._ssl_buffer_view[0] != TLS_HANDSHAKE and raw is not None:
                 raw.write(_NO_TLS)
@@ -208,21 +208,23 @@ class Tls(asyncio.sslproto.SSLProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End; without a finished handshake nobody else would hear of it."""
-        if self._visit is not None:
+        if self._slot is not None:
             super().connection_lost(exc)
-            self._visit.leave()
+            self._slot.leave()
 
 
-def protocols(
-    gate: ConnectionLimiter, context: ssl.SSLContext | None
+def protocol_factory(
+    limiter: ConnectionLimiter, context: ssl.SSLContext | None
 ) -> Callable[..., asyncio.BaseProtocol]:
     """Return what uvicorn makes for every connection: plain HTTP, or HTTP in TLS."""
     # Where a loop reads at once into the buffer that it asked for, one serves all connections.
     shared = bytearray(TLS_BUFFER_BYTES) if os.name == "posix" else None
 
     def make(**given: Any) -> asyncio.BaseProtocol:
-        http = Http(**given, gate=gate)
-        return http if context is None else Tls(http, context, gate=gate, buffer=shared)
+        http = HttpProtocol(**given, limiter=limiter)
+        return (
+            http if context is None else TlsProtocol(http, context, limiter=limiter, buffer=shared)
+        )
 
     return make
 

@@ -52,21 +52,21 @@ class HubClient(AccessCalls, DeletionCalls, RendezvousCalls, QueueCalls):
     """
 
     def __init__(
-        self, url: str, token: str = "", *, way: HubEndpoint = PLAIN, timeout_s: float = 30.0
+        self, url: str, token: str = "", *, endpoint: HubEndpoint = PLAIN, timeout_s: float = 30.0
     ) -> None:
         """Open nothing yet.
 
         Args:
             url: http(s)://HOST:PORT[/PREFIX].
             token: An operator's, node's or job's token; empty for `join` and `health` only.
-            way: How the hub is reached.
+            endpoint: How the hub is reached.
             timeout_s: Longest wait for the hub to accept, to take or to send anything.
 
         Raises:
             ConfigError: the URL has another form.
         """
         self._timeout_s = timeout_s
-        self._rest = HttpSession(url, token, way=way, timeout_s=timeout_s)
+        self._rest = HttpSession(url, token, endpoint=endpoint, timeout_s=timeout_s)
         self.url = self._rest.url
 
     def close(self) -> None:

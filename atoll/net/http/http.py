@@ -25,7 +25,9 @@ from atoll.net.throttle import ThrottledHttp, throttle_of
 class HttpSession:
     """Calls the hub's REST interface with one token."""
 
-    def __init__(self, url: str, token: str, *, way: HubEndpoint = PLAIN, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, token: str, *, endpoint: HubEndpoint = PLAIN, timeout_s: float
+    ) -> None:
         """Open nothing yet.
 
         Raises:
@@ -33,7 +35,7 @@ class HttpSession:
         """
         place = hub_address(url)
         self.url = place.url
-        self._proxy = way.proxy
+        self._proxy = endpoint.proxy
         self._at = at_address(place.host, place.port)
         headers = {"User-Agent": f"atoll/{__version__}"}
         if token:
@@ -42,7 +44,7 @@ class HttpSession:
             base_url=self.url,
             headers=headers,
             timeout=timeout_s,
-            transport=_transport(way, secure=place.secure),
+            transport=_transport(endpoint, secure=place.secure),
         )
 
     def close(self) -> None:
@@ -128,11 +130,13 @@ class HttpSession:
         )
 
 
-def _transport(way: HubEndpoint, *, secure: bool) -> httpx.BaseTransport:
+def _transport(endpoint: HubEndpoint, *, secure: bool) -> httpx.BaseTransport:
     """Return what carries requests; the environment was asked where the way was made."""
     inner = httpx.HTTPTransport(
-        verify=way.context(secure=secure) or True, proxy=way.proxy or None, trust_env=False
+        verify=endpoint.context(secure=secure) or True,
+        proxy=endpoint.proxy or None,
+        trust_env=False,
     )
-    throttle = throttle_of(way)
+    throttle = throttle_of(endpoint)
     limited = throttle.up is not None or throttle.down is not None
     return ThrottledHttp(inner, throttle) if limited else inner

@@ -69,7 +69,7 @@ class Agent:
         home: Path,
         hub: str,
         token: str = "",
-        way: HubEndpoint = PLAIN,
+        endpoint: HubEndpoint = PLAIN,
         slots: int = 1,
         gpus: int = 0,
     ) -> None:
@@ -81,7 +81,7 @@ class Agent:
             home: Folder of this agent; jobs get folders under ``home/jobs``.
             hub: URL that workers dial.
             token: The node's own.
-            way: How they reach it.
+            endpoint: How they reach it.
             slots: How many processes this machine takes at once.
             gpus: How many accelerators it has.
         """
@@ -92,13 +92,15 @@ class Agent:
         self._machine = Machine(
             jobs=home / "jobs",
             hub=hub,
-            way=way,
+            endpoint=endpoint,
             reports=self._reports,
             lines=LogShipper(link),
             shares=ResourceAllocator(slots=slots, gpus=gpus),
             launcher=self._launchers.of,
             token=token,
-            preparer=WorkspaceBuilder(home, lambda job: HubClient(hub, job, way=self.way)),
+            preparer=WorkspaceBuilder(
+                home, lambda job: HubClient(hub, job, endpoint=self.endpoint)
+            ),
         )
         self._running: dict[Key, Attempt] = {}
         self._attempts: set[Attempt] = set()
@@ -128,9 +130,9 @@ class Agent:
         return next(iter(self._draining.values()), "")
 
     @property
-    def way(self) -> HubEndpoint:
+    def endpoint(self) -> HubEndpoint:
         """How processes that start now reach the hub."""
-        return self._machine.way
+        return self._machine.endpoint
 
     @property
     def offer(self) -> Offer:
@@ -162,7 +164,7 @@ class Agent:
         self,
         offer: Offer,
         *,
-        way: HubEndpoint | None = None,
+        endpoint: HubEndpoint | None = None,
         nice: int = 0,
         trusted_keys: Sequence[str] = (),
     ) -> None:
@@ -172,13 +174,13 @@ class Agent:
 
         Args:
             offer: What the owner gives.
-            way: How processes that start from now on reach the hub; None: as before.
+            endpoint: How processes that start from now on reach the hub; None: as before.
             nice: The least niceness that the owner wants.
             trusted_keys: Public keys of those whose images the owner trusts.
         """
         machine = self._machine
         machine.offer, machine.nice, machine.trusted_keys = offer, nice, tuple(trusted_keys)
-        machine.way = way or machine.way
+        machine.endpoint = endpoint or machine.endpoint
         machine.watch.total_bytes = offer.memory_bytes
         self._offered = True
         self._reports.tell(Offering(offer))

@@ -183,7 +183,9 @@ class Attempt:
             spec, member=member, offer=machine.offer, trusted_keys=machine.trusted_keys
         )
         directory = machine.jobs / command.job / member
-        variables = lay_out(command, directory=directory, hub=machine.hub, way=machine.way)
+        variables = lay_out(
+            command, directory=directory, hub=machine.hub, endpoint=machine.endpoint
+        )
         prepared = Workspace(directory, Path(sys.executable))
         if not is_reducer(member):
             prepared = await machine.preparer.prepare(

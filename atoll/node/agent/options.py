@@ -78,7 +78,7 @@ class Machine:
     """Folder below which each process has its own, `JOB/MEMBER`."""
     hub: str
     """URL that workers dial."""
-    way: HubEndpoint
+    endpoint: HubEndpoint
     """How they reach it."""
     token: str
     """The node's own."""
@@ -98,4 +98,4 @@ class Machine:
 
     def client(self) -> HubClient:
         """Return a client of the hub for this node; to be closed."""
-        return HubClient(self.hub, self.token, way=self.way)
+        return HubClient(self.hub, self.token, endpoint=self.endpoint)

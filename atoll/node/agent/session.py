@@ -88,8 +88,8 @@ class AgentSession:
         leaving, hurry = asyncio.Event(), asyncio.Event()
         _on_signals(lambda: hurry.set() if leaving.is_set() else leaving.set())
         policy, pause = await self._manners.look()
-        way = self._way(policy)
-        link = await self._connect(policy, pause, way=way, known=known, leaving=leaving)
+        endpoint = self._endpoint(policy)
+        link = await self._connect(policy, pause, endpoint=endpoint, known=known, leaving=leaving)
         if link is None:
             return
         self._figures.counters = link.counters
@@ -99,7 +99,7 @@ class AgentSession:
             home=self._options.home,
             hub=self._me.hub,
             token=self._me.token,
-            way=way,
+            endpoint=endpoint,
             slots=self._options.slots,
             gpus=self._info.gpus,
         )
@@ -107,15 +107,15 @@ class AgentSession:
         self._on_ready(self._me)
         await _together(self._tasks(agent, link, leaving), agent, link, hurry)
 
-    def _way(self, policy: OwnerPolicy) -> HubEndpoint:
+    def _endpoint(self, policy: OwnerPolicy) -> HubEndpoint:
         """Return the way to the hub, with the owner's limits."""
-        way = self._me.way
+        endpoint = self._me.endpoint
         if not policy.capped:
-            return way
+            return endpoint
         pace = self._options.home / PACE_FILE
         pace.touch(mode=0o600, exist_ok=True)
         return dataclasses.replace(
-            way,
+            endpoint,
             upload_bps=policy.upload_mbps * MBPS,
             download_bps=policy.download_mbps * MBPS,
             pace=str(pace),
@@ -126,7 +126,7 @@ class AgentSession:
         policy: OwnerPolicy,
         pause: Pause,
         *,
-        way: HubEndpoint,
+        endpoint: HubEndpoint,
         known: bool,
         leaving: asyncio.Event,
     ) -> Link | None:
@@ -137,7 +137,7 @@ class AgentSession:
                 self._me.hub,
                 session=self._me.node,
                 token=self._me.token,
-                way=way,
+                endpoint=endpoint,
                 info=info,
                 stats=self._figures,
                 timeout_s=RETURN_TIMEOUT_S if known else CONNECT_TIMEOUT_S,
@@ -161,7 +161,7 @@ class AgentSession:
             offer = msgspec.structs.replace(offer, text=[*offer.text, said])
         await agent.set_offer(
             offer,
-            way=self._way(policy),
+            endpoint=self._endpoint(policy),
             nice=policy.nice,
             trusted_keys=policy.trusted_keys,
         )
@@ -189,13 +189,13 @@ class AgentSession:
         me, metered = self._me, Metered()
 
         def keep(speed: Bandwidth) -> None:
-            way = agent.way  # short trials pass a limit by as much as its burst
-            self._figures.up_bps = min(speed.up_bps, way.upload_bps or speed.up_bps)
-            self._figures.down_bps = min(speed.down_bps, way.download_bps or speed.down_bps)
+            endpoint = agent.endpoint  # short trials pass a limit by as much as its burst
+            self._figures.up_bps = min(speed.up_bps, endpoint.upload_bps or speed.up_bps)
+            self._figures.down_bps = min(speed.down_bps, endpoint.download_bps or speed.down_bps)
 
         watch = BandwidthWatch(
             me.hub,
-            open_client=lambda: HubClient(me.hub, me.token, way=agent.way),
+            open_client=lambda: HubClient(me.hub, me.token, endpoint=agent.endpoint),
             is_free=lambda: not agent.running,
             is_metered=lambda: metered.read().metered is True,
             on_speed=keep,

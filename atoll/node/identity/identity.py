@@ -32,7 +32,7 @@ class Identity:
     """URL of the proxy to the hub."""
 
     @property
-    def way(self) -> HubEndpoint:
+    def endpoint(self) -> HubEndpoint:
         """How the hub is reached."""
         return HubEndpoint(ca=self.ca, certificate=self.certificate, key=self.key, proxy=self.proxy)
 

@@ -42,7 +42,7 @@ def enter_cluster(
     if ticket.secure:
         tls_identity.make_key(key)
         request = tls_identity.signing_request(key)
-    with HubClient(ticket.url, way=HubEndpoint(ca=ca, proxy=proxy)) as client:
+    with HubClient(ticket.url, endpoint=HubEndpoint(ca=ca, proxy=proxy)) as client:
         wished = safe_name(name or info.hostname)
         joined = client.join(ticket.secret, name=wished, info=info, request=request)
     if joined.certificate:
@@ -87,7 +87,7 @@ def renew_if_due(me: Identity) -> bool:
     if not me.certificate or tls_identity.life_left(me.certificate)[1] > tls_identity.RENEW_AT:
         return False
     request = tls_identity.signing_request(Path(me.key))
-    with HubClient(me.hub, me.token, way=me.way) as client:
+    with HubClient(me.hub, me.token, endpoint=me.endpoint) as client:
         certificate = client.renew(request)
     identity.write_secret(Path(me.certificate), certificate)
     return True

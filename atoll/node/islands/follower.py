@@ -99,7 +99,10 @@ def serve_island(
 
     signal.signal(signal.SIGTERM, hear)
     with HubClient(
-        environment.hub, environment.token, way=endpoint_of(environment), timeout_s=HUB_TIMEOUT_S
+        environment.hub,
+        environment.token,
+        endpoint=endpoint_of(environment),
+        timeout_s=HUB_TIMEOUT_S,
     ) as client:
         search = RendezvousClient(environment, client)
         while not asked.is_set():

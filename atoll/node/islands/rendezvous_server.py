@@ -156,7 +156,7 @@ class RendezvousServer:
         dial = " ".join(at_address(address, port) for address in self._addresses)
         number = 0
         with HubClient(
-            self._environment.hub, self._environment.token, way=endpoint_of(self._environment),
+            self._environment.hub, self._environment.token, endpoint=endpoint_of(self._environment),
             timeout_s=HUB_TIMEOUT_S,
         ) as client:  # fmt: skip
             while True:

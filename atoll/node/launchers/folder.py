@@ -13,14 +13,14 @@ from atoll.node.agent.exits import ERROR_FILE
 from atoll.wire.messages import Launch
 
 
-def lay_out(command: Launch, *, directory: Path, hub: str, way: HubEndpoint) -> dict[str, str]:
+def lay_out(command: Launch, *, directory: Path, hub: str, endpoint: HubEndpoint) -> dict[str, str]:
     """Write the job file and the user's files; return ATOLL_* for the process.
 
     Args:
         command: Which member of which job.
         directory: The process's own folder; it is made.
         hub: URL of the hub.
-        way: How it is reached.
+        endpoint: How it is reached.
 
     Raises:
         ConfigError: a file's name would lie outside the folder.
@@ -55,10 +55,10 @@ def lay_out(command: Launch, *, directory: Path, hub: str, way: HubEndpoint) -> 
         member=command.member,
         directory=directory.resolve(),
         spec=spec_path.resolve(),
-        ca=way.ca,
-        proxy=way.proxy,
-        upload_bps=way.upload_bps,
-        download_bps=way.download_bps,
-        pace=way.pace,
+        ca=endpoint.ca,
+        proxy=endpoint.proxy,
+        upload_bps=endpoint.upload_bps,
+        download_bps=endpoint.download_bps,
+        pace=endpoint.pace,
     )
     return config.worker_variables(worker)

@@ -27,16 +27,7 @@ from atoll.errors import DeadlineExceeded, PeerLost, from_dict
 from atoll.group.base import Group, Work
 from atoll.group.in_process.servers import ServerRequest, rule_state
 from atoll.strategies.parameter_server.sync_points import Shard
-from atoll.wire.parameter_server_messages import (
-    Answer,
-    Ask,
-    Attach,
-    Fetch,
-    Leftover,
-    Load,
-    Push,
-    Setup,
-)
+from atoll.wire.parameter_server_messages import Answer, Ask, Attach, Fetch, Idle, Load, Push, Setup
 
 POINTS = 128
 """Points of each server on the ring."""
@@ -263,7 +254,7 @@ class ParameterServerClient:
         """Tell the servers that no push follows before the next anchor; best effort."""
         if not self.attached:
             return
-        ask = Leftover(anchor, final=final)
+        ask = Idle(anchor, final=final)
         works = [self._group.ask_server(ask, server=n) for n in range(len(self._shards))]
         for number, work in enumerate(works):
             try:

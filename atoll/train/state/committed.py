@@ -46,7 +46,7 @@ class CommittedState:
         return self._outer.committed(self._task).base
 
     @property
-    def alike(self) -> bool:
+    def identical(self) -> bool:
         """Whether all members that stand on the same round have the same state."""
         return self._outer.one_state
 

@@ -139,8 +139,8 @@ class HubLife(Process):
         self.start(self._begin())
 
     async def _begin(self) -> None:
-        await self.hub.placement.restart()
-        self.hub.tasks.start(self.hub._keep_house(), name="housekeeping")
+        await self.hub.scheduler.restart()
+        self.hub.tasks.start(self.hub._housekeeping(), name="housekeeping")
         self.ready = True
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -15,7 +15,7 @@ from atoll.errors import ConfigError, HubError
 from atoll.hub.alarms.notify import MOST_WAITING, Notifier, wanted
 from atoll.hub.alarms.notify_config import Command, Email, NotifyTarget, Webhook, load_targets
 from atoll.hub.alarms.notify_senders import PermanentFailure
-from atoll.hub.alarms.watch import AlarmSources
+from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from tests.hub.alarms.notify_targets import WAIT_S, Web, alarm, run_hooks, until
@@ -152,9 +152,12 @@ def test_a_hub_tells_its_hooks_of_an_alarm(tmp_path: Path, web: Web) -> None:
     path.parent.mkdir()
     path.write_text(f'[[webhook]]\nurl = "{web.url}"\nkinds = ["version-mismatch"]\n')
     path.chmod(0o600)
-    looking = AlarmSources(every_s=0.1, nodes_every=1, patience=0.02)
+    alarm_intervals = AlarmIntervals(every_s=0.1, nodes_every=1, patience=0.02)
     options = HubOptions(
-        data=tmp_path / "data", jobs=tmp_path / "jobs", reducers=False, looking=looking
+        data=tmp_path / "data",
+        jobs=tmp_path / "jobs",
+        reducers=False,
+        alarm_intervals=alarm_intervals,
     )
     with HubServer(options) as hub, node(hub, "old-laptop"):
         deadline = time.monotonic() + WAIT_S

@@ -14,7 +14,7 @@ from atoll import __version__
 from atoll.errors import HubError
 from atoll.hub.alarms.engine import Finding, Rule
 from atoll.hub.alarms.facts import Facts
-from atoll.hub.alarms.watch import AlarmSources
+from atoll.hub.alarms.watch import AlarmIntervals
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from atoll.wire.messages import Beat, MemberStats, NodeInfo
@@ -28,9 +28,14 @@ WAIT_S = PATIENCE_S
 
 def serve(folder: Path) -> HubServer:
     """Return a hub that looks more often than in real life, and believes at once."""
-    looking = AlarmSources(every_s=0.1, nodes_every=1, patience=0.02)
+    alarm_intervals = AlarmIntervals(every_s=0.1, nodes_every=1, patience=0.02)
     return HubServer(
-        HubOptions(data=folder / "data", jobs=folder / "jobs", reducers=False, looking=looking)
+        HubOptions(
+            data=folder / "data",
+            jobs=folder / "jobs",
+            reducers=False,
+            alarm_intervals=alarm_intervals,
+        )
     )
 
 

@@ -214,7 +214,7 @@ def test_hands_are_ended_with_their_job_and_its_gate_is_forgotten(
     assert cluster.stop("b").member == "w0.1"
     assert client.job(job)["state"] == "stopped"
     assert hub.hub is not None
-    assert hub.hub.placement.hands.gates.get(job, "w0") is None
+    assert hub.hub.scheduler.hands.gates.get(job, "w0") is None
     with HubClient(hub.url, hand.token) as process, pytest.raises(AuthError):
         process.gate(job, "w0")
     assert client.nodes()[1]["running"] == []

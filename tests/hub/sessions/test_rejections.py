@@ -49,7 +49,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
         yield server
 
 
-def refusals(hub: HubServer, job: str) -> list[dict[str, Any]]:
+def rejections(hub: HubServer, job: str) -> list[dict[str, Any]]:
     assert hub.hub is not None
     events = hub.call(hub.hub.stores.events.read(job))
     return [event for event in events if event["kind"] == "refused"]
@@ -58,7 +58,7 @@ def refusals(hub: HubServer, job: str) -> list[dict[str, Any]]:
 def one_refusal(hub: HubServer, job: str) -> dict[str, Any]:
     """Wait for the one event about a refusal and return it."""
     deadline = time.monotonic() + WAIT_S
-    while not (found := refusals(hub, job)):
+    while not (found := rejections(hub, job)):
         assert time.monotonic() < deadline, "nobody was told"
         time.sleep(0.02)
     assert len(found) == 1
@@ -158,7 +158,7 @@ def test_token_of_another_job_is_told_and_does_not_disturb_the_member(hub: HubSe
             assert fields["kind"] == "AuthError"
             assert f"{mine}/w0" in fields["given"]
             assert isinstance(good.request(Register()), Registered)
-            assert not refusals(hub, mine), "a stranger writes nothing into a job's events"
+            assert not rejections(hub, mine), "a stranger writes nothing into a job's events"
 
 
 def test_member_cannot_speak_as_another_member(hub: HubServer) -> None:
@@ -192,9 +192,9 @@ def test_many_refusals_are_few_events(hub: HubServer) -> None:
                 read_on(lambda raw=raw: raw.recv(timeout=WAIT_S))  # type: ignore[misc]
     assert hub.hub is not None
     deadline = time.monotonic() + WAIT_S
-    while hub.hub.turned_away.count < 3 * MAX_AT_ONCE:
+    while hub.hub.rejections.count < 3 * MAX_AT_ONCE:
         assert time.monotonic() < deadline
-    assert 0 < len(refusals(hub, "")) <= 2 * MAX_AT_ONCE
+    assert 0 < len(rejections(hub, "")) <= 2 * MAX_AT_ONCE
 
 
 # ------------------------------------------------------------- twice, and in the wrong order

@@ -138,8 +138,8 @@ def test_reader_that_stops_reading_bounds_memory_and_delays_nobody(hub: HubServe
                 except TimeoutError:
                     break
         relay = relay_of(hub)
-        until(lambda: relay.held_bytes("h/w0", "h/slow") > window_of(w0) // 2)
-        assert relay.held_bytes("h/w0", "h/slow") <= window_of(w0)
+        until(lambda: relay.queued_bytes("h/w0", "h/slow") > window_of(w0) // 2)
+        assert relay.queued_bytes("h/w0", "h/slow") <= window_of(w0)
         began = time.monotonic()
         assert isinstance(w0.request(Beat()), Done)
         for sender in (w0, w1):
@@ -147,10 +147,10 @@ def test_reader_that_stops_reading_bounds_memory_and_delays_nobody(hub: HubServe
             for _ in range(sent // CHUNK_BYTES):
                 fast.relay_from()
         assert time.monotonic() - began < PROMPT_S
-        assert relay.held_bytes("h/w0", "h/slow") <= window_of(w0)
+        assert relay.queued_bytes("h/w0", "h/slow") <= window_of(w0)
         slow.cut()
         assert w0.notice(Undeliverable).to == "h/slow"
-        assert relay.held_bytes("h/w0", "h/slow") == 0
+        assert relay.queued_bytes("h/w0", "h/slow") == 0
 
 
 def test_lost_receiver_credits_all_that_was_dropped(hub: HubServer) -> None:
@@ -181,17 +181,17 @@ def test_sender_that_comes_back_has_a_full_window_and_memory_stays_bounded(
         w0 = Peer(hub, "l/w0")
         fill(w0, "l/slow", bytes(CHUNK_BYTES))
         assert isinstance(w0.request(Beat()), Done)
-        assert relay.held_bytes("l/w0", "l/slow") <= window_of(w0)
+        assert relay.queued_bytes("l/w0", "l/slow") <= window_of(w0)
         w0.cut()
     slow.cut()
 
 
 def test_control_frames_overtake_waiting_chunks() -> None:
     order: list[bytes] = []
-    settled: list[RelayFrame] = []
+    on_written: list[RelayFrame] = []
 
     async def run() -> None:
-        outbox = SendQueue(settled=settled.append)
+        outbox = SendQueue(on_written=on_written.append)
         gate = asyncio.Semaphore(0)
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -199,13 +199,13 @@ def test_control_frames_overtake_waiting_chunks() -> None:
             order.append(message["bytes"])
 
         for number in range(3):
-            outbox.put_parcel(RelayFrame("w0", 1, b"chunk%d" % number))
+            outbox.put_relayed(RelayFrame("w0", 1, b"chunk%d" % number))
         writer = asyncio.create_task(outbox.drain(send))
         await asyncio.sleep(0)  # the writer now waits with the first chunk in its hand
         outbox.put_control(b"control")
         for _ in range(4):
             gate.release()
-        while len(settled) < 3:
+        while len(on_written) < 3:
             await asyncio.sleep(0)
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
@@ -219,10 +219,10 @@ def test_credit_of_a_broken_connection_is_not_given_to_the_next() -> None:
     sent: list[bytes] = []
 
     async def run() -> None:
-        outbox = SendQueue(settled=lambda parcel: None)
+        outbox = SendQueue(on_written=lambda frame: None)
         outbox.put_control(b"answer")
-        outbox.put_control(b"credit", passing=True)
-        outbox.drop_passing()
+        outbox.put_control(b"credit", transient=True)
+        outbox.drop_transient()
         assert outbox.control_bytes == len(b"answer")
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -240,9 +240,9 @@ def test_credit_of_a_broken_connection_is_not_given_to_the_next() -> None:
 
 def test_frame_whose_writing_was_cut_off_stays_first() -> None:
     async def run() -> list[bytes]:
-        outbox = SendQueue(settled=lambda parcel: None)
-        outbox.put_parcel(RelayFrame("w0", 1, b"first"))
-        outbox.put_parcel(RelayFrame("w0", 1, b"second"))
+        outbox = SendQueue(on_written=lambda frame: None)
+        outbox.put_relayed(RelayFrame("w0", 1, b"first"))
+        outbox.put_relayed(RelayFrame("w0", 1, b"second"))
         sent: list[bytes] = []
 
         async def stuck(message: MutableMapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ def make_order(
     """
     spec = parse_spec(command.spec)
     directory = root / command.job / command.member
-    variables = lay_out(command, directory=directory, hub=hub, way=PLAIN)
+    variables = lay_out(command, directory=directory, hub=hub, endpoint=PLAIN)
     return Order(
         command=command,
         spec=spec,

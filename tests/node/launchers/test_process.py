@@ -243,7 +243,7 @@ def test_job_may_choose_its_own_threads(tmp_path: Path) -> None:
 def test_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     bad = Launch("job-1", "w1", 1, "token", dump_spec(JobSpec()), files={name: "x"})
     with pytest.raises(ConfigError, match="not plain"):
-        lay_out(bad, directory=tmp_path / "w1", hub=HUB, way=PLAIN)
+        lay_out(bad, directory=tmp_path / "w1", hub=HUB, endpoint=PLAIN)
     assert [path.name for path in tmp_path.rglob("*evil*")] == []
 
 
@@ -256,7 +256,7 @@ def test_folder_that_cannot_be_written_is_the_machines_fault_not_the_jobs(
 
     monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(kind, match="cannot be written"):
-        lay_out(script_launch("pass"), directory=tmp_path / "w1", hub=HUB, way=PLAIN)
+        lay_out(script_launch("pass"), directory=tmp_path / "w1", hub=HUB, endpoint=PLAIN)
 
 
 def _feed(data: bytes) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_real_way_is_measured_and_a_capped_one_shows_its_cap(hub: HubServer) -
     with HubClient(hub.url, hub.operator_token) as client:
         free = measure_bandwidth(client)
     assert min(free.up_bps, free.down_bps) > 50e6
-    with HubClient(hub.url, hub.operator_token, way=HubEndpoint(upload_bps=8e6)) as client:
+    with HubClient(hub.url, hub.operator_token, endpoint=HubEndpoint(upload_bps=8e6)) as client:
         capped = measure_bandwidth(client)
     assert capped.up_bps == pytest.approx(8e6, rel=0.25)
     assert capped.down_bps > 50e6
