@@ -156,7 +156,7 @@ from atoll.net.http.client import HubClient
 from atoll.net.endpoint import HubEndpoint
 
 url, token, bps, pace, nbytes = sys.argv[1:]
-with HubClient(url, token, way=HubEndpoint(upload_bps=float(bps), pace=pace)) as client:
+with HubClient(url, token, endpoint=HubEndpoint(upload_bps=float(bps), pace=pace)) as client:
     print("ready", flush=True)
     sys.stdin.readline()
     began = time.monotonic()

@@ -58,14 +58,14 @@ SUBMIT = """
 import pathlib, sys
 from atoll.net.http.client import HubClient
 from atoll.net.endpoint import HubEndpoint
-client = HubClient(sys.argv[1], sys.argv[2], way=HubEndpoint(ca=sys.argv[3]))
+client = HubClient(sys.argv[1], sys.argv[2], endpoint=HubEndpoint(ca=sys.argv[3]))
 print(client.submit(pathlib.Path(sys.argv[4]).read_text()))
 """
 STOP = """
 import json, sys, time
 from atoll.net.http.client import HubClient
 from atoll.net.endpoint import HubEndpoint
-client, job = HubClient(sys.argv[1], sys.argv[2], way=HubEndpoint(ca=sys.argv[3])), sys.argv[4]
+client, job = HubClient(sys.argv[1], sys.argv[2], endpoint=HubEndpoint(ca=sys.argv[3])), sys.argv[4]
 client.stop(job, grace_s=30.0)
 while not client.job(job)["ended"]:
     time.sleep(0.1)
