@@ -15,12 +15,13 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer
 from tests.dashboard.scene import Scene
+from tests.patience import PATIENCE_S
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 ARTIFACTS = Path(__file__).resolve().parents[2] / "test-artifacts" / "dashboard"
-WAIT_MS = 10_000
+WAIT_MS = int(1000 * PATIENCE_S)
 
 Scheme = Literal["light", "dark"]
 
