@@ -15,6 +15,7 @@ from atoll.config.rl_tables import PolicyTable, RlTable
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+GUIDES = ["docs/develop/where_is_what.md", "docs/architecture.md", "CONTRIBUTING.md"]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
@@ -33,6 +34,23 @@ def test_every_test_that_a_document_names_exists(name: str) -> None:
         if not (ROOT / path).is_file() or test not in promises_in(ROOT / path)
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_every_path_that_a_guide_to_the_code_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:atoll|tests|docs|bench|tools|examples)/[\w/.-]+)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_glossary_has_one_meaning_per_word() -> None:
+    text = (DOCS / "reference" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| \*\*([^*]+)\*\* \|", text, re.MULTILINE)
+    assert len(words) >= 30
+    assert words == sorted(set(words), key=str.casefold)
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        assert "docs/reference/glossary.md" in page.read_text(encoding="utf-8")
 
 
 def test_every_invariant_is_numbered_and_held_by_a_test() -> None:
