@@ -1,27 +1,10 @@
-"""`atoll doctor`: is this machine ready, and if not, what to do.
-
-What `atoll doctor` looks at: each check says pass, fail or skipped, and the remedy.
-"""
+"""`atoll doctor`: is this machine ready, and if not, what to do."""
 
 from __future__ import annotations
 
-import platform
-import shutil
-import socket
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from atoll.cli import hub_access
-from atoll.cli.hub_access import KnownHub
-from atoll.cli.views import screen
-from atoll.errors import AtollError
-from atoll.node.machine import probe
 
 
 def doctor(
@@ -32,6 +15,7 @@ def doctor(
     from rich.markup import escape
 
     from atoll import config
+    from atoll.cli.checks import run_checks
     from atoll.cli.views import screen
 
     marks = {True: "[green]pass[/]", False: "[red]FAIL[/]", None: "[yellow]note[/]"}
@@ -45,136 +29,3 @@ def doctor(
         broken += check.passed is False and check.needed
     if broken:
         raise typer.Exit(1)
-
-
-NEEDED_PYTHON = (3, 11)
-NEEDED_DISK_BYTES = 2 * 10**9
-MAX_CLOCK_OFFSET_S = 5.0
-"""Leases and deadlines use monotonic clocks; wall clocks only order the records."""
-
-SLOW_BPS = 1e6
-"""Below this a round of a small model takes minutes."""
-
-TRIAL_BYTES = 4 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    passed: bool | None
-    """None: skipped, or only worth a remark."""
-    text: str
-    remedy: str = ""
-    needed: bool = True
-    """Whether Atoll cannot work without it."""
-
-
-def run_checks(where: str, *, home: Path, port: int) -> Iterator[Check]:
-    """Yield the checks one by one, as they are done.
-
-    Args:
-        where: Ticket or URL of the hub; empty: the last one used, if any.
-        home: Atoll's folder on this machine.
-        port: The port a hub would listen on.
-    """
-    yield check_python()
-    yield check_torch()
-    yield check_port(port)
-    yield check_disk(home)
-    hub, found = find_hub(where, home=home)
-    yield found
-    if hub is not None:
-        yield from check_hub(hub)
-    yield check_matmul()
-
-
-def check_python() -> Check:
-    """Look at the interpreter."""
-    good = sys.version_info >= NEEDED_PYTHON
-    needed = ".".join(map(str, NEEDED_PYTHON))
-    return Check("Python", good, platform.python_version(), f"install Python {needed} or newer")
-
-
-def check_torch() -> Check:
-    """Look whether torch is installed, without loading it."""
-    version = probe.torch_version()
-    return Check(
-        "torch",
-        bool(version),
-        version or "not installed: this machine can be a hub, but cannot train",
-        "pip install 'atoll[train]'",
-    )
-
-
-def check_port(port: int) -> Check:
-    """Look whether a hub could listen on its usual port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("127.0.0.1", port))
-        except OSError as error:
-            text = f"{port} is taken ({error.strerror})"
-            remedy = "only a hub needs it: start it on another one with atoll hub --port"
-            return Check("port", None, text, remedy, needed=False)
-    return Check("port", True, f"{port} is free for a hub", needed=False)
-
-
-def check_disk(home: Path) -> Check:
-    """Look at the free space where Atoll keeps its state."""
-    free = shutil.disk_usage(probe.existing(home)).free
-    return Check(
-        "disk",
-        free >= NEEDED_DISK_BYTES,
-        f"{screen.size(free)} free at {home}",
-        f"free some space ({screen.size(NEEDED_DISK_BYTES)} are wanted), or set ATOLL_HOME",
-    )
-
-
-def find_hub(where: str, *, home: Path) -> tuple[KnownHub | None, Check]:
-    """Find out which hub is meant and whether it answers; none is fine if none was named."""
-    try:
-        hub = hub_access.find(where, home=home)
-        with hub.client(timeout_s=5.0) as client:
-            started = time.perf_counter()
-            client.health()
-            took_s = time.perf_counter() - started
-            client.hub()
-    except AtollError as error:
-        if error.exit_code == 2 and not where:
-            return None, Check("hub", None, "none is known here yet", "atoll hub, or atoll join")
-        text = error.what + (f" ({error.given})" if error.given else "")
-        return None, Check("hub", False, text, error.remedy or "is it running? atoll hub")
-    return hub, Check("hub", True, f"{hub.url} answers in {took_s * 1000:.0f} ms")
-
-
-def check_hub(hub: KnownHub) -> Iterator[Check]:
-    """Measure clock and bandwidth against a hub that answers."""
-    with hub.client(timeout_s=60.0) as client:
-        before = time.time()
-        theirs = client.hub().get("time")
-        after = time.time()
-        if theirs is not None:
-            offset = float(theirs) - (before + after) / 2
-            good = abs(offset) <= MAX_CLOCK_OFFSET_S
-            text = f"{offset:+.2f} s against the hub's"
-            yield Check("clock", good, text, "set the clock: switch on NTP", needed=False)
-        for name, measure in (("download", client.download_bps), ("upload", client.upload_bps)):
-            try:
-                speed = measure(TRIAL_BYTES)
-            except AtollError as error:
-                yield Check(name, False, error.what, error.remedy or "", needed=False)
-                continue
-            remedy = "use outer = diloco with a large `every`, and codec = int8"
-            text = f"{speed / 1e6:.1f} Mbit/s with the hub"
-            yield Check(name, speed >= SLOW_BPS, text, remedy, needed=False)
-
-
-def check_matmul() -> Check:
-    """Measure the speed of matrix multiplication, in a process of its own."""
-    found = probe.measure_compute()
-    if found.error:
-        return Check("matmul", None, found.error, "see torch above", needed=False)
-    gpu = f", {found.gpu}" if found.gpu else ""
-    return Check("matmul", True, f"{found.gflops:.0f} GFLOP/s in fp32{gpu}", needed=False)

@@ -1,22 +1,11 @@
-"""`atoll join`: this machine offers itself to a hub.
-
-The one line that `atoll join` keeps up to date.
-"""
+"""`atoll join`: this machine offers itself to a hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.status import Status as Spinner
-
-from atoll.cli.views import screen
-from atoll.node.agent.options import Status
-from atoll.node.availability.policy import OwnerPolicy, describe_policy
 
 _POLICY = "What the cluster may have of this machine (also in node.toml)"
 
@@ -132,6 +121,7 @@ def join(
     from atoll.cli.jobs.precheck import check_can_train
     from atoll.cli.ticket_argument import read_ticket
     from atoll.cli.views import screen
+    from atoll.cli.views.node_line import NodeLine
     from atoll.net.proxies import check_proxy
     from atoll.node.agent.options import NodeOptions
     from atoll.node.agent.serve import run_node
@@ -172,68 +162,3 @@ def join(
     with line:
         run_node(options, on_ready=lambda me: line.ready(me.node), on_status=line.show)
     console.print("left the hub; nothing is running here any more")
-
-
-class NodeLine:
-    """Shows what the agent does; without a terminal, a line whenever that changes."""
-
-    def __init__(self, console: Console, *, hub: str, policy: OwnerPolicy | None = None) -> None:
-        """`hub` is the URL that is being joined; `policy` what its owner gives it."""
-        self._console = console
-        self._policy: tuple[str, ...] = ()
-        self._first = tuple(describe_policy(policy or OwnerPolicy()))
-        self._hub = hub
-        self._spinner: Spinner | None = None
-        self._said = ""
-
-    def __enter__(self) -> NodeLine:
-        text = f"measuring this machine, then joining {self._hub} ..."
-        if self._console.is_terminal:
-            self._spinner = self._console.status(escape(text))
-            self._spinner.start()
-        else:
-            self._console.print(escape(text), soft_wrap=True)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
-
-    def ready(self, node: str) -> None:
-        """Say once that this machine is in."""
-        self._console.print(
-            f"[green]joined[/] {escape(self._hub)} as [bold]{escape(node)}[/]; Ctrl+C leaves",
-            soft_wrap=True,
-        )
-        self._show_policy(self._first)
-
-    def _show_policy(self, lines: tuple[str, ...]) -> None:
-        """Say what the owner gives, whenever that changes."""
-        if lines != self._policy:
-            self._policy = lines
-            text = "; ".join(lines) or "no limits any more"
-            self._console.print(escape(f"policy: {text}"), soft_wrap=True)
-
-    def show(self, status: Status) -> None:
-        """Show the state of the agent."""
-        self._show_policy(status.policy)
-        doing = ", ".join(status.running) if status.running else "idle, waiting for a job"
-        if status.paused:
-            doing = f"paused: {status.paused}; {', '.join(status.running) or 'idle'}"
-        elif status.draining:
-            doing = f"takes no work: {status.draining}; {', '.join(status.running) or 'idle'}"
-        state = doing if status.connected else f"hub unreachable, trying again; {doing}"
-        if self._spinner is not None:
-            traffic = (
-                f"sent {screen.size(status.sent_bytes)}, "
-                f"received {screen.size(status.received_bytes)}"
-            )
-            self._spinner.update(escape(f"{status.node}: {state} ({traffic})"))
-        elif state != self._said:
-            self._said = state
-            self._console.print(escape(f"{status.node}: {state}"), soft_wrap=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from atoll.cli.commands.join import NodeLine
 from atoll.cli.main import main
+from atoll.cli.views.node_line import NodeLine
 from atoll.node.agent.options import Status
 from atoll.node.availability.policy import OwnerPolicy
 
