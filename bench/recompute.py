@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atoll.models import GPT, GPTConfig
 from atoll.plan.tracking import Tracking
-from atoll.strategies.inner.parallelize import apply_recompute
+from atoll.strategies.inner.unit_transforms import apply_recompute
 from bench.kit.report import emit
 
 WORDS = ("none", "matmul", "every:2", "full")

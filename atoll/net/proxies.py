@@ -10,9 +10,6 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-import httpx
-from websockets.exceptions import InvalidProxyMessage, InvalidProxyStatus, ProxyError
-
 from atoll import config
 from atoll.errors import ConfigError, HubUnreachable
 
@@ -175,6 +172,9 @@ def not_through(proxy: str, hub: str, error: BaseException) -> HubUnreachable:
     It names the hop that failed: the proxy does not answer, the proxy refuses to serve this
     machine, the proxy does not reach the hub, or the hub does not answer behind it.
     """
+    import httpx  # here, since the supervisor of an island needs neither of the two
+    from websockets.exceptions import InvalidProxyMessage, InvalidProxyStatus, ProxyError
+
     text = _whole_text(error)
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         return HubUnreachable(

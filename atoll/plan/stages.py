@@ -20,10 +20,10 @@ from atoll.strategies.inner.options import (
     check_microbatches,
     microbatches_of,
 )
-from atoll.strategies.inner.parallelize import apply_recompute
 from atoll.strategies.inner.pipeline.cuts import as_tuple, check_cuts, check_stages, cuts_by_size
 from atoll.strategies.inner.pipeline.stages import chain_of, cut_up, names_of
 from atoll.strategies.inner.precision import computing, widened
+from atoll.strategies.inner.unit_transforms import apply_recompute
 from atoll.strategies.inner.units import pieces, units_of
 
 CPU = torch.device("cpu")

@@ -263,7 +263,7 @@ def _pth() -> str:
     `addsitedir` also obeys the `.pth` files there: packages may be installed as links.
     """
     lines = [f"import site; site.addsitedir({folder!r})" for folder in _site_folders()]
-    return "\n".join([*lines, str(Path(atoll.__file__).resolve().parents[2]), ""])
+    return "\n".join([*lines, str(Path(atoll.__file__).resolve().parents[1]), ""])
 
 
 def _base_packages() -> list[str]:

@@ -13,8 +13,8 @@ from atoll.errors import ConfigError, LossNotFinite
 from atoll.strategies.base import Outer, StepResult, extend_history_hash
 from atoll.strategies.inner.base import Rows
 from atoll.strategies.inner.options import InnerOptions
-from atoll.strategies.inner.parallelize import apply_compile, apply_recompute
 from atoll.strategies.inner.precision import Scaler, apply_precision, check_precision
+from atoll.strategies.inner.unit_transforms import apply_compile, apply_recompute
 from atoll.strategies.inner.units import pieces, units_of
 from atoll.task import Task
 

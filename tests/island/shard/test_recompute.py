@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atoll.errors import ConfigError
 from atoll.plan.tracking import Tracking
-from atoll.strategies.inner.parallelize import apply_compile, apply_recompute
+from atoll.strategies.inner.unit_transforms import apply_compile, apply_recompute
 from tests.island.pool import Ranks
 from tests.island.reference import assert_same, batch_for, gpt, spread
 
