@@ -56,7 +56,6 @@ START_S = 120.0
 """Most time for the first committed round."""
 
 DRAIN_S = 60.0
-PROBE_STEPS = 400
 NOISE = 0.05
 """Difference of losses that two runs with other seeds have, too."""
 
@@ -71,10 +70,10 @@ class Effort:
     chaos_s: float
     mean_s: float
     workers: int
-    steps_per_s: float
-    """Of a calm run; 0: measured first."""
-    finish_s: float
-    """Most time for the job to end when all is quiet."""
+    probe_steps: int
+    """Steps of the calm run that measures how quick this machine is."""
+    quiet_s: float
+    """Most time without a committed round, when there are no more faults."""
 
 
 @contextlib.contextmanager
@@ -97,11 +96,11 @@ def calm_rate(cluster: Cluster, plan: Plan, text: Path) -> float:
     job = submit(cluster, plan, text)
     wait_for_round(cluster, job, 1)
     began = time.monotonic()
-    outcome = wait(cluster, job, timeout_s=START_S)
+    outcome = wait(cluster, job, quiet_s=START_S)
     if outcome.state != "done":
         tell(cluster, job)
         raise SystemExit(f"the calm job ended {outcome.state}: {outcome.reason}")
-    return plan.steps / (time.monotonic() - began)
+    return (plan.steps - plan.every) / (time.monotonic() - began)
 
 
 def wait_for_round(cluster: Cluster, job: str, round_: int) -> None:
@@ -120,15 +119,16 @@ def soak(
     """Run a job under faults; return how it ended and what was seen meanwhile."""
     text = write_text(folder)
     with running(folder / "cluster", effort.workers) as (cluster, proxies):
-        rate = effort.steps_per_s or calm_rate(
-            cluster, Plan("probe", PROBE_STEPS, effort.workers, route, EVERY), text
-        )
+        probe = Plan("probe", effort.probe_steps, effort.workers, route, EVERY)
+        rate = calm_rate(cluster, probe, text)
         # More than can be done in that time: what is left when it is up is done in peace.
         steps = round(rate * effort.chaos_s * 1.25 / EVERY) * EVERY
         job = submit(cluster, Plan("chaos", steps, effort.workers, route, EVERY), text)
         wait_for_round(cluster, job, 1)
         sys.stderr.write(f"{steps} steps, {effort.chaos_s:.0f} s of faults\n")
-        faults = Faults(cluster, proxies, seed=seed, mean_s=effort.mean_s, merciless=merciless)
+        faults = Faults(
+            cluster, proxies, job=job, seed=seed, mean_s=effort.mean_s, merciless=merciless
+        )
         token = cluster.token
 
         def client(timeout_s: float) -> HubClient:
@@ -141,7 +141,7 @@ def soak(
             )
             seconds = time.monotonic() - began
             letters.stop_sending()
-            outcome = wait(cluster, job, timeout_s=effort.finish_s)
+            outcome = wait(cluster, job, quiet_s=effort.quiet_s)
             letters.wait_until_read(timeout_s=DRAIN_S)
         growth = memory.growth_mb()
         if outcome.state != "done" or not outcome.identical:
@@ -168,7 +168,7 @@ def calm(folder: Path, effort: Effort, *, tokens: float, route: str) -> Outcome:
         for proxy in proxies.values():
             proxy.delay_s = 0.0
         job = submit(cluster, Plan("calm", steps, effort.workers, route, EVERY, "equal"), text)
-        outcome = wait(cluster, job, timeout_s=START_S + effort.finish_s + effort.chaos_s)
+        outcome = wait(cluster, job, quiet_s=START_S)
         if outcome.state != "done":
             tell(cluster, job)
         return outcome
@@ -229,11 +229,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="35 s of faults on 4 workers")
     given = parser.parse_args()
     effort = (
-        Effort(chaos_s=35.0, mean_s=2.5, workers=4, steps_per_s=40.0, finish_s=60.0)
+        Effort(chaos_s=35.0, mean_s=2.5, workers=4, probe_steps=100, quiet_s=START_S)
         if given.quick
         else Effort(
             chaos_s=given.minutes * 60, mean_s=given.mean, workers=given.workers,
-            steps_per_s=0.0, finish_s=given.minutes * 60 + 120.0,
+            probe_steps=400, quiet_s=START_S,
         )
     )  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -42,9 +42,6 @@ SLOW_DELAY_S = (0.05, 0.3)
 AWAY_S = (0.0, 4.0)
 """How long a killed hub or agent stays away."""
 
-STEADY_S = 15.0
-"""A worker that is younger may not have taken over the state yet."""
-
 
 class Faults:
     """Brings faults about until it is told to end, then undoes what still holds."""
@@ -54,6 +51,7 @@ class Faults:
         cluster: Cluster,
         proxies: Mapping[str, Proxy],
         *,
+        job: str,
         seed: int,
         mean_s: float,
         merciless: bool = False,
@@ -63,12 +61,13 @@ class Faults:
         Args:
             cluster: What is hit; every node has a proxy between itself and the hub.
             proxies: By the name of the node.
+            job: Id of the job; it says which workers have the state.
             seed: Of the order of faults and their lengths.
             mean_s: Mean time between two faults.
             merciless: Also kill the last workers that have the committed state; the run is then
                 set back to its newest checkpoint.
         """
-        self._cluster, self._proxies = cluster, proxies
+        self._cluster, self._proxies, self._job = cluster, proxies, job
         self._random = random.Random(seed)
         self._mean_s, self._merciless = mean_s, merciless
         self._later: list[tuple[float, int, Callable[[], None]]] = []
@@ -124,12 +123,24 @@ class Faults:
 
     def _victims(self, count: int) -> list[psutil.Process]:
         """Return some workers at random, or none if too few would be left with the state."""
-        workers = [process for _, process in sorted(self._cluster.workers().items())]
+        workers = sorted(self._cluster.workers().items())
         if len(workers) < count:
             return []
         chosen = self._random.sample(workers, count)
-        left = [p for p in workers if p not in chosen and _is_steady(p)]
-        return chosen if left or self._merciless else []
+        left = dict(worker for worker in workers if worker not in chosen)
+        spared = self._merciless or self._one_has_the_state(left)
+        return [process for _, process in chosen] if spared else []
+
+    def _one_has_the_state(self, workers: Mapping[str, psutil.Process]) -> bool:
+        """Return whether one of these runs and has been in a committed round since it started.
+
+        Its age says nothing: on a busy machine it may take a minute until it has the state.
+        """
+        rounds: dict[str, float] = {}
+        for point in self._cluster.lines(self._job, "metrics.jsonl"):
+            if point["values"].get("contributors"):
+                rounds[point["member"]] = point["time"]
+        return any(_runs_before(p, rounds.get(member, 0.0)) for member, p in workers.items())
 
     def _kill_workers(self, count: int) -> bool:
         chosen = self._victims(count)
@@ -173,9 +184,10 @@ class Faults:
 
     def _kill_agent(self) -> bool:
         name = self._random.choice(sorted(self._cluster.nodes))
-        workers = self._cluster.workers().values()
-        left = [p for p in workers if not _is_child_of(p, self._cluster.nodes[name].pid)]
-        if not any(map(_is_steady, left)) and not self._merciless:
+        agent = self._cluster.nodes[name].pid
+        workers = self._cluster.workers()
+        left = {member: p for member, p in workers.items() if not _is_child_of(p, agent)}
+        if not self._merciless and not self._one_has_the_state(left):
             return False
         if not self._end(self._cluster.nodes[name]):
             return False
@@ -229,11 +241,10 @@ def start_node(cluster: Cluster, name: str, proxy: Proxy) -> None:
     cluster.start_node(name, ticket=f"atoll://127.0.0.1:{proxy.port}/{secret}")
 
 
-def _is_steady(process: psutil.Process) -> bool:
-    """Return whether a worker has been at work for a while, and is."""
+def _runs_before(process: psutil.Process, time_: float) -> bool:
+    """Return whether a process that is not frozen was started before this wall-clock time."""
     try:
-        age_s = time.time() - process.create_time()
-        return age_s > STEADY_S and process.status() != psutil.STATUS_STOPPED
+        return process.create_time() < time_ and process.status() != psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
 
