@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo rl-demo test docs check system lint types bench clean
+.PHONY: help install demo rl-demo test quick docs check system lint types bench clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,9 @@ check: lint types  ## ruff, format check, mypy strict
 WORKERS ?= 3
 test: $(STAMP)  ## the whole suite, three files at a time
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+
+quick: $(STAMP)  ## the quickest files of every room, for every save
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $$($(BIN)/python -m tests.order quick)
 
 docs: $(STAMP)  ## check the documentation: links, paths, named tests, public names
 	$(BIN)/python -m pytest -q tests/test_documents.py tests/test_public_names.py

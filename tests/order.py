@@ -1,6 +1,7 @@
-"""The order in which the files of the suite run: long ones first, clusters beside the others.
+"""What each file of the suite takes: the order in which they run, and which are quick.
 
-`python -m tests.order LOG` writes the table anew from the log of a run with `--durations=0`.
+python -m tests.order measure LOG   write the table anew, from a run with `--durations=0`
+python -m tests.order quick         print the files that `make quick` runs
 """
 
 from __future__ import annotations
@@ -12,13 +13,25 @@ from pathlib import Path
 
 import pytest
 
-TABLE = Path(__file__).parent / "long_files.txt"
-LONG_S = 8.0
-"""Files that take less are not in the table: they fill what the others leave."""
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = Path(__file__).parent / "file_seconds.txt"
+UNKNOWN_S = 1.0
+"""What a file takes that is not in the table, because it is new or was never measured."""
+
+QUICK_S = 120.0
+"""What `make quick` may take on one core, loading modules not counted."""
+
+ALWAYS = ("tests/test_layers.py", "tests/test_startup.py", "tests/test_documents.py")
+"""These see a change in any room."""
+
+SLOW_ROOMS = frozenset(
+    {"containers", "dashboard", "deploy", "e2e", "faults", "integrations", "proxy", "tools"}
+)
+"""Each of their files starts processes, a browser or networks."""
 
 
 def seconds() -> dict[str, float]:
-    """Return how long each long file takes, as far as it is known."""
+    """Return how long each file takes, as far as it is known."""
     rows = (line.split() for line in TABLE.read_text().splitlines())
     return {path: float(taken_s) for taken_s, path in rows}
 
@@ -40,12 +53,36 @@ def ordered(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 def places(names: Iterable[str]) -> dict[str, tuple[float, str]]:
     """Return where files stand between 0 and 1, the longest first, each by what comes before it."""
     known = seconds()
-    queue = sorted(names, key=lambda name: (-known.get(name, 1.0), name))
-    whole_s = sum(known.get(name, 1.0) for name in queue)
+    queue = sorted(names, key=lambda name: (-known.get(name, UNKNOWN_S), name))
+    whole_s = sum(known.get(name, UNKNOWN_S) for name in queue)
     found, before_s = {}, 0.0
     for name in queue:
         found[name] = (before_s / whole_s, name)
-        before_s += known.get(name, 1.0)
+        before_s += known.get(name, UNKNOWN_S)
+    return found
+
+
+def quick() -> list[str]:
+    """Return the files of `make quick`: of every room the quickest, within `QUICK_S`.
+
+    Rooms take turns, each with its next quickest file, so none is left out.
+    """
+    known = seconds()
+    rooms: dict[str, list[tuple[float, str]]] = {}
+    for path in ROOT.glob("tests/**/test_*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        room = "/".join(path.parent.relative_to(ROOT / "tests").parts[:2])
+        if room.partition("/")[0] not in SLOW_ROOMS and name not in ALWAYS:
+            rooms.setdefault(room, []).append((known.get(name, UNKNOWN_S), name))
+    queues = [sorted(files, reverse=True) for _, files in sorted(rooms.items())]
+    found, left_s = list(ALWAYS), QUICK_S - sum(known.get(name, UNKNOWN_S) for name in ALWAYS)
+    while queues := [files for files in queues if files]:
+        for files in queues:
+            taken_s, name = files.pop()
+            left_s -= taken_s
+            if left_s < 0:
+                return found
+            found.append(name)
     return found
 
 
@@ -58,10 +95,17 @@ def measured(log: str) -> dict[str, float]:
 
 
 def main() -> int:
-    """Write the table from a log."""
-    found = measured(Path(sys.argv[1]).read_text())
-    rows = sorted(((taken_s, path) for path, taken_s in found.items()), reverse=True)
-    TABLE.write_text("".join(f"{t:.0f} {path}\n" for t, path in rows if t >= LONG_S))
+    """Do what the command line says."""
+    match sys.argv[1:]:
+        case ["quick"]:
+            print("\n".join(quick()))
+        case ["measure", log]:
+            found = measured(Path(log).read_text())
+            rows = sorted(((taken_s, path) for path, taken_s in found.items()), reverse=True)
+            TABLE.write_text("".join(f"{t:.1f} {path}\n" for t, path in rows))
+        case _:
+            sys.stderr.write(f"{__doc__}\n")
+            return 2
     return 0
 
 
