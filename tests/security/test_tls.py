@@ -133,7 +133,8 @@ def test_certificate_of_a_node_cannot_stand_in_for_the_hub(
             "import sys\nfrom atoll.net.http.client import HubClient\n"
             "from atoll.net.endpoint import HubEndpoint\n"
             "from atoll.errors import HubUnreachable\n"
-            "try:\n    HubClient(sys.argv[1], 'token', endpoint=HubEndpoint(ca=sys.argv[2])).jobs()\n"
+            "endpoint = HubEndpoint(ca=sys.argv[2])\n"
+            "try:\n    HubClient(sys.argv[1], 'token', endpoint=endpoint).jobs()\n"
             "except HubUnreachable as error:\n    print(error)\n"
         )
         command = [sys.executable, "-c", code, f"https://127.0.0.1:{port}", me.ca]
