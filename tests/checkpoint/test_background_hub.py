@@ -109,7 +109,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     opened.close()
 
 
-def test_checkpoint_is_published_once_and_every_part_announced_once(site: Site) -> None:
+def test_checkpoint_and_parts_are_announced_once(site: Site) -> None:
     events = Events()
     saver = site.saver(events)
     for round_ in (1, 2):
@@ -121,7 +121,7 @@ def test_checkpoint_is_published_once_and_every_part_announced_once(site: Site) 
     assert events.all == []
 
 
-def test_kill_of_the_writer_at_any_point_of_an_upload_loses_nothing(site: Site) -> None:
+def test_writer_killed_during_an_upload_loses_nothing(site: Site) -> None:
     seen = []
     for point in range(40):
         mark = site.folder / f"mark{point}"
@@ -138,7 +138,7 @@ def test_kill_of_the_writer_at_any_point_of_an_upload_loses_nothing(site: Site) 
     ]  # fmt: skip
 
 
-def test_dead_hub_does_not_block_and_gets_the_checkpoint_when_it_is_back(site: Site) -> None:
+def test_hub_gets_the_checkpoint_when_it_is_back(site: Site) -> None:
     saver = site.saver()
     site.stop()
     began = time.monotonic()
@@ -150,7 +150,7 @@ def test_dead_hub_does_not_block_and_gets_the_checkpoint_when_it_is_back(site: S
     assert site.published() == 1
 
 
-def test_hub_that_dies_between_upload_and_announcement_is_announced_to_later(site: Site) -> None:
+def test_announcement_waits_for_a_dead_hub(site: Site) -> None:
     def moment(name: str) -> None:
         if name == "w0.safetensors delivered" and not died.is_set():
             died.set()
@@ -165,7 +165,7 @@ def test_hub_that_dies_between_upload_and_announcement_is_announced_to_later(sit
     assert site.published() == 1
 
 
-def test_newer_checkpoint_takes_the_place_of_one_that_waits_for_a_dead_hub(site: Site) -> None:
+def test_newer_checkpoint_replaces_one_that_waits(site: Site) -> None:
     saver = site.saver()
     site.stop()
     save(saver, 1)

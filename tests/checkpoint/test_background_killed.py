@@ -116,7 +116,7 @@ def until_gone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("whom", "points"), [("writer", 12), ("self", 5)])
-def test_kill_of_the_trainer_at_any_point_leaves_a_valid_checkpoint_and_no_process(
+def test_killed_trainer_leaves_a_valid_checkpoint(
     tmp_path: Path, trainers: subprocess.Popen[str], whom: str, points: int
 ) -> None:
     shared = shared_memory()

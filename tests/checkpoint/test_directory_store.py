@@ -161,7 +161,7 @@ def test_every_flipped_bit_of_every_part_is_found(store: DirectoryStore) -> None
     assert len(store.get(2, names=PARTS)) == 3
 
 
-def test_damaged_manifest_is_named_and_the_older_checkpoint_is_latest(
+def test_older_checkpoint_is_latest_if_a_manifest_is_damaged(
     store: DirectoryStore,
 ) -> None:
     fill(store, 1)
@@ -213,7 +213,7 @@ def test_full_disk_leaves_the_older_checkpoint_valid(tmp_path: Path) -> None:
         assert store.latest() == 3
 
 
-def test_later_rounds_are_given_up_when_a_run_goes_on_from_an_older_one(
+def test_resuming_from_an_older_round_drops_later_ones(
     store: DirectoryStore,
 ) -> None:
     for round_ in (2, 4, 6):
@@ -226,7 +226,7 @@ def test_later_rounds_are_given_up_when_a_run_goes_on_from_an_older_one(
     assert store.abandon(after=4) == []
 
 
-def test_litter_of_killed_writers_goes_when_a_later_round_is_saved(store: DirectoryStore) -> None:
+def test_saving_removes_files_of_killed_writers(store: DirectoryStore) -> None:
     fill(store, 1)
     (folder_of(store, 1) / ".new-half").write_bytes(b"x")
     fill(store, 2)

@@ -58,7 +58,7 @@ def test_model_alone_is_saved_and_wrappers_leave_no_trace(tmp_path: Path) -> Non
     assert its_optimizer.state.keys() == before.keys() or not its_optimizer.state
 
 
-def test_shared_weight_is_saved_once_and_exported_under_both_names(tmp_path: Path) -> None:
+def test_tied_weight_is_saved_once_and_exported_twice(tmp_path: Path) -> None:
     model = nn.ModuleDict({"embedding": nn.Embedding(5, 2), "head": nn.Linear(2, 5, bias=False)})
     model["head"].weight = model["embedding"].weight
     assert ties_of(model) == {"head.weight": "embedding.weight"}
@@ -90,7 +90,7 @@ def test_one_that_nobody_finished_does_not_exist(tmp_path: Path) -> None:
     load_sharded(tmp_path, 1, model, optimizer)
 
 
-def test_what_is_missing_or_of_another_kind_model_or_optimizer_is_told(tmp_path: Path) -> None:
+def test_missing_or_mismatched_parts_are_named(tmp_path: Path) -> None:
     model, optimizer = net()
     with pytest.raises(CheckpointMissing, match="round 1"):
         load_sharded(tmp_path, 1, model, optimizer)

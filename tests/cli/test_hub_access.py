@@ -23,7 +23,7 @@ def test_last_hub_is_the_default_and_others_are_found_by_url(tmp_path: Path) -> 
     assert find("a:1", home=tmp_path) == FIRST
 
 
-def test_a_viewers_login_at_the_own_hub_does_not_lose_the_operators_token(tmp_path: Path) -> None:
+def test_viewer_login_keeps_the_operators_token(tmp_path: Path) -> None:
     remember(SECOND, home=tmp_path)
     remember(KnownHub("http://b:2", "of-a-viewer"), home=tmp_path)
     assert find(home=tmp_path) == SECOND
@@ -50,7 +50,7 @@ def test_no_hub_and_unknown_hub_say_what_to_do(tmp_path: Path) -> None:
         find("http://c:3", home=tmp_path)
 
 
-def test_ticket_of_an_operator_lets_commands_in_and_a_nodes_does_not(tmp_path: Path) -> None:
+def test_only_an_operators_ticket_permits_commands(tmp_path: Path) -> None:
     home = tmp_path / "home"
     options = HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs", tls="on", reducers=False)
     with HubServer(options) as server:

@@ -44,7 +44,7 @@ def test_rules_further_down_decide_over_those_above(tmp_path: Path) -> None:
     assert names(tmp_path) == [".gitignore", "sub/.gitignore", "sub/b.log"]
 
 
-def test_what_lies_in_a_folder_that_is_left_out_cannot_be_brought_back(tmp_path: Path) -> None:
+def test_ignored_folders_content_cannot_be_included(tmp_path: Path) -> None:
     make(tmp_path, "build/keep.txt", "a", x="build\n!build/keep.txt\n")
     assert names(tmp_path) == [".gitignore", "a"]
 

@@ -30,7 +30,7 @@ def tree(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
-def test_a_folder_comes_back_with_its_bytes_and_its_right_to_execute(tmp_path: Path) -> None:
+def test_unpacked_folder_keeps_bytes_and_execute_bits(tmp_path: Path) -> None:
     source = write(tmp_path / "source", a=b"one", b=b"", c=os.urandom(700_000))
     (source / "deep" / "er").mkdir(parents=True)
     (source / "deep" / "er" / "run.sh").write_bytes(b"#!/bin/sh\n")

@@ -54,7 +54,7 @@ def test_first_code_lies_in_the_lowest_bits() -> None:
 
 
 @pytest.mark.parametrize("largest_scale", [1e30, 1.0, 1e-7, 1e-25])
-def test_scales_keep_eleven_bits_down_to_a_billionth_of_the_largest(largest_scale: float) -> None:
+def test_scales_keep_eleven_bits_over_nine_decades(largest_scale: float) -> None:
     scales = torch.logspace(0, -8.5, 200) * largest_scale
     data = bytearray(scales_bytes(200))
     read = write_scales(scales, out=memoryview(data))
@@ -80,7 +80,7 @@ def test_e3m0_keeps_its_fifteen_values_exactly() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(values=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=40))
-def test_e3m0_chooses_the_nearest_level_and_on_a_tie_the_one_farther_from_zero(
+def test_e3m0_rounds_to_nearest_and_ties_away_from_zero(
     values: list[float],
 ) -> None:
     x = torch.tensor([*values, 1.0], dtype=torch.float32)
@@ -92,7 +92,7 @@ def test_e3m0_chooses_the_nearest_level_and_on_a_tie_the_one_farther_from_zero(
     assert ((found.sign() == x.double().sign()) | (found == 0)).all()
 
 
-def test_e3m0_error_is_at_most_a_third_of_an_element_inside_its_range() -> None:
+def test_e3m0_error_is_at_most_a_third_within_its_range() -> None:
     x = gaussian(100_000)
     found = once("e3m0", x)
     inside = x.abs() >= x.abs().max() / 64
@@ -115,7 +115,7 @@ def test_int4_error_is_at_most_half_a_step() -> None:
     assert ((once("int4", x) - x).view(-1, 256).abs() <= step * 0.5005).all()
 
 
-def test_int2_moves_no_element_away_from_zero_by_more_than_its_level() -> None:
+def test_int2_overshoots_by_less_than_its_level() -> None:
     sparse = torch.zeros(1024)
     sparse[::100] = gaussian(11)
     found = once("int2", sparse)
@@ -163,7 +163,7 @@ def test_qsgd_is_unbiased_and_its_variance_is_within_the_bound(levels: int) -> N
     assert deviation <= 1.5 * (variance / rounds) ** 0.5
 
 
-def test_qsgd_draws_other_numbers_for_another_round_key_or_vector() -> None:
+def test_qsgd_draws_differ_by_round_key_and_vector() -> None:
     x = gaussian(5000)
     codec = make_codec("qsgd:7")
 
@@ -230,7 +230,7 @@ def test_topk_takes_the_largest_and_of_equal_ones_the_first(
     assert largest(x, count).tolist() == sorted(order[:count])
 
 
-def test_topk_of_everything_is_the_vector_and_keeps_more_than_any_other_choice() -> None:
+def test_topk_keeps_the_most_energy() -> None:
     x = gaussian(5000)
     assert torch.equal(once("topk:1", x), x)
     kept = float(once("topk:0.1", x).norm())
@@ -264,7 +264,7 @@ def test_randomk_visits_every_position_within_a_cycle(width: int, count: int) ->
         assert set(np.concatenate(seen)) == set(range(width))
 
 
-def test_randomk_positions_are_those_of_the_round_on_every_member_and_in_every_cut() -> None:
+def test_randomk_positions_follow_from_the_round_alone() -> None:
     x, codec = gaussian(3 * WIDTH + 100), make_codec("randomk:0.05:plain")
     codec.set_round(17)
     whole = codec.decode(codec.encode(x))
@@ -272,7 +272,7 @@ def test_randomk_positions_are_those_of_the_round_on_every_member_and_in_every_c
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_randomk_mean_over_the_wire_is_the_mean_at_the_chosen_positions() -> None:
+def test_randomk_mean_is_exact_at_the_chosen_positions() -> None:
     vectors, codec = [gaussian(9000, seed=s) for s in range(3)], make_codec("randomk:0.1")
     codec.set_round(5)
     packets = [codec.encode(x) for x in vectors]

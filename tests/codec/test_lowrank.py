@@ -65,7 +65,7 @@ def test_warm_start_turns_towards_the_directions_that_matter() -> None:
     assert errors[-1] < 1.01 * best
 
 
-def test_aborted_round_leaves_the_start_as_it_was_and_the_state_is_saved() -> None:
+def test_aborted_round_keeps_the_state_that_is_saved() -> None:
     codec, calm = fitted("lowrank:2"), fitted("lowrank:2")
     for one in (codec, calm):
         one.encode(of_rank(5, seed=1))
@@ -116,7 +116,7 @@ def test_value_that_is_not_finite_breaks_its_matrix_and_no_other(bad: float) -> 
     assert "x/0" not in codec.state_dict()
 
 
-def test_wide_matrices_and_those_with_less_than_the_rank_of_rows_decode() -> None:
+def test_wide_and_flat_matrices_decode() -> None:
     codec = make_codec("lowrank:5")
     codec.set_shapes([(3, 900), (900, 7)])
     x = torch.cat([gaussian(2700), (gaussian(900, 2) @ gaussian(2, 7)).view(-1)])

@@ -174,7 +174,7 @@ class CodecSuite:
             assert not torch.isfinite(decoded).all()
             assert not self.shows_place or not torch.isfinite(decoded[place])
 
-    def test_a_sum_above_the_largest_float_is_infinite_and_nothing_is_said(self) -> None:
+    def test_overflowing_sum_is_infinite_without_a_warning(self) -> None:
         packet = self.codec().encode(torch.full((5000,), 6e4))
         total = torch.full((5000,), 3e38)
         make_codec(packet.codec).decode_add(packet, out=total, weight=1e34)
@@ -212,7 +212,7 @@ class CodecSuite:
             make_codec(empty.codec).decode(empty)
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_damaged_packet_gives_an_error_of_the_wire_or_some_vector(self, seed: int) -> None:
+    def test_damaged_packet_never_crashes_the_decoder(self, seed: int) -> None:
         packet = self.codec().encode(gaussian(6000))
         data, chance = bytearray(packet.data), random.Random(seed)
         for place in range(0, len(data), 1 + seed * 7):

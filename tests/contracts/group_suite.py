@@ -257,7 +257,7 @@ class GroupSuite:
         assert agreed[0].reduced.contributors == ("w0", "w1", "w2")
         assert agreed[0].attempts == 1
 
-    def test_deadline_is_an_error_for_everybody_and_never_a_partial_sum(self, build: Build) -> None:
+    def test_deadline_fails_all_members_without_partial_sums(self, build: Build) -> None:
         world = build(3, timeout_s=1.5)
         both = threading.Barrier(3)
 

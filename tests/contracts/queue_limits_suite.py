@@ -37,7 +37,7 @@ class LimitsContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_many_are_acknowledged_and_extended_at_once_and_the_lost_are_named(self) -> None:
+    def test_batched_acks_and_extensions_name_the_lost(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.put_many("q", entries("a", "b", "c"))
             leases = [i.lease for i in await queue.claim("q", lease_s=LEASE_S, limit=3)]
@@ -78,7 +78,7 @@ class LimitsContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_a_dropping_queue_keeps_the_newest_and_never_what_is_leased(self) -> None:
+    def test_dropping_queue_keeps_leased_and_newest_items(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.declare("q", QueueOptions(max_items=3, overflow="drop-oldest"))
             await queue.put_many("q", entries("a", "b", "c"))
@@ -114,7 +114,7 @@ class LimitsContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_a_producer_that_waits_in_vain_is_told_and_leaves_nothing(self) -> None:
+    def test_producer_that_times_out_leaves_no_item(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.declare("q", QueueOptions(max_items=1, overflow="wait"))
             await queue.put_many("q", entries("a"))

@@ -59,7 +59,7 @@ class QueueContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_a_leased_item_is_given_to_nobody_else_until_the_lease_ends(self) -> None:
+    def test_leased_item_is_not_delivered_again_before_its_end(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (first,) = await queue.claim("q", lease_s=LEASE_S)
@@ -89,7 +89,7 @@ class QueueContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_work_done_after_its_lease_ended_counts_if_nobody_took_it_over(self) -> None:
+    def test_late_ack_counts_if_the_item_was_not_redelivered(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (item,) = await queue.claim("q", lease_s=LEASE_S)
@@ -175,7 +175,7 @@ class QueueContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_a_waiting_claim_is_woken_by_a_release_and_by_a_lease_that_ends(self) -> None:
+    def test_waiting_claim_wakes_on_release_or_expired_lease(self) -> None:
         async def test(queue: Queues) -> None:
             await queue.put("q", key="a", payload=b"")
             (item,) = await queue.claim("q", lease_s=LEASE_S)

@@ -312,7 +312,7 @@ class StrategySuite:
             assert len(first) == 2
             assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
-    def test_members_that_start_differently_take_the_first_ones_parameters(self) -> None:
+    def test_members_start_from_the_first_ones_parameters(self) -> None:
         if not self.exchanges:
             pytest.skip("members never meet")
         groups = MemoryGroups(3)

@@ -42,7 +42,7 @@ class TopicContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_late_subscriptions_begin_at_the_oldest_or_with_what_is_new(self) -> None:
+    def test_late_subscriptions_begin_at_oldest_or_newest(self) -> None:
         async def test(queue: Queues) -> None:
             topics = queue.topics
             await topics.publish("t", entries("a", "b"))
@@ -62,7 +62,7 @@ class TopicContract(QueueBase):
 
         self.with_queue(test)
 
-    def test_retention_by_count_bytes_and_age_tells_who_missed_something(self) -> None:
+    def test_retention_reports_missed_messages(self) -> None:
         async def test(queue: Queues) -> None:
             topics = queue.topics
             limits = {"n": QueueOptions(max_items=3), "b": QueueOptions(max_bytes=6)}

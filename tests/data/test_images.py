@@ -62,7 +62,7 @@ def test_no_image_is_in_two_shards_and_none_is_left_out(slots: int, seed: int, o
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_contiguous_shards_know_a_few_classes_and_shuffled_ones_all(drawn: ImageDataset) -> None:
+def test_contiguous_shards_hold_few_classes(drawn: ImageDataset) -> None:
     def classes(order: str) -> list[int]:
         shards = ImageShards(drawn.train, slots=5, seed=1, order=order)
         batches = (shards.batch(n, np.arange(shards.num_windows(n))) for n in range(5))

@@ -33,7 +33,7 @@ def test_held_out_share_is_about_what_was_asked(size: int, share: float) -> None
     assert len(split.held_out) / size == pytest.approx(share, abs=0.011)
 
 
-def test_same_seed_holds_out_the_same_text_and_another_seed_another() -> None:
+def test_held_out_text_depends_on_the_seed_alone() -> None:
     text = numbered(50_000)
     one, again, other = (split_text(text, share=0.1, seed=seed) for seed in (4, 4, 5))
     assert one == again

@@ -182,7 +182,7 @@ def together(
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, 1e300])
-def test_impossible_weight_leaves_its_member_out_on_the_direct_route(
+def test_impossible_weight_excludes_its_member_when_direct(
     routes: Callable[[int], list[DirectRoute]], codec: str, weight: float
 ) -> None:
     def work(wires: BoundedProcessGroup) -> Exchanged:

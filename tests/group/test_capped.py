@@ -19,7 +19,7 @@ WORKER = WorkerEnvironment(
 
 
 @pytest.mark.parametrize("limit", ["upload_bps", "download_bps"])
-def test_a_limited_process_refuses_the_route_that_would_pass_by_the_limit(limit: str) -> None:
+def test_capped_process_refuses_an_uncapped_route(limit: str) -> None:
     capped = dataclasses.replace(WORKER, **{limit: 1e6})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='route = "auto"'):
         connect_group(capped, route="direct")

@@ -74,7 +74,7 @@ def test_rounds_wait_for_who_recovers_and_only_so_long() -> None:
         new.join(2, base="b")
 
 
-def test_state_that_nobody_holds_any_more_is_that_of_the_checkpoint() -> None:
+def test_state_without_holders_comes_from_the_checkpoint() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     groups.checkpoint_round = 1
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_state_that_nobody_holds_any_more_is_that_of_the_checkpoint() -> None:
     assert {a.plan.round for a in groups.together(meet)} == {1}
 
 
-def test_member_that_lags_is_left_out_and_comes_back_by_recovering() -> None:
+def test_lagging_member_is_left_out_and_recovers() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
     quick = [later(lambda g=g: meet(g)) for g in (groups[0], groups[1])]  # type: ignore[misc]
     assert [each.wait(PATIENCE_S).plan.members for each in quick] == [["w0", "w1"]] * 2
@@ -101,7 +101,7 @@ def test_member_that_lags_is_left_out_and_comes_back_by_recovering() -> None:
     assert groups.together(meet)[2].plan.members == ["w0", "w1", "w2"]
 
 
-def test_frozen_member_holds_nobody_up_and_finds_out_when_it_wakes() -> None:
+def test_frozen_member_delays_no_round_and_learns_of_it() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
     frozen = threading.Event()
 
@@ -119,7 +119,7 @@ def test_frozen_member_holds_nobody_up_and_finds_out_when_it_wakes() -> None:
         work[2].wait(PATIENCE_S)
 
 
-def test_paused_group_says_so_waits_without_an_end_and_goes_on_by_itself() -> None:
+def test_paused_group_waits_and_continues_by_itself() -> None:
     groups = MemoryGroups(2, timeout_s=0.2, min_members=2)
     groups.kill("w1")
     work = later(lambda: meet(groups[0]))
@@ -238,7 +238,7 @@ def cursor(offset: int) -> dict[str, int]:
     return {"data_pass": 0, "offset": offset}
 
 
-def test_leases_follow_who_contributed_and_no_slot_is_dealt_twice() -> None:
+def test_leases_follow_contributors_without_duplicates() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S, grace_s=0.2)
 
     def first(group: Group) -> Agreed:

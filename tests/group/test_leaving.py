@@ -60,9 +60,7 @@ def meet(group: Group) -> Agreed:
 
 
 @pytest.mark.parametrize("route", ["relay", "direct"])
-def test_member_that_waits_for_the_others_leaves_at_once_and_they_go_on(
-    world: Callable[..., HubWorld], route: str
-) -> None:
+def test_waiting_member_leaves_at_once(world: Callable[..., HubWorld], route: str) -> None:
     here = world(3, route=route)
     together(here, meet)
     leaver = here.groups[2]
@@ -104,7 +102,7 @@ def test_round_under_way_ends_before_a_member_leaves(
 
 
 @pytest.mark.parametrize("route", ["relay", "direct", "auto"])
-def test_round_that_does_not_end_is_abandoned_within_five_seconds(
+def test_endless_round_is_abandoned_within_five_seconds(
     world: Callable[..., HubWorld], route: str
 ) -> None:
     """One member hangs; the one that leaves abandons the round, and the third retries alone."""

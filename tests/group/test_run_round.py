@@ -105,7 +105,7 @@ def test_every_wait_rests_and_nothing_else() -> None:
     assert seen == ["join resting", "reduce moving", "commit moving"]
 
 
-def test_donor_reads_the_state_while_a_member_waits_for_the_others() -> None:
+def test_donor_reads_state_while_its_member_waits() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     gate, read = Gate(), threading.Event()
 

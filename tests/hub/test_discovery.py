@@ -26,14 +26,14 @@ def test_nothing_that_is_told_lets_anybody_in() -> None:
     assert (told["tls"], told["prefix"], told["version"]) == ("1", "/atoll", __version__)
 
 
-def test_addresses_of_a_hub_on_all_interfaces_are_those_that_others_can_dial() -> None:
+def test_wildcard_hub_announces_dialable_addresses() -> None:
     assert addresses_of("127.0.0.1") == ["127.0.0.1"]
     found = [ipaddress.ip_address(text) for text in addresses_of("0.0.0.0")]
     assert found
     assert len(found) == 1 or not any(address.is_loopback for address in found)
 
 
-def test_without_the_package_a_hub_lives_on_unless_a_person_asked_for_it(
+def test_hub_runs_without_zeroconf_unless_requested(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model_type", sorted(ROTARY))
-def test_units_of_every_known_family_are_what_the_library_computes(model_type: str) -> None:
+def test_units_of_known_families_equal_the_library(model_type: str) -> None:
     model = tiny(model_type=model_type)
     assert isinstance(model, LayeredCausalLM)
     assert torch.equal(model(IDS), model._theirs[0](input_ids=IDS, use_cache=False).logits)
@@ -50,7 +50,7 @@ def test_copy_is_independent_and_still_tied() -> None:
     assert model(IDS).abs().sum() > 0
 
 
-def test_family_that_is_not_known_trains_as_a_whole_without_units() -> None:
+def test_unknown_family_trains_whole() -> None:
     torch.manual_seed(3)
     config = {
         "model_type": "gpt2", "vocab_size": 11, "n_embd": 16, "n_layer": 2, "n_head": 2,
@@ -154,7 +154,7 @@ class TestGenerate:
             ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), dim=1)
         assert torch.equal(written, ids)
 
-    def test_same_generator_gives_the_same_text_and_leaves_torchs_own_alone(self) -> None:
+    def test_generation_uses_only_its_own_generator(self) -> None:
         model, before = tiny(), torch.get_rng_state()
         texts = [
             model.generate(IDS[:1, :3], tokens=5, generator=torch.Generator().manual_seed(9))

@@ -76,7 +76,7 @@ def test_llama_of_seven_billion_has_as_many_parameters() -> None:
         assert Llama(config).num_parameters == 6_738_415_616
 
 
-def test_residual_network_of_twenty_layers_has_as_many_weights_as_published() -> None:
+def test_resnet_20_has_the_published_size() -> None:
     matrices = [p for p in ResNet(ResNetConfig(blocks=3)).parameters() if p.dim() > 1]
     assert len(matrices) == 20 + 2  # and two shortcuts
     assert sum(p.numel() for p in matrices if p.shape[2:] != (1, 1)) == pytest.approx(270e3, 0.02)
@@ -94,7 +94,7 @@ def test_turned_products_depend_on_the_distance_alone() -> None:
         assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4)
 
 
-def test_grouped_heads_equal_as_many_heads_with_copied_keys_and_values() -> None:
+def test_grouped_heads_equal_copied_keys_and_values() -> None:
     torch.manual_seed(0)
     grouped = Attention(16, heads=4, kv_heads=2, causal=True, bias=False)
     whole = Attention(16, heads=4, causal=True, bias=False)

@@ -23,7 +23,7 @@ async def give(value: int) -> int:
     return value
 
 
-def test_a_coroutine_runs_in_the_other_thread_and_its_result_comes_back(loop: LoopThread) -> None:
+def test_coroutine_result_returns_across_threads(loop: LoopThread) -> None:
     async def where() -> str:
         return threading.current_thread().name
 
@@ -44,7 +44,7 @@ def test_an_error_comes_back_as_it_was_raised(loop: LoopThread) -> None:
         loop.run(late(), timeout_s=PATIENCE_S)
 
 
-def test_a_wait_ends_at_its_deadline_and_the_coroutine_is_cancelled(loop: LoopThread) -> None:
+def test_wait_ends_at_its_deadline_and_cancels(loop: LoopThread) -> None:
     ended = threading.Event()
 
     async def forever() -> None:

@@ -14,7 +14,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_wait_cancelled_in_the_moment_it_is_served_books_nothing() -> None:
+def test_wait_cancelled_while_served_takes_no_credit() -> None:
     async def scenario() -> None:
         credits_ = CreditWindow()
         credits_.open(10, generation=1)

@@ -9,7 +9,7 @@ from atoll.net.transport import ConnectionLost
 from tests.net.scripted import run
 
 
-def test_messages_cross_in_order_and_what_was_sent_before_a_close_arrives() -> None:
+def test_messages_sent_before_a_close_arrive_in_order() -> None:
     async def scenario() -> None:
         here, there = pair()
         for index in range(3):

@@ -122,7 +122,7 @@ def test_close_says_last_words_and_waits_for_their_answer() -> None:
     run(scenario())
 
 
-def test_close_without_an_answer_ends_in_time_and_closes_all_the_same() -> None:
+def test_unanswered_close_ends_in_time() -> None:
     async def scenario() -> None:
         link, _ = await ScriptedHub().linked()
         with pytest.raises(DeadlineExceeded, match="Finished was not answered"):

@@ -18,7 +18,7 @@ from tests.net.scripted import WAIT_S, ScriptedHub, run
 HUB_RESTARTS = 1012
 
 
-def test_a_request_cut_in_the_middle_is_sent_again_under_its_number() -> None:
+def test_interrupted_request_is_resent_under_its_number() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked()
@@ -38,7 +38,7 @@ def test_a_request_cut_in_the_middle_is_sent_again_under_its_number() -> None:
     run(scenario())
 
 
-def test_a_request_made_while_the_hub_is_away_is_sent_when_it_is_back() -> None:
+def test_request_waits_for_an_absent_hub() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked()
@@ -124,7 +124,7 @@ def test_another_version_of_the_protocol_is_final(in_words: bool) -> None:
     run(scenario())
 
 
-def test_a_session_that_another_process_took_over_does_not_come_back() -> None:
+def test_replaced_session_does_not_reconnect() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked()
@@ -167,7 +167,7 @@ def test_a_hub_that_answers_heartbeats_is_not_left() -> None:
     run(scenario())
 
 
-def test_heartbeats_carry_the_figures_and_a_broken_source_does_not_stop_them(
+def test_heartbeats_survive_a_broken_figure_source(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -218,7 +218,7 @@ def test_a_malformed_frame_ends_the_connection_not_the_session(bytes_of_a_strang
     run(scenario())
 
 
-def test_a_damaged_relay_frame_ends_the_connection_so_that_its_piece_is_sent_again() -> None:
+def test_damaged_relay_frame_forces_a_resend() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked()
@@ -239,7 +239,7 @@ def test_a_damaged_relay_frame_ends_the_connection_so_that_its_piece_is_sent_aga
     run(scenario())
 
 
-def test_an_impatient_start_fails_at_the_first_refusal_and_a_patient_one_goes_on() -> None:
+def test_only_a_patient_start_survives_a_refusal() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         hub.away = 4

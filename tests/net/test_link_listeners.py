@@ -12,7 +12,7 @@ from atoll.wire.messages import Beat, Done, MemberLost, Message, Roster, RosterR
 from tests.net.scripted import WAIT_S, ScriptedHub, run
 
 
-def test_notices_and_payloads_are_handed_on_in_the_order_they_came() -> None:
+def test_notices_and_payloads_keep_their_order() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
         heard: list[object] = []
@@ -33,7 +33,7 @@ def test_notices_and_payloads_are_handed_on_in_the_order_they_came() -> None:
     run(scenario())
 
 
-def test_a_listener_that_fails_is_logged_and_the_others_still_hear(
+def test_failing_listener_does_not_silence_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -69,7 +69,7 @@ def test_payloads_are_views_into_the_received_frame() -> None:
     run(scenario())
 
 
-def test_counters_split_control_and_relay_and_count_frame_headers() -> None:
+def test_counters_split_control_and_relay_with_headers() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
         before = link.counters.sent_control_bytes

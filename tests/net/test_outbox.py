@@ -42,7 +42,7 @@ def test_items_go_out_in_batches_numbered_from_one() -> None:
     run(scenario())
 
 
-def test_what_was_not_acknowledged_is_sent_again_under_its_number() -> None:
+def test_unacknowledged_message_is_resent_under_its_number() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked()
         outbox = Outbox(link, lines, retry=at_once)
@@ -115,7 +115,7 @@ def test_a_full_outbox_thins_only_what_was_never_sent() -> None:
     run(scenario())
 
 
-def test_flush_says_no_when_the_hub_is_away_or_the_link_has_ended() -> None:
+def test_flush_fails_without_a_hub_or_link() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked()
@@ -138,7 +138,7 @@ def test_thinning_keeps_the_newest() -> None:
     assert drop_oldest(list(range(8))) == [2, 3, 4, 5, 6, 7]
 
 
-def test_many_threads_add_while_the_hub_restarts_and_everything_arrives_once_in_order() -> None:
+def test_threads_lose_nothing_over_a_hub_restart() -> None:
     stored: dict[int, Point] = {}
 
     def keep(body: Message) -> Message:

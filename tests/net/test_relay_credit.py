@@ -102,7 +102,7 @@ def test_a_sender_that_gives_up_returns_its_credit() -> None:
     run(scenario())
 
 
-def test_after_a_reconnect_the_window_is_full_again_and_sending_goes_on() -> None:
+def test_reconnect_restores_the_full_window() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, peer = await hub.linked(window_bytes=2 * FRAME_BYTES)
@@ -210,7 +210,7 @@ def test_a_held_link_reads_nothing_until_it_is_released() -> None:
     run(scenario())
 
 
-def test_a_held_link_still_reads_while_a_call_waits_for_an_answer_or_credit() -> None:
+def test_held_link_reads_while_a_call_waits() -> None:
     async def scenario() -> None:
         link, peer = await ScriptedHub().linked(window_bytes=FRAME_BYTES)
         link.hold_reading()
@@ -229,7 +229,7 @@ def test_a_held_link_still_reads_while_a_call_waits_for_an_answer_or_credit() ->
     run(scenario())
 
 
-def test_a_held_link_does_not_take_its_own_deafness_for_a_silent_hub() -> None:
+def test_held_link_does_not_think_the_hub_silent() -> None:
     async def scenario() -> None:
         hub = ScriptedHub()
         link, _ = await hub.linked(dead_after_s=0.05)

@@ -25,7 +25,7 @@ def link_of(hub: ScriptedHub, clock: Sleeper) -> Link:
     return Link(hub.dial, hello, clock=clock, retry=at_once, dead_after_s=0.2)
 
 
-def test_connection_is_given_up_when_the_machine_wakes_and_requests_go_on() -> None:
+def test_requests_continue_after_the_machine_wakes() -> None:
     async def scenario() -> None:
         hub, clock = ScriptedHub(), Sleeper()
         link = link_of(hub, clock)

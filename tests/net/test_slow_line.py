@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("slow_line.py"))
 
 
-def test_a_request_does_not_wait_behind_megabytes_of_tensors_on_a_slow_line(tmp_path: Path) -> None:
+def test_request_overtakes_tensors_on_a_slow_line(tmp_path: Path) -> None:
     if reason := Lab.unavailable():
         pytest.skip(f"no network lab here: {reason}")
     hub = [

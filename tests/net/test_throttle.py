@@ -54,7 +54,7 @@ def test_a_long_rest_saves_up_no_more_than_the_burst() -> None:
     assert slow.spend(1000) == pytest.approx(1.0 - BURST_S)
 
 
-def test_a_heartbeat_does_not_wait_behind_tensors_but_is_paid_by_them() -> None:
+def test_heartbeat_overtakes_tensors_but_counts() -> None:
     clock = VirtualClock()
     slow = bucket(clock)
     assert slow.spend(1500) > 1.0
@@ -79,7 +79,7 @@ def test_processes_with_one_file_share_one_limit(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_file_from_before_a_restart_of_the_machine_does_not_hold_anything_up(
+def test_throttle_file_of_an_earlier_boot_is_ignored(
     tmp_path: Path,
 ) -> None:
     pace = tmp_path / "pace"
@@ -100,9 +100,7 @@ def test_a_pace_file_that_is_not_there_means_counting_alone() -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_relayed_tensors_keep_to_the_cap_and_heartbeats_come_through(
-    hub: HubServer, direction: str
-) -> None:
+def test_capped_tensors_let_heartbeats_through(hub: HubServer, direction: str) -> None:
     slow = (
         HubEndpoint(upload_bps=CAP_BPS) if direction == "up" else HubEndpoint(download_bps=CAP_BPS)
     )

@@ -166,7 +166,7 @@ def test_a_refused_connection_names_host_port_and_what_to_do() -> None:
     assert f"atoll hub --port {port}" in message
 
 
-def test_a_host_that_takes_connections_but_says_nothing_is_timed_out() -> None:
+def test_silent_host_times_out() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

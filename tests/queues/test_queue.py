@@ -51,7 +51,7 @@ def test_tensors_larger_than_a_message_go_there_and_back(shelf: QueueRegistry) -
     queue.ack([large, small])
 
 
-def test_an_item_is_done_after_its_block_and_given_back_after_an_error(
+def test_item_is_acked_after_its_block_or_released_on_error(
     shelf: QueueRegistry,
 ) -> None:
     queue = shelf.queue("q")
@@ -66,7 +66,7 @@ def test_an_item_is_done_after_its_block_and_given_back_after_an_error(
     assert queue.claim() == []
 
 
-def test_a_lease_that_ended_is_taken_by_another_and_lost_to_the_first(shelf: QueueRegistry) -> None:
+def test_expired_lease_is_lost_to_its_first_consumer(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q")
     queue.put("x")
     (first,) = queue.claim(lease_s=0.05)
@@ -104,7 +104,7 @@ def test_a_queue_that_drops_keeps_the_newest(shelf: QueueRegistry) -> None:
     assert [item.value for item in queue.claim(10)] == [6, 7, 8, 9]
 
 
-def test_a_producer_waits_for_room_and_goes_on_when_there_is_some(shelf: QueueRegistry) -> None:
+def test_producer_waits_until_there_is_room(shelf: QueueRegistry) -> None:
     queue = shelf.queue("q", max_items=4, overflow="wait")
     seen: list[int] = []
 

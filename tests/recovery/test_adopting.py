@@ -52,7 +52,7 @@ def state_of(run: Run) -> CommittedState:
     return CommittedState(run.task, run.outer)
 
 
-def test_a_newcomer_stands_where_the_donors_stood_though_they_train_on(world: World) -> None:
+def test_newcomer_gets_the_donors_round_while_they_train(world: World) -> None:
     run = trained()
     world.round = run.task.round
     base = state_of(run).base
@@ -82,7 +82,7 @@ def test_a_newcomer_stands_where_the_donors_stood_though_they_train_on(world: Wo
     assert all(map(torch.equal, task.parameters(), committed))
 
 
-def test_a_state_of_another_shape_is_refused_by_the_loader_and_the_next_source_is_asked(
+def test_state_of_another_shape_asks_the_next_donor(
     world: World,
 ) -> None:
     """Digests cannot tell: whoever loads it can, and names whom to distrust."""

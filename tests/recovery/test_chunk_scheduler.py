@@ -73,7 +73,7 @@ def test_chunks_of_a_source_that_left_are_claimed_by_others() -> None:
     assert image.claim("w1", most=9, now=0.0) == [2, 3, 4]
 
 
-def test_a_chunk_that_takes_long_is_asked_for_elsewhere_but_not_everywhere() -> None:
+def test_slow_chunk_is_requested_from_one_other_donor() -> None:
     image = PartialState(SHARED_MANIFEST)
     image.claim("w0", most=9, now=0.0)
     late = target_module.DUPLICATE_AFTER_S + 1
@@ -106,7 +106,7 @@ def test_a_kept_image_goes_on_where_it_stood() -> None:
     assert claim.indices == [1, 2]
 
 
-def test_what_most_have_is_taken_and_the_others_are_told_that_they_differ() -> None:
+def test_majority_state_is_taken_and_others_are_named() -> None:
     other = manifest_of(data_of("shared", seed=1))
     scheduler = new_board("w0", "w1", "w2")
     scheduler.add_source("w0", other, INNER_MANIFEST)
@@ -138,7 +138,7 @@ def test_sources_beyond_the_most_are_asked_when_others_left() -> None:
     assert scheduler.finished
 
 
-def test_the_inner_image_comes_from_one_source_and_begins_anew_with_the_next() -> None:
+def test_inner_image_restarts_with_another_donor() -> None:
     scheduler = new_board("w0", "w1")
     for member in ("w0", "w1"):
         scheduler.add_source(member, SHARED_MANIFEST, INNER_MANIFEST)
@@ -177,7 +177,7 @@ def test_without_the_last_source_the_shared_image_is_enough() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_order_of_claims_losses_and_lies_ends_with_the_right_bytes(data: st.DataObject) -> None:
+def test_any_order_of_events_ends_with_the_right_bytes(data: st.DataObject) -> None:
     members = [f"w{i}" for i in range(data.draw(st.integers(1, 6)))]
     scheduler = ChunkScheduler(list(members))
     inner = {m: data_of("inner", count=3, seed=i) for i, m in enumerate(members)}
@@ -244,7 +244,7 @@ def test_a_source_that_was_given_up_is_told_so() -> None:
         scheduler.claim("w0")
 
 
-def test_one_source_gives_all_where_members_differ_and_another_takes_its_place() -> None:
+def test_differing_members_give_all_from_one_donor() -> None:
     other = manifest_of(data_of("shared", seed=1))
     scheduler = new_board("w0", "w1")
     scheduler.add_source("w0", SHARED_MANIFEST, INNER_MANIFEST, identical=False)

@@ -23,9 +23,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
-def test_donors_killed_in_the_middle_are_replaced_and_their_chunks_come_from_others(
-    world: World, direct: bool
-) -> None:
+def test_killed_donors_chunks_come_from_others(world: World, direct: bool) -> None:
     models = world.processes_of("w0", "w1", "w2", direct=direct, numel=NUMEL)
     found = world.recover(at=[(0.15, lambda: world.kill("w0")), (0.5, lambda: world.kill("w1"))])
     shared, inner = (image_nbytes(part) for part in models[2].parts())
@@ -37,9 +35,7 @@ def test_donors_killed_in_the_middle_are_replaced_and_their_chunks_come_from_oth
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
-def test_what_came_before_the_last_source_died_is_not_fetched_again(
-    world: World, direct: bool
-) -> None:
+def test_chunks_of_a_dead_donor_are_not_fetched_again(world: World, direct: bool) -> None:
     _, model = world.processes_of("w0", "w1", direct=direct, numel=NUMEL)
     world.gone.add("w1")
 

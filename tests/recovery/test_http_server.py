@@ -142,7 +142,7 @@ def test_closing_ends_connections_and_threads() -> None:
         socket.create_connection((LOCAL, opened.port), timeout=1)
 
 
-def test_a_server_without_a_hub_is_opened_with_the_token_of_the_job() -> None:
+def test_server_without_a_hub_takes_the_jobs_token() -> None:
     with StateServer(job="j", token="secret", address=LOCAL, link=None) as server:
         server.offer(Model("w0", numel=10), still=Gate().still)
         (dial,) = server.dial

@@ -37,7 +37,7 @@ def test_the_state_comes_whole_from_all_sources_on_every_way(
     assert found.answer.round == 3
 
 
-def test_a_state_of_a_few_bytes_is_recovered_from_a_single_source(world: World) -> None:
+def test_tiny_state_is_recovered_from_one_donor(world: World) -> None:
     model = world.donor("w1", numel=1)
     found = world.recover()
     assert_same(found.shared, model.shared())
@@ -45,7 +45,7 @@ def test_a_state_of_a_few_bytes_is_recovered_from_a_single_source(world: World) 
     assert found.sources == ["w1"]
 
 
-def test_a_donor_that_cannot_be_dialled_is_reached_through_the_hub(world: World) -> None:
+def test_undialable_donor_is_reached_through_the_hub(world: World) -> None:
     model = world.donor("w0", direct=False)
     world.dials["w0"] = ["nonsense", f"{LOCAL}:1", "127.0.0.1:99999"]
     assert_same(world.recover().shared, model.shared())
@@ -57,7 +57,7 @@ def test_a_port_of_another_program_is_no_obstacle(world: World) -> None:
     assert_same(world.recover().shared, model.shared())
 
 
-def test_without_peers_the_caller_learns_which_checkpoint_there_is(world: World) -> None:
+def test_without_donors_the_checkpoint_is_named(world: World) -> None:
     found = world.recover()
     assert (found.shared, found.inner, found.sources) == (None, None, [])
     assert found.answer.checkpoint_round == 2
@@ -78,7 +78,7 @@ def test_without_peers_a_checkpoint_that_was_handed_in_is_taken(world: World) ->
     assert found.sources == ["checkpoint"]
 
 
-def test_a_donor_that_has_not_heard_of_the_round_yet_is_waited_for(world: World) -> None:
+def test_lagging_donor_is_waited_for(world: World) -> None:
     model = world.donor("w0", round_=2)
     timer = threading.Timer(0.5, lambda: model.move_to(3))
     timer.start()
@@ -87,7 +87,7 @@ def test_a_donor_that_has_not_heard_of_the_round_yet_is_waited_for(world: World)
     timer.join()
 
 
-def test_a_donor_in_the_middle_of_a_step_is_waited_for_and_not_disturbed(world: World) -> None:
+def test_donor_in_mid_step_is_waited_for(world: World) -> None:
     model = world.donor("w0")
     inside, out = threading.Event(), threading.Event()
 
@@ -109,7 +109,7 @@ def test_a_donor_in_the_middle_of_a_step_is_waited_for_and_not_disturbed(world: 
     timer.join()
 
 
-def test_a_donor_that_moves_on_still_gives_the_round_it_began_to_give(world: World) -> None:
+def test_donor_keeps_giving_the_round_it_began(world: World) -> None:
     model = world.donor("w0", numel=1_000_000)
     expected = model.shared()
     found = world.recover(at=[(0.2, lambda: model.move_to(4))])
@@ -118,9 +118,7 @@ def test_a_donor_that_moves_on_still_gives_the_round_it_began_to_give(world: Wor
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])
-def test_the_newer_round_is_fetched_when_no_donor_has_the_older_one_any_more(
-    world: World, direct: bool
-) -> None:
+def test_newer_round_is_fetched_if_the_older_is_gone(world: World, direct: bool) -> None:
     model = world.donor("w0", direct=direct, numel=6_000_000)
     cache = world.donors["w0"]._cache
 
@@ -191,7 +189,7 @@ def test_a_broken_link_of_a_donor_loses_nothing(world: World) -> None:
     assert world.told("recovery-source-refused") == {}
 
 
-def test_where_members_differ_on_purpose_one_donor_gives_everything(world: World) -> None:
+def test_differing_members_recover_from_one_donor(world: World) -> None:
     models = [world.donor(f"w{slot}", numel=600_000, seed=slot + 1) for slot in range(3)]
     for model in models:
         model.identical = False
@@ -202,7 +200,7 @@ def test_where_members_differ_on_purpose_one_donor_gives_everything(world: World
     assert world.events == []
 
 
-def test_a_donor_that_alone_claims_to_differ_on_purpose_is_not_believed(world: World) -> None:
+def test_lone_claim_to_differ_is_not_believed(world: World) -> None:
     gates, told = spoil.at_once(3), spoil.after(lambda: world.events)
     models = [
         world.donor(

@@ -165,7 +165,7 @@ def test_the_state_is_looked_at_only_while_it_rests(cache: SnapshotCache) -> Non
         trainer.join()
 
 
-def test_an_image_is_of_one_moment_though_the_state_changes_all_the_time(
+def test_image_is_consistent_while_the_state_changes(
     cache: SnapshotCache,
 ) -> None:
     gate, done = Gate(), threading.Event()
@@ -261,7 +261,7 @@ def test_a_closed_shelf_refuses() -> None:
     assert cache.answer(StateAsk(1, OFFER, 3))[0].status == REFUSED
 
 
-def test_two_donors_of_the_same_state_offer_the_same_shared_image() -> None:
+def test_donors_of_one_state_offer_one_image() -> None:
     roots = []
     for member in ("w0", "w1"):
         cache = SnapshotCache(job="j")
@@ -291,7 +291,7 @@ def test_training_waits_for_the_copies_and_not_for_digests(
     assert offered(cache).status == OK
 
 
-def test_a_state_that_was_set_back_is_not_given_from_older_images(cache: SnapshotCache) -> None:
+def test_rolled_back_state_is_not_given_from_old_images(cache: SnapshotCache) -> None:
     """The same number of rounds may come again with another state."""
     model = Model("w0", numel=10)
     cache.offer(model, still=Gate().still)

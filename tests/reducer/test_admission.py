@@ -69,7 +69,7 @@ def test_a_norm_that_was_never_seen_is_rejected_after_ten_rounds() -> None:
     assert not judged([1.0, 1.0, 1.0, 2.0], history=old).rejected
 
 
-def test_where_all_have_changed_nobody_is_rejected_and_that_becomes_usual() -> None:
+def test_joint_change_rejects_no_member() -> None:
     history = usual()
     for round_ in range(60):
         found = judged([8.0, 8.2, 7.9, 8.1], history=history, round_=20 + round_)
@@ -134,7 +134,7 @@ def test_rejecting_one_of_n_equals_a_run_of_the_others() -> None:
     assert with_it.weight == 10.0
 
 
-def test_an_evicted_member_is_refused_and_does_not_count_any_more() -> None:
+def test_evicted_member_is_refused_and_not_counted() -> None:
     xs, memory = vectors(4), NormHistory()
     for round_ in range(3):
         assert not combined([*xs, 100 * xs[0]], memory, round_=round_).refused

@@ -80,7 +80,7 @@ def test_pieces_put_together_are_the_packet_whatever_is_skipped(size: int) -> No
     assert [bytes(packet.data) for packet in packets] == [data, b"abcd"]
 
 
-def test_every_parcel_starts_where_its_values_can_be_read_in_place() -> None:
+def test_parcels_are_aligned_for_reading_in_place() -> None:
     packed = gift("w0", *(message(("w1",), bytes(n)) for n in range(5))).packed_for("w1")
     assert len(packed) % ALIGNMENT == 0
     start = len(packed) - 4 * ALIGNMENT

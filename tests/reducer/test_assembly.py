@@ -53,7 +53,7 @@ def test_shares_come_in_member_order() -> None:
     assert [share.member for share in assembly.shares()] == ["w0", "w1", "w2"]
 
 
-def test_lost_member_is_dropped_when_incomplete_and_kept_when_complete() -> None:
+def test_lost_member_counts_only_when_complete() -> None:
     assembly = Assembly(["w0", "w1", "w2"])
     fill(assembly, "w0")
     fill(assembly, "w1", order=[0, 1])
@@ -64,7 +64,7 @@ def test_lost_member_is_dropped_when_incomplete_and_kept_when_complete() -> None
     assert assembly.nbytes == len(DATA)
 
 
-def test_lost_member_that_comes_back_counts_when_complete_in_time() -> None:
+def test_returning_member_counts_when_complete_in_time() -> None:
     assembly = Assembly(["w0", "w1"])
     assembly.drop("w1")
     fill(assembly, "w1")
@@ -83,7 +83,7 @@ def test_lost_member_that_comes_back_counts_when_complete_in_time() -> None:
         {"count": 1},
     ],
 )
-def test_contribution_that_is_not_what_its_codec_makes_is_refused(
+def test_contribution_of_another_codec_is_refused(
     wrong: dict[str, Any],
 ) -> None:
     assembly = Assembly(["w0"])

@@ -162,9 +162,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_contribution_that_is_wrong_is_refused_by_name_and_the_others_go_on(
-    bench: Bench, what: str
-) -> None:
+def test_wrong_contribution_excludes_only_its_member(bench: Bench, what: str) -> None:
     changes = WRONG[what]
     head = head_of(GOOD, **changes)
     data = bytes(GOOD.data)[: min(head.total_bytes, 256 * 1024)]
@@ -224,7 +222,7 @@ def by_sites(**changes: Any) -> RoundPlan:
     )
 
 
-def test_delegates_speak_for_their_sites_and_names_come_in_slot_order() -> None:
+def test_delegates_speak_for_sites_in_slot_order() -> None:
     bench = Bench(by_sites())
     bench.contribute("w1", torch.full((ELEMENTS,), 4.0), weight=3.0, contributors=["w1", "w3"])
     bench.contribute(BAD, torch.full((ELEMENTS,), 8.0), weight=1.0, contributors=[BAD, "w2"])

@@ -128,7 +128,7 @@ def test_buckets_of_one_are_the_rule_to_the_bit(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-def test_the_same_round_gives_the_same_bits_in_whatever_order_members_come(rule: str) -> None:
+def test_result_bits_do_not_depend_on_arrival_order(rule: str) -> None:
     given = shares(vectors(9), f"bucket:2:{rule}")
     policy = f"bucket:2:{rule}/finite/delta"
     first = combine(given, codec=FP32, policy=policy, memory=NormHistory(), round_=3)

@@ -106,7 +106,7 @@ def test_weight_zero_contributes_nothing_but_its_name() -> None:
         mean_of(shares[1:], codec=make_codec("fp32"))
 
 
-def test_odd_ones_are_those_unlike_the_most_and_ties_go_to_the_first() -> None:
+def test_minority_digests_are_odd_and_ties_favour_first() -> None:
     a, b = share("w0", torch.ones(4)), share("w1", torch.ones(4), codec="int8")
     c = share("w2", torch.ones(4), codec="int8")
     assert minority([a]) == {}

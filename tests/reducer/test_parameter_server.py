@@ -41,7 +41,7 @@ def names(answers: Answers) -> list[str]:
     return [member for member, _, _ in answers]
 
 
-def test_the_first_member_loads_an_empty_server_and_all_are_answered() -> None:
+def test_first_member_loads_an_empty_server() -> None:
     server, members = ParameterServer(), ["w0", "w1"]
     assert server.handle("w1", Attach(1, members)) == []
     ((name, answer, _),) = server.handle("w0", Attach(1, members))
@@ -69,7 +69,7 @@ def test_who_does_not_stand_on_the_anchor_is_told_so() -> None:
         assert answer.kind == "unknown"
 
 
-def test_a_repeated_push_gives_the_same_answer_and_changes_nothing() -> None:
+def test_repeated_push_is_idempotent() -> None:
     server = loaded(Setup(), ["w0", "w1"])
     first = push(server, "w0", 1)
     push(server, "w1", 1)
@@ -117,7 +117,7 @@ def test_what_was_fetched_and_loaded_goes_on_bit_for_bit(rule: str) -> None:
     assert whole.version == halves.version == 7
 
 
-def test_values_that_are_not_finite_are_refused_and_leave_no_trace() -> None:
+def test_non_finite_values_are_refused_without_effect() -> None:
     for mode in ("asynchronous", "stale", "synchronous"):
         server = loaded(Setup(mode=mode), ["w0"])
         bad = torch.full((ELEMENTS,), float("nan"))
@@ -176,7 +176,7 @@ def test_what_a_push_counts_that_is_three_versions_late(setup: Setup, move: floa
     assert (before - server.theta)[0].item() == pytest.approx(move)
 
 
-def test_a_synchronous_clock_takes_the_first_pushes_and_refuses_the_rest() -> None:
+def test_synchronous_clock_takes_the_first_pushes_only() -> None:
     server = loaded(Setup(mode="synchronous", backups=1), ["w0", "w1", "w2"])
     assert push(server, "w2", 1, x=torch.full((6,), 4.0)) == []
     answers = push(server, "w0", 1, x=torch.full((6,), 2.0))
@@ -272,7 +272,7 @@ def test_somebody_can_always_go_on(mode: str, bound: int, schedule: list[tuple[s
 
 @settings(max_examples=60, deadline=None)
 @given(schedule=deeds)
-def test_members_are_one_clock_apart_at_most_with_a_bound_of_nothing(
+def test_zero_staleness_keeps_clocks_within_one(
     schedule: list[tuple[str, str]],
 ) -> None:
     run = Schedule("synchronous", 0)

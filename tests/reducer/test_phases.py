@@ -60,7 +60,7 @@ def test_reduce_swap_reduce_in_one_epoch() -> None:
     place.close()
 
 
-def test_an_exchange_before_its_turn_is_refused_and_holds_no_memory() -> None:
+def test_early_exchange_is_refused_without_memory() -> None:
     place = bench()
     place.contribute("w0", torch.ones(100_000), phase=1)
     place.contribute("w0", torch.ones(100_000), phase=10**9)
@@ -114,7 +114,7 @@ def test_parcels_that_do_not_fit_their_table_are_refused_by_name() -> None:
     place.close()
 
 
-def test_a_member_that_asks_gets_what_it_lacks_of_its_own_parcels() -> None:
+def test_member_can_request_its_missing_parcels() -> None:
     place = bench()
     for member in MEMBERS:
         give(place, member, 0, data=bytes(600_000))

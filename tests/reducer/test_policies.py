@@ -103,7 +103,7 @@ def test_a_rule_gives_up_no_more_than_was_found(bad: int, members: int, found: i
             assert lower == rule
 
 
-def test_comparisons_are_exact_inside_and_the_policy_is_back_afterwards() -> None:
+def test_deterministic_mode_is_scoped() -> None:
     group = SingleGroup()
     for words, inside in (
         ({"aggregate": "clip:1"}, "median"), ({"admission": "norms"}, "median"),

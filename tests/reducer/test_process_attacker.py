@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[ProcessWorld]:
         node.link.close()
 
 
-def test_one_attacker_is_left_out_told_and_refused_over_a_real_hub(world: ProcessWorld) -> None:
+def test_attacker_is_excluded_over_a_real_hub(world: ProcessWorld) -> None:
     """All are on one machine, yet the values go to the reducer, which sees all of them apart."""
     policy = GroupPolicy(aggregate="geometric-median", admission="norms")
 
@@ -68,7 +68,7 @@ def test_one_attacker_is_left_out_told_and_refused_over_a_real_hub(world: Proces
     assert any(e["kind"] == "contribution-refused" and "w3" in e["text"] for e in events)
 
 
-def test_too_many_wrong_ones_stop_the_rounds_and_never_become_a_plain_mean(
+def test_too_many_attackers_stop_the_rounds(
     world: ProcessWorld,
 ) -> None:
     """Two of five are more than a third: nothing is committed, everybody hears why."""

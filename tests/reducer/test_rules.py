@@ -64,14 +64,14 @@ def test_the_median_is_that_of_torch(size: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "bad"), [(3, 1), (5, 1), (5, 2), (8, 3)])
-def test_the_trimmed_mean_leaves_out_the_extremes_of_every_coordinate(n: int, bad: int) -> None:
+def test_trimmed_mean_drops_extremes_by_coordinate(n: int, bad: int) -> None:
     xs = vectors(n, 50_000)
     expected = torch.stack(xs).double().sort(0).values[bad : n - bad].mean(0)
     torch.testing.assert_close(decoded(combined(xs, f"trimmed:{bad}")).double(), expected)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "bf16"])
-def test_krum_takes_the_contribution_that_stands_closest_to_its_nearest(codec: str) -> None:
+def test_krum_takes_the_most_central_contribution(codec: str) -> None:
     coder = make_codec(codec)
     xs = [coder.decode(coder.encode(x)) for x in vectors(7, 40_000)]
     xs[6] = 100.0 + xs[6]
@@ -126,7 +126,7 @@ def test_the_geometric_median_minimises_the_sum_of_distances() -> None:
     assert total(found) < min(total(x.double()) for x in xs)
 
 
-def test_the_geometric_median_of_one_point_given_often_is_that_point() -> None:
+def test_geometric_median_of_a_repeated_point_is_it() -> None:
     xs = [torch.full((10,), 2.5)] * 4
     assert torch.equal(decoded(combined(xs, "geometric-median")), xs[0])
 

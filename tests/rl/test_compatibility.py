@@ -60,7 +60,7 @@ def test_settings_that_contradict_each_other(rl: dict[str, Any], what: str, reme
     assert error.remedy == remedy
 
 
-def test_policies_of_different_tasks_are_not_averaged_and_not_corrected() -> None:
+def test_policies_of_different_tasks_are_not_averaged() -> None:
     error = refusal(OTHER, {"strategy": {"preset": "diloco"}})
     assert "same task can agree" in error.what
     assert "two solves CartPole-v1 {" in str(error.given)
@@ -87,7 +87,7 @@ def test_a_strategy_that_cannot_work_is_refused_as_anywhere_else() -> None:
     )  # fmt: skip
 
 
-def test_a_job_with_policies_runs_no_script_and_has_no_bounds_of_members() -> None:
+def test_policy_job_has_no_script_and_no_member_bounds() -> None:
     assert "no program" in refusal(tables={"job": {"script": "x.py"}}).what
     bounds = {"nodes": {"min": 1, "max": 2}}
     assert "do not come and go" in refusal(tables={"job": bounds}).what
@@ -122,7 +122,7 @@ def test_policies_of_one_task_have_equal_spaces() -> None:
         check_tasks(rl, [TASK, wider])
 
 
-def test_environments_are_made_before_anything_starts_when_they_will_live_here() -> None:
+def test_local_environments_are_made_before_the_start() -> None:
     known = read_spec({"rl": {"policies": list(ONE)}})
     assert check_names(known, here=True) == 0
     unknown = read_spec({"rl": {"policies": [{"name": "one", "env": "Nothing-v0"}]}})

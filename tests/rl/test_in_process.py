@@ -24,7 +24,7 @@ def tables(*envs: str, **more: Any) -> RlTable:
 
 
 @pytest.mark.parametrize("critic", ["pooled", "unconditioned", "corrected", "own"])
-def test_a_seed_gives_the_same_curves_bit_for_bit_and_another_one_does_not(critic: str) -> None:
+def test_curves_are_bit_identical_for_one_seed_only(critic: str) -> None:
     rl = tables(CARTPOLE, CARTPOLE, critic=critic)
     first, again, other = (run_together(rl, seed=seed) for seed in (3, 3, 4))
     assert first == again
@@ -48,13 +48,13 @@ def test_own_critics_learn_from_their_own_policy_alone() -> None:
     together.close()
 
 
-def test_a_policy_with_own_critic_is_not_changed_by_its_neighbours() -> None:
+def test_policy_with_own_critic_is_independent() -> None:
     alone = run_together(tables(CARTPOLE, critic="own"), seed=1)
     beside = run_together(tables(CARTPOLE, CARTPOLE, critic="own"), seed=1)
     assert beside[0] == alone[0]
 
 
-def test_a_policy_with_fewer_steps_ends_earlier_and_the_others_go_on() -> None:
+def test_policy_with_fewer_steps_ends_earlier() -> None:
     rl = tables(CARTPOLE, CARTPOLE)
     rl = dataclasses.replace(
         rl, policies=[dataclasses.replace(rl.policies[0], steps=64), rl.policies[1]]
@@ -88,7 +88,7 @@ class Broken:
         return Wrapped(gymnasium.make(CARTPOLE))
 
 
-def test_a_rollout_that_is_not_finite_is_dropped_and_the_others_learn_on() -> None:
+def test_non_finite_rollout_is_dropped_alone() -> None:
     rl = tables(CARTPOLE, f"{__name__}:Broken")
     fine, broken = run_together(rl, seed=0)
     assert (len(fine.updates), fine.dropped) == (4, 0)

@@ -49,7 +49,7 @@ def test_a_state_comes_back_as_it_was_when_it_was_saved() -> None:
     again.close()
 
 
-def test_what_follows_a_save_is_called_once_it_is_durable_and_not_before() -> None:
+def test_callback_runs_only_after_a_durable_save() -> None:
     channel = alone()
     bad = BadLink(channel, loss=2.0)
     kept = StateSaver(desk(channel, "w1"), member="w1")

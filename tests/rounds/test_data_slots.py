@@ -16,7 +16,7 @@ MEMBERS = st.sets(st.sampled_from([f"w{slot}" for slot in range(6)]))
 
 
 @given(MEMBERS, CURSORS, st.permutations(range(6)), MEMBERS)
-def test_every_member_gets_one_slot_and_the_least_read_slots_are_dealt(
+def test_members_get_one_slot_each_least_read_first(
     members: set[str], cursors: dict[int, dict[str, int]], slots: list[int], holders: set[str]
 ) -> None:
     held = dict(zip(sorted(holders), slots, strict=False))

@@ -31,7 +31,7 @@ def play(actions: list[tuple[str, int, bool]], *, least: int = 0) -> Group:
 
 @settings(max_examples=200, deadline=None)
 @given(SCHEDULES)
-def test_one_verdict_for_an_epoch_and_plans_of_equal_replicas_whatever_happens(
+def test_epoch_has_one_verdict_and_equal_replicas(
     actions: list[tuple[str, int, bool]],
 ) -> None:
     group = play(actions)
@@ -53,7 +53,7 @@ def test_nobody_waits_for_ever_once_time_passes(actions: list[tuple[str, int, bo
 
 @settings(max_examples=150, deadline=None)
 @given(SCHEDULES, st.integers(0, 3))
-def test_whoever_lives_at_the_end_commits_with_all_others_that_live(
+def test_surviving_members_commit_together(
     actions: list[tuple[str, int, bool]], survivor: int
 ) -> None:
     group = play(actions)

@@ -74,7 +74,7 @@ ACTIONS = st.tuples(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ACTIONS, max_size=60))
-def test_whatever_happens_epochs_grow_and_rounds_commit_once_in_order(
+def test_epochs_grow_and_rounds_commit_once_in_order(
     actions: list[tuple[str, int, bool]],
 ) -> None:
     model = Model(4)

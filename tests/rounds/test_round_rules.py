@@ -21,7 +21,7 @@ def test_plan_waits_for_every_member_and_is_in_slot_order() -> None:
     assert (plan.round, plan.epoch, plan.route, plan.reducer) == (0, 1, "relay", "j/reducer")
 
 
-def test_all_ok_votes_with_one_digest_commit_and_open_the_next_round() -> None:
+def test_equal_ok_votes_commit_and_open_the_next_round() -> None:
     machine = rounds_of(2)
     plan = join_all(machine, ["w0", "w1"], 0.0)
     verdict = commit_all(machine, plan, 2.0)
@@ -76,9 +76,7 @@ def test_same_digest_of_other_contributors_is_another_result() -> None:
 
 
 @pytest.mark.parametrize(("round_", "contributors"), [(7, ["w0"]), (0, ["w0", "w9"])])
-def test_vote_that_cannot_be_true_is_refused_and_the_others_go_on(
-    round_: int, contributors: list[str]
-) -> None:
+def test_impossible_vote_is_refused(round_: int, contributors: list[str]) -> None:
     machine = rounds_of(2)
     plan = join_all(machine, ["w0", "w1"], 0.0)
     machine.vote("w0", vote(plan), 1.0)
@@ -87,7 +85,7 @@ def test_vote_that_cannot_be_true_is_refused_and_the_others_go_on(
     assert verdict_in(machine.withdraw("w1", 1.0)).committed
 
 
-def test_one_bad_vote_aborts_and_the_round_is_retried_under_a_new_epoch() -> None:
+def test_bad_vote_aborts_and_retries_under_a_new_epoch() -> None:
     machine = rounds_of(2)
     plan = join_all(machine, ["w0", "w1"], 0.0)
     machine.vote("w0", vote(plan), 1.0)
@@ -148,7 +146,7 @@ def test_waiting_member_that_is_lost_is_not_planned() -> None:
     assert machine.joins == {}
 
 
-def test_first_round_waits_for_all_wanted_until_the_start_deadline() -> None:
+def test_first_round_waits_for_all_until_the_deadline() -> None:
     machine = rounds_of(2)
     machine.nodes_wanted = 3
     machine.join("w0", RoundJoin(0, "b"), 0.0)
@@ -241,7 +239,7 @@ def test_member_that_never_votes_is_left_out_at_the_deadline() -> None:
     assert verdict_in(machine.settle(1.5 * plan.timeout_s + 15)).committed
 
 
-def test_vote_of_a_member_that_was_taken_for_lost_counts_while_the_attempt_is_open() -> None:
+def test_lost_members_vote_counts_while_the_attempt_is_open() -> None:
     machine = rounds_of(3)
     plan = join_all(machine, ["w0", "w1", "w2"], 0.0)
     machine.gone("w2", 1.0)
@@ -274,7 +272,7 @@ def test_auto_is_direct_only_when_all_reach_all() -> None:
     assert plan_in(machine.join("w1", RoundJoin(0, "b", []), 0.0)).route == "relay"
 
 
-def test_auto_falls_back_to_the_relay_for_two_four_eight_rounds_and_not_for_ever() -> None:
+def test_auto_route_backs_off_to_relay_exponentially() -> None:
     machine = rounds_of(2, preference="auto")
     relayed: list[int] = []
     for attempt in range(24):
@@ -314,7 +312,7 @@ def test_stop_is_told_with_the_next_plan() -> None:
     assert join_all(machine, ["w0"], 0.0).stopping
 
 
-def test_timeout_follows_the_measured_duration_of_its_route_within_its_bounds() -> None:
+def test_timeout_follows_the_routes_measured_duration() -> None:
     machine = rounds_of(1)
     assert join_all(machine, ["w0"], 0.0).timeout_s == 120.0
     commit_all(machine, RoundPlan("j", 0, 1, ["w0"], "alone"), 5.0)

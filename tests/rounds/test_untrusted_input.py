@@ -56,7 +56,7 @@ def test_join_with_the_data_of_another_is_refused(running: Running) -> None:
     assert "not its own" in told(running.hub, running.job, "refused")[0]
 
 
-def test_forged_verdict_of_a_member_closes_its_connection_and_is_told(running: Running) -> None:
+def test_forged_verdict_closes_the_connection(running: Running) -> None:
     commit(running, 0)
     plan = RoundPlan(running.job, 1, 99, ["w1"], "alone")
     for forged in (Verdict(1, 2, True, "forged"), plan):
@@ -69,7 +69,7 @@ def test_forged_verdict_of_a_member_closes_its_connection_and_is_told(running: R
     commit(running, 1)
 
 
-def test_round_is_adopted_from_the_members_after_an_older_file_was_restored(tmp_path: Path) -> None:
+def test_restored_hub_adopts_its_members_round(tmp_path: Path) -> None:
     with HubServer(options(tmp_path)) as hub:
         group = Running(hub)
         commit(group, 0)

@@ -24,7 +24,7 @@ SCALE = Scale(parameters=1_000_000, peers=4, steps=100)
 TABLES = [METHODS, CODECS, AGGREGATES, COLLECTIVES, ADMISSIONS]
 
 
-def test_every_entry_says_what_it_is_in_one_line_and_what_it_is_good_for() -> None:
+def test_entries_say_what_they_are_and_are_for() -> None:
     for table in TABLES:
         for entry in table.values():
             assert 10 <= len(entry.line) <= 95, entry.name
@@ -145,7 +145,7 @@ def test_one_method_in_full_fits_the_screen(width: int) -> None:
         assert part in text
 
 
-def test_without_torch_there_are_words_and_options_but_no_figures(
+def test_without_torch_there_are_no_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     find = importlib.util.find_spec

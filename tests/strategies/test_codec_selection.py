@@ -120,7 +120,7 @@ def test_ef21_in_rounds_comes_close_to_rounds_without_a_codec() -> None:
     assert float((fed.vector() - exact.vector()).norm()) < 0.7 * far
 
 
-def test_ef21_outlives_saving_loading_and_a_member_that_comes_late() -> None:
+def test_ef21_survives_loading_and_a_latecomer() -> None:
     options = Average(every=1)
 
     def state(group: Group) -> dict[str, torch.Tensor]:

@@ -92,7 +92,7 @@ def test_saved_and_loaded_in_mid_run_equals_uninterrupted(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ROUTED)
 @pytest.mark.parametrize("route", EXACT_ROUTES)
-def test_members_on_a_real_route_are_identical_and_close_to_those_in_memory(
+def test_real_routes_are_identical_and_close_to_memory(
     world: Callable[..., HubWorld], route: str, spec: str
 ) -> None:
     options, model = Average(every=1), wide_model()

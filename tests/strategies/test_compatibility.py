@@ -45,7 +45,7 @@ def test_every_preset_is_let_through_as_it_comes(preset: str, nodes: int) -> Non
 
 
 @pytest.mark.parametrize("collective", ["ring", "butterfly", "tree", "hierarchical"])
-def test_a_sparse_codec_is_refused_where_packets_are_added_on_the_way(collective: str) -> None:
+def test_sparse_codec_is_refused_where_packets_are_summed(collective: str) -> None:
     policy = GroupPolicy(collective=collective)
     for codec in ("topk:0.01", "feedback(topk:0.1|int8)"):
         error = refusal("every_step", codec, policy=policy)
@@ -106,20 +106,20 @@ def test_collectives_are_refused_over_the_relay() -> None:
     assert 'route = "auto"' in str(error.remedy)
 
 
-def test_only_gradients_are_summed_and_not_the_buffers_that_travel_with_them() -> None:
+def test_only_gradients_are_summed_and_not_buffers() -> None:
     policy = GroupPolicy(aggregate="sum")
     for outer in ("diloco", "every_step"):
         assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
 
 
 @pytest.mark.parametrize("outer", sorted((PAIRED | SERVED | compatibility.SWAPPED) & set(OUTERS)))
-def test_methods_without_a_common_mean_take_no_rule_and_no_collective(outer: str) -> None:
+def test_methods_without_mean_take_no_rule_or_collective(outer: str) -> None:
     for policy in (GroupPolicy(aggregate="median"), GroupPolicy(collective="ring")):
         assert "no mean of all" in refusal(outer, policy=policy).what
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-def test_a_codec_is_refused_exactly_where_the_method_itself_would_refuse_it(outer: str) -> None:
+def test_codec_is_refused_exactly_where_the_method_does(outer: str) -> None:
     examples = [row.example for row in CODECS.values()]
     for example in [*examples, *(wrapper.example for wrapper in WRAPPERS.values())]:
         resolved = Resolved(inner="local", outer=outer, codec=example, options={})
@@ -174,7 +174,7 @@ def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("inner", ["ddp", "fsdp", "tensor", "pipeline", "hybrid"])
-def test_gradients_of_an_island_are_not_combined_with_those_of_others(inner: str) -> None:
+def test_island_gradients_are_not_combined_with_others(inner: str) -> None:
     using = {"every_step", "powersgd", "demo", "sign_majority", "onebit_adam"}
     for outer in OUTERS:
         resolved = Resolved(inner=inner, outer=outer, codec="fp32", options={"push_sum": True})
@@ -232,12 +232,12 @@ def test_every_rule_says_why_in_its_first_line() -> None:
         assert rule.__doc__.strip().endswith(".")
 
 
-def test_options_that_a_script_gives_go_by_their_name_in_the_table() -> None:
+def test_script_options_are_checked_by_table_name() -> None:
     found = named(DiLoCo(every=7), "int8")
     assert (found.outer, found.codec, found.options["every"]) == ("diloco", "int8", 7)
 
 
-def test_a_job_file_is_refused_before_it_is_submitted_and_again_by_the_worker() -> None:
+def test_bad_job_file_is_refused_by_command_and_worker() -> None:
     from atoll.cli.jobs.precheck import check_names
     from atoll.train.build import build
 

@@ -74,7 +74,7 @@ def test_the_catalogue_has_every_codec_and_nothing_else() -> None:
     assert set(CODECS) == {*codecs.CODECS, *codecs.WRAPPERS}
 
 
-def test_the_catalogue_has_every_aggregate_collective_and_admission() -> None:
+def test_catalogue_is_complete() -> None:
     from atoll.reducer import policies
 
     assert set(AGGREGATES) == set(policies.AGGREGATES)

@@ -92,7 +92,7 @@ def test_members_come_together_as_fast_as_the_gap_says(graph: str) -> None:
     assert deviation(x) / deviation(before) == pytest.approx(rho, rel=0.01)
 
 
-def test_push_sum_over_random_peers_finds_the_mean_that_plain_averaging_misses() -> None:
+def test_push_sum_finds_the_mean_over_random_peers() -> None:
     n = 8
     x = torch.arange(n, dtype=torch.float64)
     w, biased = torch.ones(n, dtype=torch.float64), x.clone()

@@ -73,9 +73,7 @@ def set_policy(group: Group, **words: str) -> Group:
 
 
 @pytest.mark.parametrize("collective", ["ring", "butterfly", "tree", "hierarchical", "star"])
-def test_per_step_training_over_a_collective_equals_that_in_memory(
-    node: NodeInName, collective: str
-) -> None:
+def test_per_step_collective_equals_training_in_memory(node: NodeInName, collective: str) -> None:
     world, model = HubWorld(node, 3, route="direct"), wide_model()
 
     def member(group: Group) -> Run:
@@ -95,7 +93,7 @@ def test_per_step_training_over_a_collective_equals_that_in_memory(
     world.close()
 
 
-def test_rules_by_coordinate_train_on_the_direct_route_as_in_memory(node: NodeInName) -> None:
+def test_coordinate_rules_train_direct_as_in_memory(node: NodeInName) -> None:
     world = HubWorld(node, 3, route="direct")
 
     def member(group: Group) -> Run:
@@ -136,7 +134,7 @@ def test_under_a_robust_policy_who_starts_differently_is_refused() -> None:
         )
 
 
-def test_a_rule_with_too_few_members_waits_and_is_never_a_plain_mean() -> None:
+def test_rule_with_too_few_members_waits() -> None:
     """Four of five go on under krum:1 only when the fifth is back."""
     groups = MemoryGroups(5, timeout_s=PATIENCE_S)
 

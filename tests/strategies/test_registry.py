@@ -27,7 +27,7 @@ def test_what_a_job_names_wins_over_its_preset() -> None:
     assert resolved.options["every"] == 7
 
 
-def test_the_shared_start_of_a_preset_is_a_tenth_of_a_short_run_at_most() -> None:
+def test_presets_shared_start_is_at_most_a_tenth() -> None:
     assert resolve(StrategyTable(), steps=2_000).options["shared_steps"] == 170
     assert resolve(StrategyTable(), steps=100).options["shared_steps"] == 10
     written = StrategyTable(options={"shared_steps": 90})

@@ -9,14 +9,14 @@ from atoll.strategies.base import Traffic
 from atoll.strategies.traffic import all_to_all_volume, allgather_volume, times, total, volume
 
 
-def test_swap_goes_up_once_over_the_relay_and_to_everybody_directly() -> None:
+def test_swap_uploads_once_by_relay_and_to_all_direct() -> None:
     found = all_to_all_volume([(100, 3), (10, 1)], [70, 30])
     assert found == Traffic(1, 110, 100, 310, 100)
     assert all_to_all_volume([], []) == Traffic(1, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("peers", [2, 3, 8])
-def test_packets_without_a_mean_come_down_from_every_other_member(peers: int) -> None:
+def test_unreduced_packets_come_from_all_others(peers: int) -> None:
     codec = make_codec("feedback(topk:0.01|int8)")
     nbytes = codec.nbytes(10_000)
     expected = Traffic(1, nbytes, nbytes * (peers - 1), nbytes * (peers - 1), nbytes * (peers - 1))

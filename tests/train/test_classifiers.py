@@ -82,7 +82,7 @@ def test_final_accuracy_is_that_of_the_published_weights(tmp_path: Path) -> None
     assert first["accuracy"] == pytest.approx(right, abs=2e-3)
 
 
-def test_running_means_of_batch_norm_are_the_same_on_every_member(tmp_path: Path) -> None:
+def test_batch_norm_means_are_equal_on_all_members(tmp_path: Path) -> None:
     spec = make_spec(model={"norm": "batch"}, train={"steps": 10})
     first, second = train(spec, MemoryGroups(2), tmp_path)
     assert first["digest"] == second["digest"]

@@ -74,7 +74,7 @@ def test_a_step_in_which_one_member_overflowed_is_skipped_by_all(
     assert [step for step, skipped in enumerate(first.skipped) if skipped] == [BAD_STEP]
 
 
-def test_in_cocktail_sgd_only_the_member_that_overflowed_leaves_out_its_step(
+def test_overflow_skips_one_members_cocktail_step(
     tmp_path: Path,
 ) -> None:
     options = atoll.Cocktail(probability=0.5)

@@ -119,9 +119,7 @@ def test_training_begins_with_the_weights_that_were_loaded(spec: JobSpec, pretra
         assert torch.equal(built.model.state_dict()[name], tensor), name
 
 
-def test_file_of_weights_needs_neither_folder_nor_tokenizer_beside_it(
-    spec: JobSpec, pretrained: Path
-) -> None:
+def test_weights_file_needs_no_folder_or_tokenizer(spec: JobSpec, pretrained: Path) -> None:
     built = build(spec, member="w0", slot=0, num_slots=1)
     assert str(pretrained) not in built.about["options"]
     text = "for x in range(3): print('héllo')"
@@ -150,7 +148,7 @@ def test_tokenizer_of_a_model_that_brings_none_is_refused(spec: JobSpec, model: 
         build(other, member="w0", slot=0, num_slots=1)
 
 
-def test_evaluation_of_a_large_vocabulary_takes_fewer_sequences_at_a_time(
+def test_large_vocabulary_evaluates_fewer_sequences(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build(spec, member="w0", slot=0, num_slots=1).held_out

@@ -67,7 +67,7 @@ def test_members_of_a_script_end_with_one_model(outer: Any, tmp_path: Path) -> N
     assert torch.equal(first, second)
 
 
-def test_schedulers_and_parameter_groups_see_the_wrapped_optimizer(tmp_path: Path) -> None:
+def test_schedulers_see_the_wrapped_optimizer(tmp_path: Path) -> None:
     with make_run(MemoryGroups(1)[0], tmp_path) as run:
         model = small_model()
         inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
@@ -165,7 +165,7 @@ def test_shares_of_a_loader_are_disjoint_and_together_the_whole(tmp_path: Path) 
     assert sorted(seen) == list(range(23))
 
 
-def test_shares_of_sets_and_iterables_are_disjoint_and_together_the_whole(tmp_path: Path) -> None:
+def test_shares_are_disjoint_and_cover_the_data(tmp_path: Path) -> None:
     class Endless(IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(10))

@@ -28,7 +28,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Point | Event]:
     return heard
 
 
-def test_points_of_a_tracked_model_carry_its_steps_and_what_was_logged(
+def test_tracked_points_carry_steps_and_logged_values(
     told: list[Point | Event], tmp_path: Path
 ) -> None:
     clock = VirtualClock()

@@ -153,7 +153,7 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(
     ],
     ids=["streaming", "eager"],
 )
-def test_a_checkpoint_holds_the_common_model_and_what_each_member_carries(
+def test_checkpoint_holds_common_and_member_state(
     corpus: str, tmp_path: Path, table: dict[str, Any]
 ) -> None:
     spec = replace(make_spec(corpus), strategy=read_spec({"strategy": table}).strategy)

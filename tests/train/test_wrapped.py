@@ -32,7 +32,7 @@ def vector(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_accumulated_gradients_clipping_and_schedules_are_those_of_a_plain_loop(
+def test_accumulation_and_schedules_equal_a_plain_loop(
     tmp_path: Path,
 ) -> None:
     def train(optimizer: Any, model: nn.Module) -> Tensor:
@@ -58,7 +58,7 @@ def test_accumulated_gradients_clipping_and_schedules_are_those_of_a_plain_loop(
     assert torch.equal(train(groups_of(plain), plain), train(wrapped, ours))
 
 
-def test_an_optimizer_that_searches_by_itself_is_given_the_closure(tmp_path: Path) -> None:
+def test_line_search_optimizer_gets_the_closure(tmp_path: Path) -> None:
     batch = next(batches(0))
 
     def train(model: nn.Module, optimizer: Any) -> tuple[Tensor, int]:
@@ -89,7 +89,7 @@ def test_an_optimizer_that_searches_by_itself_is_given_the_closure(tmp_path: Pat
         make_run(tmp_path).wrap(small_model(), searching(ours), outer="ddp")
 
 
-def test_schedules_reach_the_optimizer_after_its_state_was_replaced(tmp_path: Path) -> None:
+def test_schedules_survive_a_replaced_optimizer_state(tmp_path: Path) -> None:
     """A member that takes over another's state loads it into the inner optimizer."""
     model = small_model()
     inner = adamw(model)
@@ -122,7 +122,7 @@ def test_muon_trains_members_that_end_with_one_model(tmp_path: Path) -> None:
     assert {"momentum_buffer"} in [set(entry) for entry in state["state"].values()]
 
 
-def test_the_agreed_parameters_can_be_looked_at_between_two_rounds(tmp_path: Path) -> None:
+def test_agreed_parameters_are_readable_between_rounds(tmp_path: Path) -> None:
     def body(group: Group) -> list[Tensor]:
         with make_run(tmp_path, group) as run:
             model = small_model(seed=run.slot)

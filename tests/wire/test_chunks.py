@@ -41,7 +41,7 @@ def test_a_packet_put_together_from_its_pieces_is_the_packet(nbytes: int) -> Non
     assert bytes(together) == packet
 
 
-def test_every_piece_fits_a_relay_frame_with_its_head_and_addresses() -> None:
+def test_every_piece_fits_a_relay_frame() -> None:
     head = msgspec.structs.replace(head_of(CHUNK_BYTES, 0), have=list(range(20_000)))
     start, piece = pack_chunk(head, bytes(CHUNK_BYTES))
     assert len(start) + len(piece) + 2 * 256 <= MAX_RELAY_BYTES

@@ -128,7 +128,7 @@ def test_an_answer_too_long_for_its_length_is_refused() -> None:
         pack_answer(StateAnswer(1, "refused", 0, reason="x" * 70_000))
 
 
-def test_pieces_of_a_reduce_and_messages_about_the_state_are_never_mistaken() -> None:
+def test_reduce_pieces_and_state_messages_are_distinct() -> None:
     head = ChunkHead("contribute", 1, 1, 0, 1, 4, "none", [1], 1.0)
     piece = memoryview(b"".join(pack_chunk(head, b"abcd")))
     for unpack in (unpack_ask, unpack_answer):

@@ -74,7 +74,7 @@ def test_images_are_reused_and_grow(tmp_path: Path) -> None:
 
 
 @posix
-def test_save_is_skipped_and_told_while_the_last_is_written_and_the_final_one_is_not(
+def test_only_the_final_save_waits_for_a_running_write(
     tmp_path: Path,
 ) -> None:
     events = Events()
@@ -111,7 +111,7 @@ def test_same_state_again_is_not_written_again(tmp_path: Path) -> None:
 
 
 @posix
-def test_killed_writer_is_replaced_and_the_newest_image_written_again(tmp_path: Path) -> None:
+def test_successor_of_a_killed_writer_writes_the_newest_image(tmp_path: Path) -> None:
     events = Events()
     saver = BackgroundSaver(target(tmp_path), scratch=tmp_path, on_event=events)
     first = freeze(saver)
@@ -153,7 +153,7 @@ def test_writer_that_cannot_live_is_given_up_and_told(
 
 
 @posix
-def test_writer_is_deaf_to_signals_for_its_group_polite_and_without_torch(tmp_path: Path) -> None:
+def test_writer_ignores_group_signals_and_loads_no_torch(tmp_path: Path) -> None:
     saver = BackgroundSaver(target(tmp_path), scratch=tmp_path)
     save(saver, 1)
     assert saver.wait(WAIT_S)
@@ -208,7 +208,7 @@ def test_short_memory_is_replaced_by_a_file_that_does_not_stay(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
-def test_neither_memory_nor_disk_for_the_image_is_told_and_training_goes_on(
+def test_training_continues_without_room_for_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_module, "memory_room", lambda: 0)

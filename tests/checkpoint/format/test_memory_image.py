@@ -64,12 +64,12 @@ def test_the_library_reads_an_image_and_so_do_we() -> None:
     assert_equal(part_of(image.view, part.name), part)
 
 
-def test_an_image_has_the_bytes_of_the_file_that_is_written_as_a_stream() -> None:
+def test_image_equals_the_streamed_file() -> None:
     part = every_kind()
     assert bytes(MemoryImage(part).view) == b"".join(part_blocks(part.tensors, part.metadata))
 
 
-def test_equal_parts_give_equal_bytes_in_whatever_order_they_were_made() -> None:
+def test_bytes_do_not_depend_on_the_order_of_parts() -> None:
     part = every_kind()
     backwards = Part(
         part.name, dict(list(part.tensors.items())[::-1]), dict(list(part.metadata.items())[::-1])
@@ -111,7 +111,7 @@ def test_a_buffer_that_cannot_take_it_is_refused(buffer: bytearray | bytes) -> N
         MemoryImage(every_kind(), buffer=buffer)
 
 
-def test_parts_of_a_writable_buffer_are_views_and_of_a_constant_one_are_not() -> None:
+def test_only_parts_of_a_writable_buffer_are_views() -> None:
     image = MemoryImage(Part("x", {"a": torch.ones(4)}))
     constant = bytes(image.view)
     part_of(image.view, "x").tensors["a"].fill_(7)
@@ -207,7 +207,7 @@ def fastest(action: Callable[[], object]) -> float:
     return min(times)
 
 
-def test_an_image_in_warm_memory_costs_little_more_than_one_copy_of_the_bytes() -> None:
+def test_image_in_warm_memory_costs_about_one_copy() -> None:
     torch.manual_seed(0)
     tensors = {f"model/{i}": torch.randn(512, 512) for i in range(48)}
     part = Part("shared.safetensors", tensors)

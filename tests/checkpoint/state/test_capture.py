@@ -179,7 +179,7 @@ def test_members_that_stand_on_different_models_keep_them(tmp_path: Path) -> Non
     assert newcomer.everything()[0][0] == saved["w0"][0][0]
 
 
-def test_newcomer_takes_model_and_optimizer_but_nobodys_data_or_chance(tmp_path: Path) -> None:
+def test_newcomer_takes_no_members_data_position_or_rng(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     donor = Training(seed=1)
     donor.round()

@@ -176,9 +176,7 @@ def test_damaged_and_missing_parts_elsewhere_are_named(tmp_path: Path, url: str)
     assert DirectoryStore(back).latest() == 1
 
 
-def test_job_is_found_at_its_url_or_above_it_and_several_are_named(
-    tmp_path: Path, url: str
-) -> None:
+def test_job_is_found_at_or_below_a_url(tmp_path: Path, url: str) -> None:
     fill(tmp_path, 3)
     copies(tmp_path, url).copy(3)
     assert locate(f"{url}/job").rounds() == locate(url).rounds() == [3]
@@ -230,7 +228,7 @@ def test_journal_of_another_place_does_not_count(tmp_path: Path) -> None:
     assert journal.rounds[1].done
 
 
-def test_writer_copies_in_the_background_and_its_successor_goes_on(tmp_path: Path) -> None:
+def test_successor_of_a_copying_writer_continues_the_copy(tmp_path: Path) -> None:
     blocked = tmp_path / "elsewhere"
     blocked.write_text("a file where a folder should be")
     target = FolderTarget(folder=str(tmp_path / "job"), to=str(blocked))
@@ -250,7 +248,7 @@ def test_writer_copies_in_the_background_and_its_successor_goes_on(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kills processes")
-def test_kill_of_the_copying_program_at_any_time_leaves_nothing_half(tmp_path: Path) -> None:
+def test_killed_copy_leaves_no_partial_checkpoint(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     task = {"folder": str(tmp_path / "job"), "url": str(tmp_path / "e"), "job": "job"}
     code = """

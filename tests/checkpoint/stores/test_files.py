@@ -31,7 +31,7 @@ def test_hash_and_size_are_those_of_the_bytes(tmp_path: Path) -> None:
     assert hash_file(tmp_path / "deep" / "file") == written
 
 
-def test_bytes_are_flushed_before_the_rename_and_the_folder_after_it(
+def test_file_is_synced_before_rename_and_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

@@ -74,7 +74,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     opened.close()
 
 
-def test_checkpoint_is_there_for_all_once_the_last_member_delivered(site: Site) -> None:
+def test_checkpoint_is_complete_with_the_last_members_part(site: Site) -> None:
     commit(site.running, 0, site.running.members)
     assert not site.put(0, 1)
     assert site.stores[0].latest() == -1

@@ -29,14 +29,14 @@ def test_an_alarm_is_said_with_its_number_cause_and_remedy() -> None:
     assert lines[1:] == ["      w2 on lap3 is slow [really]", "      atoll drain lap3"]
 
 
-def test_what_is_over_needs_no_remedy_and_what_is_silenced_says_so() -> None:
+def test_ended_alarm_has_no_remedy_and_silence_is_shown() -> None:
     over = shown(row(ended=1_000_100.0))
     assert "over since" in over
     assert "atoll drain" not in over
     assert "warning, silenced" in shown(row(silenced=True))
 
 
-def test_worth_is_said_in_sentences_once_there_is_something_to_say() -> None:
+def test_node_value_is_told_in_sentences_once_known() -> None:
     text = "too early to say: 2 of 5 rounds"
     early: dict[str, Any] = {"text": text, "tokens_per_s": None, "nodes": [], "next": {}}
     assert worth_lines(early) == ["too early to say: 2 of 5 rounds"]

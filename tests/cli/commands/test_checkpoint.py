@@ -246,9 +246,7 @@ def test_checkpoints_of_a_job_at_the_hub(
     assert "w0.safetensors" in capsys.readouterr().err
 
 
-def test_hub_that_lost_its_checkpoints_goes_on_from_an_imported_copy(
-    running: Running, tmp_path: Path
-) -> None:
+def test_hub_resumes_from_an_imported_checkpoint(running: Running, tmp_path: Path) -> None:
     folder = tmp_path / "hub-runs" / running.job
     CheckpointCopies(folder, str(tmp_path / "copies")).copy(1)
     DirectoryStore(folder).abandon(after=-1)

@@ -52,7 +52,7 @@ def test_a_mistake_is_shown_with_its_line(
     assert "did you mean 'cores'?" in shown
 
 
-def test_the_line_of_a_node_shows_its_policy_once_and_why_it_pauses() -> None:
+def test_node_line_shows_its_policy_and_why_it_pauses() -> None:
     out = io.StringIO()
     console = Console(file=out, width=200)
     with NodeLine(console, hub="http://h:1", policy=OwnerPolicy(cores=2, nice=3)) as line:

@@ -80,7 +80,7 @@ def test_one_that_has_not_ended_is_refused_and_nothing_goes(
     assert "nothing says which jobs" in capsys.readouterr().err
 
 
-def test_without_a_terminal_nothing_goes_unless_it_is_confirmed_before(
+def test_without_a_terminal_deletion_needs_confirmation(
     client: HubClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = ended(client)

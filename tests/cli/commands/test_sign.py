@@ -23,7 +23,7 @@ def atoll(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return int(left.value.code or 0), told.out + told.err
 
 
-def test_what_it_prints_is_a_policy_and_a_job_file_that_fit_together(
+def test_printed_policy_and_job_file_match(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_what_it_prints_is_a_policy_and_a_job_file_that_fit_together(
         )
 
 
-def test_image_without_a_digest_and_a_key_that_is_there_are_refused(
+def test_unpinned_image_and_existing_key_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

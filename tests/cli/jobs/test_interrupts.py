@@ -35,7 +35,7 @@ def test_signal_sets_the_flag_ends_waits_and_raises_nothing() -> None:
     assert calls == [1], "the second signal is only counted"
 
 
-def test_an_interrupt_that_somebody_swallowed_before_is_not_forgotten() -> None:
+def test_swallowed_interrupt_is_not_forgotten() -> None:
     with RememberedInterrupt():
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -47,7 +47,7 @@ def test_an_interrupt_that_somebody_swallowed_before_is_not_forgotten() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_verbs_that_take_a_while_to_start_remember_from_their_first_line(
+def test_slow_verbs_notice_interrupts_from_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for command in app.registered_commands:

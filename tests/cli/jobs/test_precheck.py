@@ -7,7 +7,7 @@ from atoll.config import read_spec
 from atoll.errors import ConfigError, DataError
 
 
-def test_a_machine_without_torch_is_told_so_before_it_becomes_a_node(
+def test_machine_without_torch_is_refused_as_a_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     precheck.check_can_train()
@@ -16,7 +16,7 @@ def test_a_machine_without_torch_is_told_so_before_it_becomes_a_node(
         precheck.check_can_train()
 
 
-def test_model_that_cannot_take_the_data_is_refused_before_anything_starts() -> None:
+def test_model_that_cannot_take_the_data_is_refused() -> None:
     spec = read_spec({"model": {"name": "vit"}, "data": {"corpus": "stdlib"}})
     with pytest.raises(ConfigError, match=r"cannot be trained on these data.*gpt, gpt2, llama"):
         precheck.check_names(spec)

@@ -83,14 +83,14 @@ def test_data_parallel_is_a_ring_all_reduce_of_every_step() -> None:
     assert watched(member(0)).data_parallel_bytes == 0
 
 
-def test_time_left_is_unknown_before_there_is_a_speed_and_then_falls() -> None:
+def test_time_left_is_unknown_until_there_is_a_speed() -> None:
     job = watched(member(0), member(1))
     assert job.left_s() is None or job.left_s() is not None
     job._progress.extend([(0.0, 0), (10.0, 100)])
     assert job.left_s() is not None
 
 
-def test_picture_has_a_row_per_node_and_the_traffic_against_data_parallel() -> None:
+def test_view_has_node_rows_and_traffic_saved() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120, record=True)
     with View(console, dashboard="http://127.0.0.1:1/?token=x") as view:
         view.show(watched(member(0), member(1, state="lost")))
@@ -99,7 +99,7 @@ def test_picture_has_a_row_per_node_and_the_traffic_against_data_parallel() -> N
         assert words in shown, words
 
 
-def test_without_a_terminal_lines_are_plain_and_not_more_than_are_due() -> None:
+def test_without_a_terminal_lines_are_plain_and_few() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=False, width=80)
     with View(console, dashboard="x") as view:

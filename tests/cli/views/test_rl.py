@@ -83,7 +83,7 @@ def row(text: str, word: str) -> str:
     return next(line for line in text.splitlines() if word in line)
 
 
-def test_every_policy_has_a_row_with_its_rise_and_the_critic_one_below() -> None:
+def test_policies_have_rows_and_the_critic_one_below() -> None:
     shown = picture(watched(critic(), actor(1), actor(2)))
     earth, moon, line = (row(shown, word) for word in ("earth", "moon", "critic lap0"))
     for words in ("CartPole-v1", "50.0", "60.0", "▁▁▁▂▂", "300", "1.0 k", "v12", "1.2 s"):
@@ -96,7 +96,7 @@ def test_every_policy_has_a_row_with_its_rise_and_the_critic_one_below() -> None
     assert "2.0 k steps/s" in shown
 
 
-def test_an_actor_that_is_gone_and_a_critic_that_is_away_are_named() -> None:
+def test_absent_actor_and_critic_are_named() -> None:
     shown = picture(
         watched(critic() | {"state": "lost"}, actor(1, state="lost"), actor(2, value_age_s=42.0))
     )

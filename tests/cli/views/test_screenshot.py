@@ -7,7 +7,7 @@ from rich.text import Text
 from atoll.cli.views.live import Picture
 
 
-def test_the_picture_shows_the_last_frame_before_its_moment_and_the_results(tmp_path: Path) -> None:
+def test_screenshot_shows_the_frame_before_its_moment(tmp_path: Path) -> None:
     picture = Picture(tmp_path / "new" / "run.svg")
     for share, words in ((0.1, "early"), (0.5, "middle"), (0.9, "evening")):
         picture.offer(Text(words), share=share)

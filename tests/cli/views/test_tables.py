@@ -36,7 +36,7 @@ WAITING = job(
 )
 
 
-def test_names_of_jobs_are_whole_on_a_narrow_screen_and_columns_of_nothing_are_left_out() -> None:
+def test_narrow_screens_show_whole_job_names() -> None:
     table = shown(jobs_table([FAILED, WAITING]))
     assert FAILED["job"] in table
     assert WAITING["job"] in table

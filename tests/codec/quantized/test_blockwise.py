@@ -42,7 +42,7 @@ def test_int8_equals_the_formula_written_plainly() -> None:
     assert bytes(packet.data) == expected
 
 
-def test_int8_values_that_are_already_on_the_grid_survive_a_second_encoding() -> None:
+def test_int8_values_on_the_grid_are_encoded_exactly() -> None:
     codec = BlockwiseInt8(256)
     once = codec.decode(codec.encode(gaussian(10_000)))
     assert torch.equal(codec.decode(codec.encode(once)), once)
@@ -58,9 +58,7 @@ def test_int8_zero_blocks_decode_to_zeros() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 300, 40_000, 40_199])
-def test_int8_shows_a_value_that_is_not_finite_and_keeps_the_other_blocks(
-    bad: float, place: int
-) -> None:
+def test_int8_non_finite_value_spares_other_blocks(bad: float, place: int) -> None:
     x = gaussian(40_200)
     codec = BlockwiseInt8(256)
     clean = codec.decode(codec.encode(x))
@@ -115,7 +113,7 @@ def test_int8_error_is_at_most_half_a_step_of_its_block(values: list[float], blo
         assert ((decoded[start : start + block] - part).abs() <= allowed).all()
 
 
-def test_int8_costs_a_quarter_of_fp32_and_its_error_is_below_one_percent() -> None:
+def test_int8_is_a_quarter_of_fp32_with_error_below_1_percent() -> None:
     x = gaussian(1_000_000)
     codec = make_codec("int8")
     error = (codec.decode(codec.encode(x)) - x).norm() / x.norm()

@@ -105,7 +105,7 @@ def test_choice_is_shared_state_and_residuals_outlive_a_change() -> None:
     assert (other.choice, other.agreed) == (2, True)
 
 
-def test_packets_of_its_codecs_are_decoded_whatever_is_in_use_and_others_are_refused() -> None:
+def test_only_packets_of_its_codecs_are_decoded() -> None:
     auto, x = automatic("auto(fp32,int8)"), torch.randn(1000)
     auto.choice = 1
     packet = auto.encode(x)

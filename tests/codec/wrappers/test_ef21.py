@@ -44,7 +44,7 @@ def members(spec: str, *names: str) -> dict[str, Codec]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_sum_of_differences_arrives_at_the_mean_of_vectors_that_rest(spec: str) -> None:
+def test_constant_vectors_converge_to_their_mean(spec: str) -> None:
     codecs = members(spec, "a", "b", "c")
     vectors = {name: gaussian(3000, seed=i) for i, name in enumerate(codecs)}
     mean = torch.stack(list(vectors.values())).mean(0)
@@ -65,7 +65,7 @@ def test_lossless_codec_inside_gives_the_mean_of_every_round() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_gradient_descent_converges_where_plain_compression_stands_still(spec: str) -> None:
+def test_descent_converges_where_plain_compression_stalls(spec: str) -> None:
     """Quadratics that pull each member elsewhere: the gradients never vanish, their mean does."""
     targets = {name: 3 * gaussian(200, seed=i) for i, name in enumerate("abc")}
     best = torch.stack(list(targets.values())).mean(0)
@@ -81,7 +81,7 @@ def test_gradient_descent_converges_where_plain_compression_stands_still(spec: s
         assert ends[1] > 2 * ends[0]
 
 
-def test_who_comes_late_begins_at_the_sum_and_the_mean_stays_right() -> None:
+def test_late_member_begins_at_the_sum() -> None:
     codecs = members("ef21(topk:0.2)", "a", "b")
     vectors = {name: gaussian(1000, seed=i) for i, name in enumerate("abc")}
     for number in range(30):
@@ -160,7 +160,7 @@ def test_saved_state_continues_bit_for_bit() -> None:
     assert torch.equal(*(hold(c, vectors, number=3) for c in (codecs, again)))
 
 
-def test_strategy_that_takes_differences_for_the_whole_is_refused() -> None:
+def test_strategy_without_memory_of_sums_is_refused() -> None:
     codec = make_codec("ef21(int8)")
     codec.encode(gaussian(100), key="k")
     codec.finish(committed=True)

@@ -18,7 +18,7 @@ def gaussian(elements: int, *, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_all_that_was_sent_plus_the_residual_equals_all_that_was_given(spec: str) -> None:
+def test_sent_plus_residual_equals_input(spec: str) -> None:
     codec = make_codec(spec)
     given, sent = torch.zeros(5000, dtype=torch.float64), torch.zeros(5000, dtype=torch.float64)
     for round_ in range(30):
@@ -89,7 +89,7 @@ def test_aborted_round_is_as_if_nothing_had_been_sent() -> None:
     assert bytes(retried.data) == bytes(expected.data)
 
 
-def test_encoding_again_before_the_verdict_starts_from_the_same_residual() -> None:
+def test_encoding_before_the_verdict_keeps_the_residual() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000, seed=1))
     codec.finish(committed=True)
@@ -126,7 +126,7 @@ def test_saved_state_continues_bit_for_bit() -> None:
     assert bytes(packets[0].data) == bytes(packets[1].data)
 
 
-def test_state_does_not_change_afterwards_and_excludes_what_is_provisional() -> None:
+def test_saved_state_excludes_provisional_residuals() -> None:
     codec = make_codec("feedback(int8)")
     codec.encode(gaussian(1000))
     assert codec.state_dict() == {}

@@ -54,9 +54,7 @@ def exact(n: int, size: int, weights: list[float]) -> Tensor:
 
 @pytest.mark.parametrize("n", MEMBERS)
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_all_end_with_the_same_bits_near_the_sum_in_double_precision(
-    place: Places, name: str, n: int
-) -> None:
+def test_members_end_bit_identical_near_the_float64_sum(place: Places, name: str, n: int) -> None:
     weights = [1.0 + rank for rank in range(n)]
     for size in SIZES:
         results = place(n).together(
@@ -160,7 +158,7 @@ def test_codecs_that_round_are_refused_where_partial_sums_travel(place: Places, 
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_somebody_who_does_not_come_is_an_error_for_all_and_never_a_partial_sum(name: str) -> None:
+def test_absent_member_fails_all_without_partial_sums(name: str) -> None:
     with places() as made:
         place = made(3)
         place.together(lambda w: agreed(w, vector(w.rank, 10)))  # all are connected

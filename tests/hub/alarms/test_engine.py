@@ -20,7 +20,7 @@ def found(member: str = "w0", **changes: Any) -> Finding:
 
 
 @given(st.lists(st.booleans(), max_size=200))
-def test_alarms_open_and_end_exactly_by_their_times_whatever_comes(present: list[bool]) -> None:
+def test_alarms_open_and_end_exactly_at_their_times(present: list[bool]) -> None:
     """Against a plain model: runs of looks in which the condition held, or did not."""
     engine, opened, ended = Engine([RULE]), [], []
     since: float | None = None
@@ -83,7 +83,7 @@ def test_alarm_of_an_earlier_life_of_the_hub_is_the_same_alarm() -> None:
     assert (ended.id, ended.since) == (7, 5.0)
 
 
-def test_alarm_that_is_restored_and_not_found_again_ends_after_its_time_from_now() -> None:
+def test_restored_alarm_that_is_not_seen_again_ends() -> None:
     engine = Engine([RULE])
     engine.restore([Alarm(7, found(), 5.0, 6.0)], now=100.0)
     assert not engine.look([], {KIND}, 100.0 + GONE_S - 1)

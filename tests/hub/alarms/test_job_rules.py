@@ -6,7 +6,7 @@ from atoll.hub.alarms.facts import Facts, HubFacts, MemberFacts, QueueFacts
 from tests.hub.alarms.stage import START, facts, job, play, rule
 
 
-def test_failed_job_is_told_with_its_error_and_ends_when_it_is_resumed() -> None:
+def test_failed_job_alarm_shows_error_and_ends_on_resume() -> None:
     error = {"kind": "DataError", "what": "the text is missing", "given": "x.txt",
              "remedy": "copy it there"}  # fmt: skip
     lost = MemberFacts(member="w1", node="lap1", state="failed", error=error)
@@ -23,7 +23,7 @@ def test_failed_job_is_told_with_its_error_and_ends_when_it_is_resumed() -> None
     assert len(played.ended) == 1
 
 
-def test_job_that_ended_well_or_failed_long_ago_is_nothing_to_tell_about() -> None:
+def test_finished_or_old_failed_job_raises_no_alarm() -> None:
     long_ago = job(state="failed", ended=START - 90_000)
     assert not list(rule("job-failed").find(facts(job(state="done", ended=START), long_ago)))
 

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
     rounds=st.integers(5, 600), noise=st.floats(0.0, 0.12), seed=st.integers(0, 10_000),
     every_s=st.floats(0.5, 120.0),
 )  # fmt: skip
-def test_a_run_that_learns_with_noise_neither_climbs_nor_stands_still(
+def test_noisy_learning_raises_no_alarm(
     rounds: int, noise: float, seed: int, every_s: float
 ) -> None:
     points = curve(learning(rounds, noise=noise, seed=seed), every_s=every_s)
@@ -43,7 +43,7 @@ def test_the_recorded_runs_are_nothing_to_tell_about(name: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(noise=st.floats(0.0, 0.008), seed=st.integers(0, 10_000), level=st.floats(0.5, 11.0))
-def test_a_run_that_learns_nothing_stands_still_once_that_is_sure(
+def test_run_that_learns_nothing_is_flat_once_certain(
     noise: float, seed: int, level: float
 ) -> None:
     words = random.Random(seed)
@@ -53,7 +53,7 @@ def test_a_run_that_learns_nothing_stands_still_once_that_is_sure(
     assert abs(gain) < 0.005 * level
 
 
-def test_flat_loss_opens_after_it_has_lasted_and_ends_when_it_falls_again() -> None:
+def test_flat_loss_alarm_ends_when_the_loss_falls() -> None:
     fell = [4.0 - 0.02 * n for n in range(100)]
     losses = [*fell, *[2.0] * 200, *[2.0 - 0.01 * n for n in range(100)]]
 
@@ -84,7 +84,7 @@ def test_a_loss_that_explodes_is_found_whatever_the_noise(
     assert found[1] > found[0]
 
 
-def test_climbing_names_the_member_whose_own_loss_climbs_and_ends_when_it_comes_down() -> None:
+def test_climbing_loss_names_its_member_until_it_falls() -> None:
     bad = [2.0] * 60 + [2.0 + 0.2 * n for n in range(30)] + [2.0] * 120
     good = [2.0] * len(bad)
 
@@ -119,7 +119,7 @@ def test_members_that_train_alone_are_judged_one_by_one() -> None:
     assert [f.member for f in rule("loss-flat").find(together)] == [""]
 
 
-def test_the_first_member_with_numbers_that_are_none_is_named_and_the_alarm_ends() -> None:
+def test_first_non_finite_member_is_named() -> None:
     marks = [
         Mark(START, "w2", "loss is nan in round 7"),
         Mark(START + 4, "w0", "update_norm is nan in round 8"),
@@ -156,7 +156,7 @@ def test_curve_of_any_length_stays_bounded_and_keeps_its_mean() -> None:
     assert len(gaps) == 1
 
 
-def test_what_went_bad_in_an_earlier_life_of_the_job_is_not_blamed_again() -> None:
+def test_failures_before_a_resume_are_not_blamed_again() -> None:
     marks = [Mark(START - 5_000, "w0", "loss is nan"), Mark(START, "w2", "loss is inf")]
     (found,) = rule("loss-not-finite").find(facts(job(bad=marks)))
     assert found.member == "w2"

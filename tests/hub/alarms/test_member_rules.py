@@ -91,7 +91,7 @@ def test_silent_zero_contribution_is_found_named_and_ends(part: dict[str, Any], 
     assert played.ended[0].ended == pytest.approx(START + 200 + 30, abs=6)
 
 
-def test_member_whose_contribution_is_left_out_of_every_commit_is_found() -> None:
+def test_member_excluded_from_every_commit_is_found() -> None:
     def make(number: int) -> CatchUp:
         out = MEMBERS if not between(number) else ("w0", "w2")
         rows = [row(m) for m in MEMBERS]
@@ -102,7 +102,7 @@ def test_member_whose_contribution_is_left_out_of_every_commit_is_found() -> Non
     assert len(played.ended) == 1
 
 
-def test_norms_that_nobody_tells_and_two_empty_rounds_are_no_zero_contribution() -> None:
+def test_missing_norms_are_not_zero_contributions() -> None:
     silent = rounds_of(lambda n, m: {"update_norm": None})
     assert not play("zero-contribution", run_of(silent, 20), seconds=200).opened
     short = rounds_of(lambda n, m: {"update_norm": 0.0} if m == "w1" and n in (5, 6) else {})
@@ -145,7 +145,7 @@ def test_of_two_members_each_is_compared_with_its_own_past() -> None:
     assert len(played.ended) == len(played.opened)
 
 
-def test_norms_that_fall_together_or_a_single_odd_round_are_no_outlier() -> None:
+def test_joint_or_single_norm_changes_are_no_outlier() -> None:
     falling = rounds_of(lambda n, m: {"update_norm": 10.0 * 0.5**n})
     assert not play("update-outlier", run_of(falling, 40), seconds=400).opened
     once = rounds_of(lambda n, m: {"update_norm": 50.0} if (n, m) == (12, "w1") else {})
@@ -165,7 +165,7 @@ def slow(number: int, member: str) -> dict[str, Any]:
     return {"wait_s": 12.0 if late else 0.3}
 
 
-def test_member_that_all_wait_for_is_found_with_what_it_costs_and_ends() -> None:
+def test_straggler_is_found_with_its_cost_until_it_ends() -> None:
     played = play("straggler", run_of(rounds_of(slow), 40), seconds=400)
     finding = played.only().finding
     assert (finding.member, finding.node) == ("w1", "lap1")
@@ -176,7 +176,7 @@ def test_member_that_all_wait_for_is_found_with_what_it_costs_and_ends() -> None
     assert len(played.ended) == 1
 
 
-def test_what_a_straggler_costs_is_the_time_that_the_others_wait_for_it() -> None:
+def test_straggler_costs_the_time_others_wait_for_it() -> None:
     member, lost, wait_s, period_s = (
         slowest([rounds_of(slow)(n) for n in range(10, 20)]) or ("",) * 4
     )
@@ -185,7 +185,7 @@ def test_what_a_straggler_costs_is_the_time_that_the_others_wait_for_it() -> Non
     assert lost == pytest.approx(2 / 3 * 12.0 / 21.2)
 
 
-def test_members_that_take_turns_in_coming_last_are_no_stragglers() -> None:
+def test_members_that_alternate_last_are_no_stragglers() -> None:
     def part(number: int, member: str) -> dict[str, Any]:
         late = MEMBERS[number % 3] == member
         return {"compute_s": 20.0, "wait_s": 0.0} if late else {"wait_s": 12.0}
@@ -198,7 +198,7 @@ def test_rounds_without_times_of_all_say_nothing_of_stragglers() -> None:
     assert slowest([make(n) for n in range(10)]) is None
 
 
-def test_round_that_is_stuck_on_one_member_is_told_at_once_and_ends() -> None:
+def test_stuck_round_alarm_opens_at_once_and_ends() -> None:
     make = rounds_of(lambda n, m: {})
 
     def at(now: float) -> Facts:
@@ -218,7 +218,7 @@ def test_round_that_is_stuck_on_one_member_is_told_at_once_and_ends() -> None:
 # ------------------------------------------------------------------------------------ stale
 
 
-def test_member_that_misses_commits_is_found_and_ends_when_it_is_in_again() -> None:
+def test_missed_commits_alarm_ends_when_member_is_back() -> None:
     def make(number: int) -> CatchUp:
         present = [m for m in MEMBERS if m != "w1" or not between(number)]
         return passed(number, [row(m) for m in present], time=START + number * PERIOD_S)
@@ -254,7 +254,7 @@ def test_replica_that_differs_is_found_and_ends() -> None:
     assert played.ended[0].ended == pytest.approx(START + 20 + 120 + 60, abs=6)
 
 
-def test_parameters_that_differ_at_the_end_are_found_among_those_that_saw_all_rounds() -> None:
+def test_final_parameter_mismatch_is_found() -> None:
     def end(digests: dict[str, tuple[str, int]], **more: Any) -> list[str]:
         known = {
             m: MemberFacts(member=m, node="n", state="done", digest=d, rounds=r)

@@ -49,7 +49,7 @@ def test_a_storm_sends_few_messages_with_everything_in_them() -> None:
     assert 2 <= len(sent) <= 4
 
 
-def test_more_than_anybody_reads_is_counted_and_the_newest_are_kept() -> None:
+def test_excess_notifications_are_counted_newest_kept() -> None:
     sent: list[Mapping[str, Any]] = []
 
     async def note(hook: NotifyTarget, told: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ def test_more_than_anybody_reads_is_counted_and_the_newest_are_kept() -> None:
     assert sent[0]["alarms"][-1]["ended"] == 9.0
 
 
-def test_failures_are_tried_again_then_become_an_event_and_hinder_no_other_hook() -> None:
+def test_failing_hook_retries_then_becomes_an_event() -> None:
     tried: list[str] = []
 
     async def fail(hook: NotifyTarget, told: Mapping[str, Any]) -> None:

@@ -91,7 +91,7 @@ def test_command_gets_the_alarms_on_its_standard_input(tmp_path: Path) -> None:
     assert [a["id"] for a in json.loads(out.read_text())["alarms"]] == [1, 2]
 
 
-def test_command_that_fails_hangs_or_is_not_there_says_so_and_leaves_nothing(
+def test_failing_hanging_or_missing_command_is_reported(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(HubError, match="status 3 sorry"):

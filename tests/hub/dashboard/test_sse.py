@@ -135,7 +135,7 @@ def test_too_many_dashboards_are_refused(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
-def test_a_long_history_comes_in_bounded_ticks_without_gap_or_double(
+def test_long_history_streams_without_gap_or_duplicate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(_context: Context, _job: str) -> dict[str, Any]:

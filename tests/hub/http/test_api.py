@@ -87,7 +87,7 @@ def test_without_a_token_nothing_opens(hub: HubServer, method: str, path: str) -
         assert error["what"] == "a token is missing"
 
 
-def test_health_is_open_and_no_address_but_the_page_takes_a_token(hub: HubServer) -> None:
+def test_only_the_page_accepts_a_token_in_its_address(hub: HubServer) -> None:
     with client_with(hub, "") as stranger:
         assert stranger.get("/healthz").json() == {"ok": True}
         error_of(stranger.get("/api/nodes", params={"token": hub.operator_token}), 401)
@@ -267,9 +267,7 @@ def test_a_login_sets_a_cookie_that_other_sites_cannot_use(hub: HubServer) -> No
         assert "Refused: this token opens nothing here." in refused.text
 
 
-def test_the_stream_tells_what_is_new_and_goes_on_where_it_was_cut(
-    hub: HubServer, client: httpx.Client
-) -> None:
+def test_event_stream_resumes_where_it_was_cut(hub: HubServer, client: httpx.Client) -> None:
     job, stores = submit(client), stores_of(hub)
     points = [Point(1.0, n, 0, {"loss": 1.0}) for n in range(1, 4)]
     hub.call(stores.metrics.add(job, "w0", incarnation="i", seq=1, points=points))

@@ -31,7 +31,7 @@ def client(hub: HubServer) -> Iterator[HubClient]:
         yield made
 
 
-def test_submission_with_a_key_is_one_job_and_without_one_another_each_time(
+def test_submission_with_a_key_creates_one_job(
     client: HubClient,
 ) -> None:
     first = client.submit(COMMAND, batch="four", key="mine")
@@ -78,9 +78,7 @@ def test_view_of_a_failed_job_tells_where_how_and_its_last_lines(
     assert view["error"] == error | told
 
 
-def test_who_waits_for_events_hears_of_the_next_one_at_once_and_of_none_when_time_is_up(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_long_poll_returns_next_event_or_times_out(hub: HubServer, client: HubClient) -> None:
     job = client.submit(COMMAND)
     last = client.events(job)["last"]
     assert client.events(job, after=last, wait_s=0.05) == {"last": last, "events": []}

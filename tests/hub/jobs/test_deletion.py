@@ -72,7 +72,7 @@ def ended(client: HubClient, *, code: str = "") -> str:
     return job
 
 
-def test_a_job_goes_with_everything_and_what_stays_is_an_event_and_an_audit_line(
+def test_deleted_job_leaves_only_event_and_audit_line(
     tmp_path: Path, hub: HubServer, client: HubClient, http: httpx.Client
 ) -> None:
     other = ended(client)
@@ -107,9 +107,7 @@ def test_a_job_goes_with_everything_and_what_stays_is_an_event_and_an_audit_line
     assert left["events"] == 1
 
 
-def test_a_job_that_has_not_ended_is_refused_and_told_how_to_end_it(
-    client: HubClient, http: httpx.Client
-) -> None:
+def test_deleting_an_unfinished_job_is_refused(client: HubClient, http: httpx.Client) -> None:
     job = client.submit(COMMAND)
     answer = http.delete(f"/api/jobs/{job}")
     assert answer.status_code == 409
@@ -139,7 +137,7 @@ def test_files_stay_where_that_was_asked_for(tmp_path: Path, client: HubClient) 
     assert client.jobs() == []
 
 
-def test_what_cannot_go_now_goes_later_and_the_job_is_gone_at_once(
+def test_undeletable_files_go_later_and_the_job_at_once(
     tmp_path: Path, client: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while the server of the queues is away."""
@@ -164,7 +162,7 @@ def test_what_cannot_go_now_goes_later_and_the_job_is_gone_at_once(
         time.sleep(0.05)
 
 
-def test_a_job_can_be_submitted_again_by_the_key_of_one_that_was_deleted(client: HubClient) -> None:
+def test_key_of_a_deleted_job_can_be_used_again(client: HubClient) -> None:
     first = client.submit(COMMAND, key="mine")
     client.stop(first, grace_s=0)
     client.delete_job(first)
@@ -191,7 +189,7 @@ def test_every_table_that_names_jobs_is_cleared(tmp_path: Path, hub: HubServer) 
     assert named == OF_JOB.keys() | {"jobs", "deletions"}
 
 
-def test_a_job_that_is_deleted_while_a_file_arrives_leaves_no_file(tmp_path: Path) -> None:
+def test_job_deleted_during_an_upload_leaves_no_file(tmp_path: Path) -> None:
     async def test(stores: Any) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job
 
@@ -242,7 +240,7 @@ def test_a_failed_write_leaves_the_job_where_it_was(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
-def test_queues_and_the_past_of_one_job_go_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_deletion_removes_queues_and_past_of_one_job_only(tmp_path: Path) -> None:
     async def test(stores: Any) -> None:
         for job in ("a-1", "a-1x", "a-10"):
             await stores.queue.declare(f"{job}/q", QueueOptions(max_items=3))
@@ -300,9 +298,7 @@ def job_of(name: str, state: str, age_days: float) -> Job:
         (RetentionRules(ended=0), {"done", "lost", "fresh"}),
     ],
 )
-def test_retention_takes_what_is_overdue_and_never_what_could_still_go_on(
-    keeping: RetentionRules, gone: set[str]
-) -> None:
+def test_retention_deletes_only_overdue_ended_jobs(keeping: RetentionRules, gone: set[str]) -> None:
     """Jobs with a checkpoint that stopped or failed have a time of their own: else for ever."""
     jobs = [
         job_of("done", "done", 40), job_of("fresh", "done", 1), job_of("lost", "failed", 40),

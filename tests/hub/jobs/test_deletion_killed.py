@@ -45,15 +45,13 @@ def sweep(folder: Path, *, queue: str, step: int) -> list[dict[str, object]]:
     return lines
 
 
-def test_deletion_killed_at_any_instant_is_finished_at_the_next_start(tmp_path: Path) -> None:
+def test_killed_deletion_is_finished_at_the_next_start(tmp_path: Path) -> None:
     lines = sweep(tmp_path / "lives", queue="", step=1)
     assert [line for line in lines if line["wrong"]] == []
     assert len(lines) > 20, "a deletion has fewer instants than it should have"
 
 
-def test_deletion_of_queues_at_a_server_is_finished_at_the_next_start(
-    tmp_path: Path, server: str
-) -> None:
+def test_queue_deletion_is_finished_at_the_next_start(tmp_path: Path, server: str) -> None:
     lines = sweep(tmp_path / "lives", queue=server, step=5)
     assert [line for line in lines if line["wrong"]] == []
     assert len(lines) > 5, "a deletion has fewer instants than it should have"

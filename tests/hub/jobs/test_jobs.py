@@ -20,7 +20,7 @@ from atoll.hub.observability.events import MAX_EVENTS
 from tests.hub.durable import SPEC, with_stores
 
 
-def test_a_submitted_job_has_a_folder_its_resolved_spec_and_its_files(tmp_path: Path) -> None:
+def test_submitted_job_has_folder_spec_and_files(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         job = await stores.jobs.create(SPEC, files={"train.py": "print(1)\n"})
         assert (job.state, job.nodes_wanted, job.spec.train.steps) == ("waiting", 2, 100)
@@ -61,7 +61,7 @@ def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
     with_stores(tmp_path, second)
 
 
-def test_a_record_can_be_written_within_the_transaction_of_a_verdict(tmp_path: Path) -> None:
+def test_record_can_join_the_transaction_of_a_verdict(tmp_path: Path) -> None:
     async def first(stores: Stores) -> None:
         job = await stores.jobs.create(SPEC, files={})
         job.committed_round = 7
@@ -220,7 +220,7 @@ def test_code_of_a_job_is_held_from_the_moment_it_is_stored(tmp_path: Path) -> N
     with_stores(tmp_path, test)
 
 
-def test_job_is_scaled_in_its_record_and_its_file_and_keeps_its_deal(tmp_path: Path) -> None:
+def test_scaled_job_changes_record_and_file(tmp_path: Path) -> None:
     async def first(stores: Stores) -> None:
         job = (await stores.jobs.create(SPEC, files={})).job
         await stores.jobs.scale(job, least=1, most=5, deal=2)
@@ -237,7 +237,7 @@ def test_job_is_scaled_in_its_record_and_its_file_and_keeps_its_deal(tmp_path: P
     with_stores(tmp_path, second)
 
 
-def test_a_job_file_is_parsed_once_at_submission_and_once_at_load(
+def test_job_file_is_parsed_once_at_submission_and_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
@@ -270,7 +270,7 @@ def test_a_job_file_is_parsed_once_at_submission_and_once_at_load(
     assert len(parsed) == 2
 
 
-def test_a_stored_job_file_that_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
+def test_unreadable_stored_job_file_fails_only_its_job(tmp_path: Path) -> None:
     async def first(stores: Stores) -> None:
         for _ in range(2):
             await stores.jobs.create(SPEC, files={})

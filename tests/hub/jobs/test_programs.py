@@ -33,7 +33,7 @@ def tell(agent: Peer, job: str, state: str, *, member: str = "w0", code: int | N
     assert isinstance(answer, Done), answer
 
 
-def test_command_runs_when_its_node_says_so_and_is_done_with_exit_status_0(hub: HubServer) -> None:
+def test_command_is_done_with_exit_status_0(hub: HubServer) -> None:
     with node(hub, "a") as agent:
         job = submit(hub, nodes=2)
         assert set(launches(agent, 2)) == {"w0", "w1"}  # and no reducer
@@ -69,7 +69,7 @@ def back(hub: HubServer, agent: Peer, *, incarnation: str = "i1") -> Peer:
     return Peer(hub, agent.session, incarnation=incarnation, info=NODE)
 
 
-def test_command_of_an_agent_that_was_restarted_is_launched_again(hub: HubServer) -> None:
+def test_command_is_relaunched_after_an_agent_restart(hub: HubServer) -> None:
     with node(hub, "a") as agent:
         job = submit(hub)
         launches(agent, 1)
@@ -78,7 +78,7 @@ def test_command_of_an_agent_that_was_restarted_is_launched_again(hub: HubServer
             assert launches(again, 1)["w0"].attempt == 2
 
 
-def test_command_is_asked_to_end_at_once_and_killed_after_the_grace(hub: HubServer) -> None:
+def test_command_is_asked_to_end_then_killed(hub: HubServer) -> None:
     assert hub.hub is not None
     with node(hub, "a") as agent:
         job = submit(hub)
@@ -117,7 +117,7 @@ def test_draining_outlives_the_hub_but_not_the_agent(tmp_path: Path) -> None:
             until(lambda: job_of(hub, job).state == "running")
 
 
-def test_running_job_that_lost_its_place_says_why_it_stands_still(hub: HubServer) -> None:
+def test_running_job_without_nodes_says_why(hub: HubServer) -> None:
     with node(hub, "a") as agent:
         job = submit(hub)
         launches(agent, 1)

@@ -50,14 +50,14 @@ def test_pauses_double_to_a_minute() -> None:
     assert pause_s(30) == 60.0
 
 
-def test_member_is_given_up_after_so_many_launches_and_leaving_is_no_failure() -> None:
+def test_member_is_given_up_after_too_many_launches() -> None:
     job = Job(job="j", created=0.0)
     assert not restarts_exhausted(lost("failed", failures=MAX_FAILURES - 2), job)
     assert restarts_exhausted(lost("failed", failures=MAX_FAILURES - 1), job)
     assert not restarts_exhausted(lost("left", failures=MAX_FAILURES - 1), job)
 
 
-def test_program_that_failed_is_given_up_after_its_retries_and_pauses_longer_each_time() -> None:
+def test_failing_program_backs_off_then_is_given_up() -> None:
     member = lost("failed", exit_code=1)
     member.error = {"kind": "OutOfMemory", "what": "w0 ran out of memory"}
     job = Job(job="j", created=0.0, spec=parse_spec("[job]\nretries = 2"))

@@ -122,13 +122,13 @@ def test_when_a_critic_waits_in_vain(states: tuple[str, ...], pool: str, expecte
     assert without_end(job(*states, pool=pool)) is expected
 
 
-def test_those_that_have_begun_are_launched_again_each_for_itself() -> None:
+def test_started_rl_members_are_relaunched_independently() -> None:
     assert missing(job("lost", "running", "lost")) == [0, 2]
     assert missing(job("lost", "done", "lost")) == [0, 2]
     assert missing(job("running", "done", "done")) == []
 
 
-def test_only_the_critic_hears_of_a_stop_directly_where_policies_agree() -> None:
+def test_with_agreement_only_the_critic_is_stopped() -> None:
     record = job("running", "running", "lost")
     assert reports_directly(record) == ["w0", "w1"]
     record.spec = parse_spec(text(strategy='[strategy]\npreset = "diloco"'))
@@ -261,7 +261,7 @@ def submit(hub: HubServer, spec: str) -> str:
     return name
 
 
-def test_one_that_fails_for_good_ends_nobody_and_then_the_critic_is_told(hub: HubServer) -> None:
+def test_failed_actor_ends_no_one_else(hub: HubServer) -> None:
     with node(hub, "box", slots=3) as agent:
         name = submit(hub, text())
         launched = launches(agent, 3)
@@ -304,7 +304,7 @@ def test_a_stop_is_heard_at_once_and_results_come_through(hub: HubServer) -> Non
             peer.close()
 
 
-def test_an_actor_that_was_killed_is_launched_again_while_the_others_go_on(hub: HubServer) -> None:
+def test_killed_actor_is_relaunched_while_others_continue(hub: HubServer) -> None:
     with node(hub, "box", slots=3) as agent:
         name = submit(hub, text())
         launched = launches(agent, 3)

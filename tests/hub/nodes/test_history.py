@@ -61,7 +61,7 @@ def past(tmp_path: Path) -> Any:
     made.database.close()
 
 
-def test_a_bucket_knows_how_many_came_the_lowest_the_mean_and_the_highest(past: Past) -> None:
+def test_bucket_has_count_minimum_mean_and_maximum(past: Past) -> None:
     now = past.clock.wall()
     for value in (1.0, 2.0, 6.0):
         past.history.note("node/a", now, {"load": value, "gone": None, "odd": math.nan})
@@ -220,7 +220,7 @@ def test_the_points_of_an_ended_job_are_thinned_to_both_ends(tmp_path: Path) -> 
     with_stores(tmp_path, test)
 
 
-def test_curves_of_a_whole_job_come_thinned_with_every_held_out_point(tmp_path: Path) -> None:
+def test_thinned_curves_keep_every_evaluation(tmp_path: Path) -> None:
     async def test(stores: Any) -> None:
         for member in ("w0", "w1"):
             points = [Point(float(n), n, n, {"loss": 1.0}) for n in range(1, 1001)]

@@ -192,7 +192,7 @@ def test_aborted_round_is_planned_again_under_a_new_epoch(running: Running) -> N
     assert job_of(running.hub, running.job).aborted_rounds == 1
 
 
-def test_lost_member_is_announced_and_the_round_commits_without_it(running: Running) -> None:
+def test_round_commits_without_a_lost_member(running: Running) -> None:
     plan = running.plan()
     running.members[1].cut()
     answer = running.members[0].request(vote(plan))
@@ -271,7 +271,7 @@ def test_reducer_lost_is_told_to_the_members_of_an_open_plan(running: Running) -
         assert peer.notice(MemberLost) == MemberLost(running.job, plan.epoch, "reducer")
 
 
-def test_reducer_that_comes_back_is_told_the_open_plan_and_the_lost(running: Running) -> None:
+def test_returning_reducer_gets_the_plan_and_lost_members(running: Running) -> None:
     plan = running.plan()
     running.members[1].cut()
     running.members[0].notice(MemberLost)
@@ -381,7 +381,7 @@ def test_round_in_flight_survives_a_restart_of_the_hub(tmp_path: Path) -> None:
             peer.close()
 
 
-def test_members_that_do_not_come_back_after_a_restart_are_replaced(
+def test_members_absent_after_a_restart_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.hub.jobs.completion.LAST_RETURN_S", 1.0)

@@ -65,9 +65,7 @@ def test_labels_survive_whatever_is_in_them() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(float("nan"), "NaN"), (float("inf"), "+Inf"), (float("-inf"), "-Inf")]
 )
-def test_numbers_that_are_none_are_written_as_prometheus_reads_them(
-    value: float, text: str
-) -> None:
+def test_non_finite_numbers_are_valid_prometheus(value: float, text: str) -> None:
     assert render([Family("atoll_x", "gauge", "T.", [({}, value)])]).endswith(f"atoll_x {text}\n")
 
 

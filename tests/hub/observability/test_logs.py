@@ -75,7 +75,7 @@ def test_a_follower_gets_a_line_as_soon_as_it_is_stored(tmp_path: Path) -> None:
     with_stores(tmp_path, test)
 
 
-def test_output_is_searched_without_regard_to_case_and_without_wildcards(tmp_path: Path) -> None:
+def test_log_search_ignores_case_and_wildcards(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         lines = ["Loss 1.5", "100% done", "100 done", "a_b", "axb", "back\\slash", "LOSS 1.4"]
         await stores.logs.add("j", "w0", source="s", seq=1, lines=lines)

@@ -72,7 +72,7 @@ def test_a_hub_killed_after_any_step_keeps_what_it_told(tmp_path: Path, last: in
 
 @needs_nats
 @pytest.mark.parametrize("last", range(0, NUMBER, 3))
-def test_a_hub_with_nats_killed_after_any_step_keeps_what_it_told(
+def test_hub_with_nats_keeps_promises_when_killed(
     tmp_path: Path, last: int, server: NatsServer
 ) -> None:
     url = f"{server.url}/hub{last}"
@@ -81,9 +81,7 @@ def test_a_hub_with_nats_killed_after_any_step_keeps_what_it_told(
 
 @needs_nats
 @pytest.mark.parametrize("before", range(1, NUMBER, 3))
-def test_a_nats_server_killed_before_any_step_delays_it_and_loses_nothing(
-    tmp_path: Path, before: int
-) -> None:
+def test_killed_nats_server_loses_nothing(tmp_path: Path, before: int) -> None:
     server = NatsServer(tmp_path / "nats")
     server.start()
     told, clock = Told(), VirtualClock()

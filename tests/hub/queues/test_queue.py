@@ -113,7 +113,7 @@ PRODUCER = textwrap.dedent(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
-def test_kill_9_loses_nothing_acknowledged_and_revives_nothing_done(tmp_path: Path) -> None:
+def test_sigkill_keeps_acknowledged_and_revives_no_done(tmp_path: Path) -> None:
     path = tmp_path / "hub.sqlite"
     told: dict[str, set[str]] = {"put": set(), "claimed": set(), "acked": set()}
     for _ in range(2):  # twice: the second life starts from what a kill left

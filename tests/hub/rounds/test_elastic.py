@@ -126,7 +126,7 @@ def test_member_that_beats_is_not_silent(running: Running, monkeypatch: pytest.M
     assert isinstance(running.members[0].answer(joined), RoundPlan)
 
 
-def test_below_the_least_number_the_run_pauses_and_goes_on_by_itself(hub: HubServer) -> None:
+def test_run_below_its_minimum_pauses_and_continues(hub: HubServer) -> None:
     assert hub.hub is not None
     group = Running(hub, least=2)
     commit(group, 0)

@@ -317,9 +317,7 @@ SHARES = 5
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_hub_killed_at_any_instant_loses_nothing_and_does_nothing_twice(
-    tmp_path: Path, share: int
-) -> None:
+def test_hub_killed_at_any_instant_keeps_exactly_once(tmp_path: Path, share: int) -> None:
     """Each share takes every fifth instant; together they take all of them."""
     names: set[str] = set()
     with Lives() as lives:

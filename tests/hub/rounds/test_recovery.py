@@ -61,7 +61,7 @@ def test_fresh_start_needs_no_state(running: Running) -> None:
     assert (answer.recover, answer.lease) == (False, None)
 
 
-def test_sources_that_failed_are_named_again_when_nobody_else_has_the_state(hub: HubServer) -> None:
+def test_failed_donors_are_offered_again_if_alone(hub: HubServer) -> None:
     group = Running(hub, nodes=3)
     commit(group, 0)
     with member(hub, die(group, "w2"), incarnation="new") as newcomer:
@@ -162,7 +162,7 @@ def test_run_is_set_back_when_nobody_has_the_state(
         assert (record.committed_round, record.leases) == (0, {})
 
 
-def test_lost_member_that_may_live_is_waited_for_before_the_run_is_set_back(
+def test_run_waits_for_a_lost_member_before_rollback(
     running: Running,
 ) -> None:
     commit(running, 0)

@@ -70,7 +70,7 @@ def one_round(
     return line.decided(verdict, NODES, at + 7.0)
 
 
-def test_hub_sees_who_waited_for_whom_and_how_long_the_exchange_took() -> None:
+def test_timeline_shows_waits_and_exchange_times() -> None:
     first, second = one_round(Timeline(), 0, 1, at=10.0, update_norm=2.5, loss=3.5)
     assert (first.member, first.node) == ("w0", "lap1")
     assert (first.wait_s, first.send_s, first.vote_s) == (3.0, 2.0, 2.0)
@@ -117,7 +117,7 @@ def test_tokens_are_those_of_the_period() -> None:
     assert [row.tokens for row in one_round(line, 3, 4, at=30.0, tokens=80)] == [30, 30]
 
 
-def test_attempt_of_an_earlier_life_of_the_hub_has_no_times_but_the_figures() -> None:
+def test_attempt_before_a_hub_restart_has_no_times() -> None:
     line = Timeline()
     line.recall(plan_of(4, 9), {m: join_of(4, loss=2.0) for m in MEMBERS}, 100.0)
     line.voted("w0", 9, 101.0)
@@ -143,7 +143,7 @@ ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
     st.none() | ANY_FLOAT,
     st.none() | ANY_FLOAT,
 )
-def test_whatever_a_member_tells_only_usable_figures_are_kept_and_the_others_named(
+def test_only_usable_figures_are_kept(
     phases: dict[str, float], norm: float | None, loss: float | None
 ) -> None:
     join, odd = validate_stats(RoundJoin(0, "b", account=MemberStats(phases, norm, loss)))
@@ -209,7 +209,7 @@ def outcome(group: Group) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------ the table
 
 
-def test_rows_are_stored_whole_and_rows_of_an_older_form_are_read() -> None:
+def test_rows_are_whole_and_older_rows_are_read() -> None:
     row = Row(member="w0", node="n", compute_s=1.0, loss=2.0, tokens=3, odd=["x"])
     assert decode(encode([row])) == [row]
     assert decode(msgspec.msgpack.encode([["w0", "n", 1.5]])) == [
@@ -240,7 +240,7 @@ def meet(group: Running, round_: int, accounts: list[MemberStats | None], **more
     return verdicts[0]
 
 
-def test_rounds_over_rest_show_their_timeline_and_odd_figures_are_an_event(hub: HubServer) -> None:
+def test_rest_shows_timelines_and_odd_figures(hub: HubServer) -> None:
     group = Running(hub)
     wild = MemberStats({"wait": math.inf}, math.nan, -1e300)
     meet(group, 0, [MemberStats({}, 1.5, 2.0), None], tokens=0)
@@ -285,7 +285,7 @@ def test_old_timelines_are_thinned_and_the_newest_stay(
     group.close()
 
 
-def test_files_of_a_job_tell_where_its_time_went_before_it_is_done(hub: HubServer) -> None:
+def test_running_jobs_files_show_where_time_goes(hub: HubServer) -> None:
     group = Running(hub)
     for round_ in range(3):
         meet(group, round_, [MemberStats({}, 1.0, 2.0), None], tokens=100 * round_)

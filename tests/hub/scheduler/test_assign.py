@@ -150,7 +150,7 @@ def test_the_order_of_the_lists_does_not_matter(
 
 @SLOW
 @given(asks(), places())
-def test_who_could_start_alone_starts_unless_another_was_served_before(
+def test_job_that_fits_starts_unless_one_is_ahead(
     asked: list[Demand], there: list[Capacity]
 ) -> None:
     first = min(asked, key=Demand.order)
@@ -185,7 +185,7 @@ def test_job_that_can_never_start_here_keeps_nothing() -> None:
     assert made.short["large"].headline == "needs 9 nodes, 2 are free"
 
 
-def test_higher_priority_comes_first_and_lower_ones_are_told_for_whom_a_node_is_kept() -> None:
+def test_lower_priority_learns_who_a_node_is_kept_for() -> None:
     there = [place("n0", slots=1), place("n1", slots=1, taken=Usage(processes=1))]
     low, high = ask("low"), ask("high", least=2, most=2, priority=1, number=1)
     made = assign([low, high], there)
@@ -196,7 +196,7 @@ def test_higher_priority_comes_first_and_lower_ones_are_told_for_whom_a_node_is_
     )
 
 
-def test_running_job_that_stands_still_comes_before_all_and_grows_after_its_betters() -> None:
+def test_stalled_job_comes_first_but_grows_by_priority() -> None:
     there = [place("n0", slots=1)]
     urgent = ask("new", priority=9)
     lost = ask("old", slot=0, essential=True, number=1)
@@ -208,7 +208,7 @@ def test_running_job_that_stands_still_comes_before_all_and_grows_after_its_bett
     assert assign([equal, replace(lost, essential=False)], there).granted == {("old", 0): ["n0"]}
 
 
-def test_process_goes_where_its_job_is_least_and_not_where_it_just_ended() -> None:
+def test_process_avoids_its_jobs_nodes_and_the_last_one() -> None:
     there = [place("n0"), place("n1"), place("n2", slots=3)]
     again = ask("j", slot=3, avoid="n2", beside={"n0": 1})
     assert assign([again], there).granted == {("j", 3): ["n1"]}
@@ -365,7 +365,7 @@ def test_misfit_says_what_is_missing(
     assert mismatch(want, there) == (f"{there.node}: {why}" if why else "")
 
 
-def test_after_a_restart_a_large_job_keeps_the_first_nodes_that_come_back() -> None:
+def test_large_job_keeps_returning_nodes_after_restart() -> None:
     asked = [ask("large", least=4, most=4), ask("small", number=1)]
     assert not assign(asked, [place("n0")], settling=True).granted
     assert assign(asked, [place("n0")]).granted == {("small", WHOLE): ["n0"]}

@@ -58,9 +58,7 @@ def test_each_island_gets_its_machines_and_hands_are_no_members(
     assert hand_of(hub, job, "w0.1").state == "running"
 
 
-def test_job_starts_with_as_many_whole_islands_as_there_are_places_for(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_job_starts_with_as_many_islands_as_fit(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a")
     job = client.submit(spec(least=1))
     until(lambda: "needs 2 nodes, 1 are free" in client.job(job)["reason"])
@@ -115,9 +113,7 @@ def test_hand_whose_node_goes_away_is_launched_on_another(
     cluster.close()
 
 
-def test_hand_that_leaves_with_its_node_goes_elsewhere_and_that_is_no_failure(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_follower_of_a_leaving_node_moves(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     first = cluster.launch("b")
@@ -131,7 +127,7 @@ def test_hand_that_leaves_with_its_node_goes_elsewhere_and_that_is_no_failure(
     cluster.close()
 
 
-def test_hands_of_an_agent_that_was_restarted_are_lost_and_of_one_that_is_back_are_not(
+def test_only_a_restarted_agents_followers_are_lost(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec())
@@ -153,9 +149,7 @@ def test_hands_of_an_agent_that_was_restarted_are_lost_and_of_one_that_is_back_a
     until(lambda: told(hub, job, "member-back") == ["w1.1 is back with d"])
 
 
-def test_fatal_error_of_a_hand_ends_the_job_and_names_hand_and_node(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_fatal_follower_error_ends_the_job_with_its_node(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     error = {"kind": "ConfigError", "what": "the data is not there", "remedy": "bring it"}
@@ -174,7 +168,7 @@ def test_fatal_error_of_a_hand_ends_the_job_and_names_hand_and_node(
     cluster.close()
 
 
-def test_island_whose_hand_fails_again_and_again_is_given_up_with_its_error(
+def test_island_with_a_failing_follower_is_given_up(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec(least=1))
@@ -197,9 +191,7 @@ def test_island_whose_hand_fails_again_and_again_is_given_up_with_its_error(
     assert [h.failures for h in job_of(hub, job).hands.values()] == [0, 0]
 
 
-def test_hands_are_ended_with_their_job_and_its_gate_is_forgotten(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_followers_end_with_their_job_and_rendezvous(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     leader, hand = cluster.launch("a"), cluster.launch("b")
@@ -275,9 +267,7 @@ def test_views_tell_hands_apart_from_members(
 
 
 @pytest.mark.parametrize(("state", "believed"), [("running", True), ("starting", False)])
-def test_hand_unheard_with_its_node_is_believed_at_work_while_its_island_runs(
-    state: str, *, believed: bool
-) -> None:
+def test_silent_follower_counts_while_its_island_runs(state: str, *, believed: bool) -> None:
     hand = Member(member="w0.1", slot=0, node="b", state="lost")
     leader = Member(member="w0", slot=0, node="a", state=state)
     island = parse_spec('[strategy]\ninner = "fsdp"\n[island]\nranks = 2\nmachines = 2')
@@ -313,9 +303,7 @@ def test_island_gives_way_when_two_wait_for_a_machine_each(
     assert len(told(hub, job, "island-gives-way")) == 1
 
 
-def test_reason_why_an_island_stands_still_goes_when_its_machine_is_back(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_stall_reason_clears_when_the_machine_is_back(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     cluster.tell("b", cluster.launch("b"), "running")

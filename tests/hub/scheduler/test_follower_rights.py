@@ -35,9 +35,7 @@ def four(hub: HubServer) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_gate_is_closed_when_its_member_is_launched_again_and_the_older_launch_opens_none(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_relaunched_member_closes_its_old_rendezvous(hub: HubServer, client: HubClient) -> None:
     cluster = Cluster(hub, "a", "b")
     job = client.submit(spec(islands=1))
     leader, hand = cluster.launch("a"), cluster.launch("b")
@@ -80,7 +78,7 @@ def test_hand_that_speaks_to_the_hub_is_no_member(
         assert answer.error["kind"] == "AuthError"
 
 
-def test_node_that_is_shut_out_takes_the_rights_of_its_hands_along(
+def test_evicted_nodes_followers_lose_their_rights(
     hub: HubServer, client: HubClient, four: Cluster
 ) -> None:
     job = client.submit(spec(islands=1))
@@ -90,9 +88,7 @@ def test_node_that_is_shut_out_takes_the_rights_of_its_hands_along(
         process.gate(job, "w0")
 
 
-def test_node_brings_back_what_its_hand_has_left_and_nothing_of_others(
-    hub: HubServer, client: HubClient
-) -> None:
+def test_node_uploads_only_its_own_followers_files(hub: HubServer, client: HubClient) -> None:
     assert hub.hub is not None
     cluster = Cluster(hub, "a")
     secret = hub.ticket.rpartition("/")[2]

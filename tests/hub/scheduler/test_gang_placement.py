@@ -31,7 +31,7 @@ def ask(*, least: int, most: int, slot: int = WHOLE, machines: int = 2, **more: 
 
 @settings(max_examples=200, deadline=None)
 @given(COUNTS, st.integers(1, 4), st.integers(1, 4))
-def test_islands_get_different_machines_wherever_that_is_possible(
+def test_islands_get_different_machines_if_possible(
     counts: dict[str, int], islands: int, machines: int
 ) -> None:
     if islands * machines > sum(counts.values()):
@@ -56,7 +56,7 @@ def test_waiting_job_starts_with_whole_islands_only() -> None:
     assert made.short["j"].headline == "needs 6 nodes, 5 are free"
 
 
-def test_one_machine_of_many_places_holds_a_whole_island_if_there_is_no_other() -> None:
+def test_only_machine_holds_a_whole_island() -> None:
     made = assign([ask(least=4, most=4)], [place("big", slots=4)])
     assert made.granted == {("j", WHOLE): ["big"] * 4}
     made = assign([ask(least=2, most=2)], [place("big", slots=4), place("small", slots=1)])
@@ -74,7 +74,7 @@ def test_island_lies_in_one_network_that_has_room_for_it() -> None:
     assert sorted(made.granted["j", WHOLE]) == list("abcde"), "better than not at all"
 
 
-def test_machine_that_an_island_lost_is_replaced_near_those_that_it_has() -> None:
+def test_lost_machine_is_replaced_near_the_others() -> None:
     sources = {"a": "10.0.0.1", "b": "10.0.1.1", "c": "10.0.0.2", "d": "10.0.1.2"}
     there = [replace(place(name), source=source) for name, source in sources.items()]
     wish = ask(slot=0, least=1, most=1, there=("b",), avoid="d", beside={"b": 1})
@@ -106,6 +106,6 @@ def test_network_is_read_off_an_address(source: str, network: str) -> None:
     assert network_of(source) == network
 
 
-def test_machine_of_an_island_asks_for_accelerators_of_its_own_ranks_only() -> None:
+def test_machine_asks_for_its_own_ranks_accelerators() -> None:
     text = '[job]\nname = "x"\n[strategy]\ninner = "fsdp"\n[island]\nranks = 8\nmachines = 2\n'
     assert request_of(parse_spec(text)).gpus == 4

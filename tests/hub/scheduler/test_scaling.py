@@ -81,7 +81,7 @@ def test_members_that_hold_the_state_stay_until_others_hold_it(hub: HubServer) -
     group.close()
 
 
-def test_more_members_than_the_data_is_dealt_into_start_again_from_what_is_saved(
+def test_scaling_past_the_shards_restarts_from_checkpoint(
     tmp_path: Path,
 ) -> None:
     with HubServer(options(tmp_path)) as hub:
@@ -131,7 +131,7 @@ def test_bounds_that_cannot_be_and_jobs_that_ended_are_refused(hub: HubServer) -
         scale(hub, job, 1, 2)
 
 
-def test_who_comes_late_to_a_resumed_job_is_not_sent_to_its_checkpoint(hub: HubServer) -> None:
+def test_latecomer_of_a_resumed_job_skips_its_checkpoint(hub: HubServer) -> None:
     assert hub.hub is not None
     group = Running(hub)
     hub.call(hub.hub.stores.jobs.update(group.job, resume_round=5))

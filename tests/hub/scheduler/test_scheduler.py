@@ -173,7 +173,7 @@ def test_stop_is_in_the_next_plan_and_the_job_ends_stopped(hub: HubServer) -> No
     group.close()
 
 
-def test_members_that_do_not_stop_in_time_are_ended_by_their_node(hub: HubServer) -> None:
+def test_members_that_miss_the_stop_deadline_are_killed(hub: HubServer) -> None:
     assert hub.hub is not None
     group = Running(hub)
     hub.call(hub.hub.live.stop(group.job, grace_s=0.1))
@@ -265,7 +265,7 @@ def test_reducer_on_a_node_is_replaced_when_it_is_lost(hub: HubServer) -> None:
     group.close()
 
 
-def test_reducer_beside_the_hub_is_kept_running_until_the_job_ends(
+def test_hubs_reducer_runs_until_the_job_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "reducer.py"

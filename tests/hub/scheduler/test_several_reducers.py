@@ -76,7 +76,7 @@ def test_names_of_reducers_are_told_from_those_of_members() -> None:
     ("preset", "nodes", "expected"),
     [("async-diloco", 1, 1), ("parameter-server", 1, 1), ("diloco", 1, 0), ("diloco", 2, 1)],
 )
-def test_one_member_by_itself_has_a_server_only_where_its_method_has_one(
+def test_lone_member_has_a_server_only_if_its_method_does(
     preset: str, nodes: int, expected: int
 ) -> None:
     text = f'[job]\nnodes = {nodes}\n[strategy]\npreset = "{preset}"\n'

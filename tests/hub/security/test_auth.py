@@ -94,7 +94,7 @@ def test_only_one_of_two_machines_gets_the_last_use(auth: Auth) -> None:
     asyncio.run(work())
 
 
-def test_guessing_is_slowed_down_per_address_and_in_bounded_memory(
+def test_guessing_is_throttled_by_address_in_bounded_memory(
     auth: Auth, clock: VirtualClock
 ) -> None:
     async def work() -> None:

@@ -145,7 +145,7 @@ def refused_hello(hub: HubServer, hello: Hello) -> dict[str, str]:
     return dict(one_refusal(hub, "")["fields"])
 
 
-def test_token_of_another_job_is_told_and_does_not_disturb_the_member(hub: HubServer) -> None:
+def test_token_of_another_job_is_refused_harmlessly(hub: HubServer) -> None:
     with node(hub, "n", slots=2) as machine:
         mine = submit(hub, nodes=1, name="mine")
         first = launches(machine, 1)["w0"]
@@ -200,7 +200,7 @@ def test_many_refusals_are_few_events(hub: HubServer) -> None:
 # ------------------------------------------------------------- twice, and in the wrong order
 
 
-def test_every_request_sent_twice_has_one_effect_and_the_same_answer(hub: HubServer) -> None:
+def test_repeated_request_has_one_effect_and_answer(hub: HubServer) -> None:
     with node(hub, "n") as machine:
         job = submit(hub, nodes=1, route="direct")
         order = launches(machine, 1)["w0"]
@@ -235,7 +235,7 @@ def test_every_request_sent_twice_has_one_effect_and_the_same_answer(hub: HubSer
         assert len(hub.call(stores.logs.read(job))) == 1
 
 
-def test_requests_in_the_wrong_order_are_answered_with_why_and_the_run_goes_on(
+def test_requests_out_of_order_are_refused_with_a_reason(
     hub: HubServer,
 ) -> None:
     with node(hub, "n") as machine:

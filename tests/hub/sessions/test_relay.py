@@ -72,7 +72,7 @@ def test_the_same_bytes_arrive_and_are_credited(hub: HubServer) -> None:
         credited(w0, sent)
 
 
-def test_window_after_window_flows_and_every_byte_is_credited_once(hub: HubServer) -> None:
+def test_every_relayed_byte_is_credited_once(hub: HubServer) -> None:
     with Peer(hub, "b/w0") as w0, Peer(hub, "b/reducer") as reducer:
         payload = bytes(CHUNK_BYTES)
         for _ in range(3):
@@ -125,7 +125,7 @@ def overrun(peer: Peer, to: str) -> None:
         peer.read(time.monotonic() + WAIT_S)
 
 
-def test_reader_that_stops_reading_bounds_memory_and_delays_nobody(hub: HubServer) -> None:
+def test_stalled_reader_bounds_memory_and_delays_no_other(hub: HubServer) -> None:
     slow = Peer(hub, "h/slow", receive_buffer_bytes=8192)
     with Peer(hub, "h/w0") as w0, Peer(hub, "h/w1") as w1, Peer(hub, "h/fast") as fast:
         payload = bytes(CHUNK_BYTES)
@@ -172,7 +172,7 @@ def test_receiver_in_a_blip_gets_what_waited(hub: HubServer) -> None:
         credited(w0, sent)
 
 
-def test_sender_that_comes_back_has_a_full_window_and_memory_stays_bounded(
+def test_returning_sender_has_a_full_window(
     hub: HubServer,
 ) -> None:
     slow = Peer(hub, "l/slow", receive_buffer_bytes=8192)
@@ -262,7 +262,7 @@ def test_frame_whose_writing_was_cut_off_stays_first() -> None:
     assert asyncio.run(run()) == [b"first", b"second"]
 
 
-def test_windows_shrink_where_many_are_connected_but_hold_two_chunks(hub: HubServer) -> None:
+def test_windows_shrink_with_connections_to_two_chunks(hub: HubServer) -> None:
     relay = relay_of(hub)
     windows = [relay.window_for(sessions) for sessions in (1, 10, 50, 100, 10_000)]
     assert windows[0] == windows[1] == WINDOW_BYTES

@@ -86,7 +86,7 @@ def test_hello_is_welcomed_and_a_request_is_answered(hub: HubServer) -> None:
         assert isinstance(answer, QueuePutDone)
 
 
-def test_same_incarnation_is_a_reconnect_and_keeps_what_was_queued(hub: HubServer) -> None:
+def test_reconnect_keeps_queued_messages(hub: HubServer) -> None:
     assert hub.hub is not None
     first = Peer(hub, "j/back", incarnation="one")
     first.cut()
@@ -109,7 +109,7 @@ def test_new_incarnation_replaces_the_old_process(hub: HubServer) -> None:
         assert isinstance(new.request(Beat()), Done)
 
 
-def test_second_connection_of_a_process_takes_over_from_the_first(hub: HubServer) -> None:
+def test_second_connection_replaces_the_first(hub: HubServer) -> None:
     with Peer(hub, "j/over") as first, Peer(hub, "j/over") as second:
         assert closing(first)[0] == 4000
         assert isinstance(second.request(Beat()), Done)
@@ -243,7 +243,7 @@ def test_text_message_is_refused(hub: HubServer) -> None:
         assert closing(peer)[0] == 1002
 
 
-def test_oversized_message_closes_the_connection_and_the_hub_lives(hub: HubServer) -> None:
+def test_oversized_message_closes_only_its_connection(hub: HubServer) -> None:
     with Peer(hub, "j/big") as peer:
         with contextlib.suppress(ConnectionClosed):
             peer.socket.send(bytes(MAX_FRAME_BYTES + 1))

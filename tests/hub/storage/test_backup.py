@@ -83,9 +83,7 @@ def names(taken: BackupResult) -> set[str]:
     return {entry.name for entry in taken.listing.files}
 
 
-def test_what_was_acknowledged_before_a_backup_is_in_it_though_writing_went_on(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_backup_has_everything_acknowledged_before_it(hub: HubServer, tmp_path: Path) -> None:
     before: list[str] = []
     stop, enough = threading.Event(), threading.Event()
 
@@ -117,9 +115,7 @@ def test_what_was_acknowledged_before_a_backup_is_in_it_though_writing_went_on(
             assert "restored from a backup" in told["text"]
 
 
-def test_files_and_complete_checkpoints_come_along_and_damaged_ones_are_named(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_backup_has_files_and_complete_checkpoints(hub: HubServer, tmp_path: Path) -> None:
     job = submit(hub, nodes=1)
     folder = tmp_path / "first" / "runs" / job
     with client(hub) as rest:
@@ -142,7 +138,7 @@ def test_files_and_complete_checkpoints_come_along_and_damaged_ones_are_named(
     assert (tmp_path / "d" / "secrets.json").stat().st_mode & 0o077 == 0
 
 
-def test_checkpoint_that_is_deleted_meanwhile_is_replaced_by_the_newer_one(
+def test_backup_takes_newer_checkpoint_if_one_vanishes(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "first" / "runs" / submit(hub, nodes=1)
@@ -176,7 +172,7 @@ def test_unchanged_files_are_shared_and_old_backups_go(hub: HubServer, tmp_path:
     restore(second.path, data=tmp_path / "d", jobs=tmp_path / "j", clock=RealClock())
 
 
-def test_interrupted_backup_is_none_and_its_remains_go_after_a_day(
+def test_interrupted_backup_is_removed_after_a_day(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backups = tmp_path / "backups"
@@ -216,9 +212,7 @@ def test_damaged_backup_is_refused_and_puts_nothing_in_place(
     assert not (tmp_path / "d").exists()
 
 
-def test_restoring_over_records_is_refused_and_again_from_the_same_backup_is_nothing(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_restoring_over_other_records_is_refused(hub: HubServer, tmp_path: Path) -> None:
     taken = copy(hub, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
     with pytest.raises(HubError, match="has the records of a hub already"):
@@ -248,9 +242,7 @@ def test_interrupted_restore_can_be_begun_again(hub: HubServer, tmp_path: Path) 
         assert again.hub.stores.jobs.knows(folder.name)
 
 
-def test_attempts_go_on_above_all_that_the_lost_hub_can_have_made(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_restored_attempts_exceed_the_lost_hubs(hub: HubServer, tmp_path: Path) -> None:
     with node(hub, "n") as machine:
         job = submit(hub, nodes=1)
         launch = launches(machine, 1)["w0"]
@@ -308,9 +300,7 @@ def test_where_no_hub_is_nothing_is_backed_up(tmp_path: Path) -> None:
     assert not (tmp_path / "backups").exists()
 
 
-def test_list_names_every_file_of_the_backup_and_the_address_of_the_nodes(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_listing_names_files_and_node_address(hub: HubServer, tmp_path: Path) -> None:
     submit(hub, nodes=1)
     taken = copy(hub, tmp_path)
     found = {
@@ -323,9 +313,7 @@ def test_list_names_every_file_of_the_backup_and_the_address_of_the_nodes(
     assert f"atoll://{listing['address']}/" in hub.ticket
 
 
-def test_peer_of_the_lost_hub_opens_its_session_at_the_restored_one(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_peers_reopen_sessions_at_the_restored_hub(hub: HubServer, tmp_path: Path) -> None:
     assert hub.hub is not None
     name, token = hub.call(hub.hub.stores.auth.redeem(hub.ticket.rpartition("/")[2], name="n"))
     taken = copy(hub, tmp_path)

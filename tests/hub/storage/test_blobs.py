@@ -66,7 +66,7 @@ def test_a_blob_comes_back_and_putting_it_again_changes_nothing(tmp_path: Path) 
     with_stores(tmp_path, test)
 
 
-def test_other_bytes_and_too_many_bytes_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+def test_wrong_or_too_many_bytes_leave_nothing(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         sha256 = name_of(b"payload")
         with pytest.raises(WireError, match="arrived damaged"):
@@ -107,7 +107,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with_stores(tmp_path, test)
 
 
-def test_what_nobody_holds_goes_after_an_hour_and_what_is_held_stays(tmp_path: Path) -> None:
+def test_unheld_blobs_are_deleted_after_an_hour(tmp_path: Path) -> None:
     clock = VirtualClock()
 
     async def test(stores: Stores) -> None:
@@ -143,7 +143,7 @@ def test_being_asked_for_is_a_reason_to_stay_for_another_hour(tmp_path: Path) ->
     with_stores(tmp_path, test, clock=clock)
 
 
-def test_holding_what_is_not_there_fails_and_undoes_the_write_it_is_part_of(tmp_path: Path) -> None:
+def test_holding_a_missing_blob_rolls_back_the_write(tmp_path: Path) -> None:
     async def test(stores: Stores) -> None:
         held = await put(stores, b"payload")
 
@@ -199,7 +199,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
-def test_a_hub_that_is_killed_while_it_takes_a_blob_leaves_nothing_half(tmp_path: Path) -> None:
+def test_hub_killed_during_an_upload_keeps_no_partial_blob(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -286,7 +286,7 @@ def test_the_hub_refuses_other_bytes_and_strangers(hub: HubServer) -> None:
         assert (part.status_code, part.content) == (206, b"ig")
 
 
-def test_a_blob_that_was_damaged_on_the_disk_is_noticed_and_can_be_sent_again(
+def test_damaged_blob_is_noticed_and_can_be_resent(
     hub: HubServer, client: HubClient, tmp_path: Path
 ) -> None:
     assert hub.hub is not None

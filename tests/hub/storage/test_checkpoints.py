@@ -215,7 +215,7 @@ def test_score_of_the_shared_part_gets_into_the_manifest(running: Running) -> No
     assert decode_manifest(path.read_bytes()).score == 2.5
 
 
-def test_what_is_later_than_the_checkpoint_to_go_on_from_is_given_up(running: Running) -> None:
+def test_rounds_after_the_resume_checkpoint_are_dropped(running: Running) -> None:
     for round_ in range(3):
         commit(running, round_, running.members)
         deliver(running, 0, round_ + 1, "shared.safetensors", "w0.safetensors")

@@ -74,7 +74,7 @@ def _again() -> list[dict[str, Tensor]]:
     return found
 
 
-def test_frozen_and_unused_parameters_have_no_gradient_in_any_step(ranks: Ranks) -> None:
+def test_frozen_and_unused_parameters_have_no_gradient(ranks: Ranks) -> None:
     _, expected = plain("odd")
     assert set(expected) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     for found in ranks.run(2, _again):

@@ -130,7 +130,7 @@ def _offloaded() -> tuple[list[str], dict[str, Tensor]]:
     return heard.lines, gradients(parts)
 
 
-def test_offload_without_accelerators_says_that_it_changes_nothing(ranks: Ranks) -> None:
+def test_offload_without_accelerators_warns(ranks: Ranks) -> None:
     _, expected = plain("gpt")
     for lines, found in ranks.run(2, _offloaded):
         assert len(lines) == 1

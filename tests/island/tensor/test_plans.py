@@ -47,7 +47,7 @@ class TestSplits:
             "first.weight": 0, "first.bias": 0, "second.weight": 1,
         }  # fmt: skip
 
-    def test_without_the_vocabulary_embedding_and_output_layer_stay_whole(self) -> None:
+    def test_embedding_and_output_stay_whole_without_vocabulary(self) -> None:
         model, *_ = make(Case(options={"tie": False}))
         found = splits(model, recipe(vocabulary=False))
         assert not {"embedding.weight", "head.weight"} & set(found)
@@ -105,7 +105,7 @@ class TestWhereFrom:
             ("MixtralForCausalLM", {"num_local_experts": 2}, r"mlp\.experts.*'packed_colwise'"),
         ],
     )
-    def test_what_transformers_splits_in_other_ways_is_refused_by_its_name(
+    def test_unknown_transformers_split_is_refused_by_name(
         self, kind: str, options: dict[str, int], part: str
     ) -> None:
         import transformers
@@ -133,7 +133,7 @@ class TestWhereFrom:
             for name, word in (("up_proj", "column"), ("down_proj", "row"))
         }
 
-    def test_layers_whose_features_are_needed_whole_are_split_and_put_together(self) -> None:
+    def test_layers_with_whole_features_are_gathered(self) -> None:
         model = build_model("transformers", config=family("phi3"), context=8)
         words = plan_of(model, recipe()).words
         assert words["model.layers.0.self_attn.qkv_proj"] == "gather"

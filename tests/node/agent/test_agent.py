@@ -59,7 +59,7 @@ def test_agent_runs_a_script_and_ships_every_line_once_in_order(
     assert lines == [f"line {i}" for i in range(3000)]
 
 
-def test_failing_script_fails_the_job_with_its_line_and_its_traceback_in_the_log(
+def test_failing_script_shows_line_and_traceback(
     client: HubClient, start: Callable[..., Node]
 ) -> None:
     start().ready()
@@ -241,7 +241,7 @@ def test_stop_for_an_older_attempt_leaves_the_newer_one_alone(commands: Commands
 # ----------------------------------------------------------------------- a hub that is away
 
 
-def test_what_happens_while_the_hub_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
+def test_events_during_a_hub_outage_are_reported_later(tmp_path: Path) -> None:
     options = HubOptions(data=tmp_path / "hub", jobs=tmp_path / "runs")
     gone = tmp_path / "hub-is-gone"
     script = (

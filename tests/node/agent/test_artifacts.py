@@ -123,7 +123,7 @@ def test_links_are_not_followed(place: Place, tmp_path: Path) -> None:
     assert place.collect("*.csv") == ["artifacts/w0/a.csv"]
 
 
-def test_what_is_too_much_or_has_no_plain_name_is_told_and_left_out(
+def test_excess_or_oddly_named_artifacts_are_left_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write("a.csv", "b c.csv", "c.csv", "d/e/f/g/h/i/j.csv", "z.csv")
@@ -142,7 +142,7 @@ def test_a_hub_that_is_away_is_told_and_is_no_failure(place: Place) -> None:
     assert "is not sent" in place.lines[0]
 
 
-def test_a_node_writes_artifacts_of_its_own_processes_and_nothing_else(place: Place) -> None:
+def test_node_writes_only_its_own_processes_artifacts(place: Place) -> None:
     _, stranger = place.join("cellar")
     with place.client() as own, place.client(stranger) as other:
         own.put_file(place.job, "artifacts/w0/a.csv", b"mine")

@@ -63,7 +63,7 @@ def test_lines_and_artifacts_are_there_before_the_end_is_told(
     run(scenario())
 
 
-def test_artifacts_that_take_too_long_are_given_up_and_that_is_said(
+def test_artifacts_that_take_too_long_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def collect(*_: object) -> list[str]:
@@ -141,7 +141,7 @@ def test_code_is_the_working_folder_and_scripts_are_found_in_it(
     run(scenario())
 
 
-def test_lines_that_the_hub_refuses_are_dropped_and_not_sent_for_ever(tmp_path: Path) -> None:
+def test_refused_lines_are_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lone_agent(tmp_path) as (agent, hub):
             hub.refuses_lines = True

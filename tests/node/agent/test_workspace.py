@@ -24,7 +24,7 @@ def test_a_job_without_code_works_in_its_own_folder(machine: Machine) -> None:
     assert machine.asked == []
 
 
-def test_code_is_fetched_once_and_every_process_gets_a_fresh_copy(machine: Machine) -> None:
+def test_code_is_fetched_once_and_copied_per_process(machine: Machine) -> None:
     code = machine.send(main_DOT_py="print(1)", data__table_DOT_csv="1,2")
 
     async def test() -> None:
@@ -95,7 +95,7 @@ def test_code_that_is_damaged_at_the_hub_is_told(machine: Machine) -> None:
     assert machine.kept("code") == []
 
 
-def test_a_pack_that_must_not_be_unpacked_is_the_fault_of_the_job(machine: Machine) -> None:
+def test_unsafe_pack_fails_the_job(machine: Machine) -> None:
     with HubClient(machine.hub.url, machine.hub.operator_token) as client:
         evil = client.put_blob(b"no pack at all")
     with pytest.raises(ConfigError, match="a pack of code is refused"):

@@ -78,7 +78,7 @@ def test_no_mount_is_allowed_unless_the_owner_lists_it(tmp_path: Path) -> None:
         check_allowed(container(mounts=[f"{tmp_path}:/data"]), member="w0", offer=Offer())
 
 
-def test_folder_below_one_that_is_listed_is_allowed_with_its_real_place(tmp_path: Path) -> None:
+def test_subfolder_of_a_listed_folder_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "data" / "set").mkdir(parents=True)
     offer = Offer(mounts=[str(tmp_path / "data")])
     spec = container(mounts=[f"{tmp_path}/data/set:/data:ro"])
@@ -181,7 +181,7 @@ def test_every_other_image_is_refused(keys: dict[str, tuple[str, Path]]) -> None
 
 
 @pytest.mark.parametrize("image", ["image:1", "image", PINNED[:-1], PINNED.upper(), PINNED + "\n"])
-def test_image_that_is_not_pinned_is_refused_and_cannot_be_signed(
+def test_unpinned_image_is_refused_and_unsignable(
     keys: dict[str, tuple[str, Path]], image: str
 ) -> None:
     public, path = keys["anna"]

@@ -139,7 +139,7 @@ def write(path: Path, text: str) -> None:
     os.utime(path, ns=(before + 10**9, before + 10**9))
 
 
-def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+def test_only_a_valid_policy_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     file = OwnerPolicyFile(path, options={"nice": 5})
     assert file.read() == OwnerPolicy(nice=5)
@@ -155,7 +155,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path:
     assert file.read() == OwnerPolicy(nice=5)
 
 
-def test_a_policy_that_is_wrong_from_the_start_or_missing_is_refused(tmp_path: Path) -> None:
+def test_wrong_or_missing_policy_is_refused_at_start(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     with pytest.raises(ConfigError, match="no such policy"):
         OwnerPolicyFile(path, needed=True).read()

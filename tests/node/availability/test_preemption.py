@@ -142,7 +142,7 @@ def test_file_drains_the_machine_while_it_is_there(
     wait_for(client, submit(client, "print('again')\n"), "done")
 
 
-def test_address_drains_the_machine_and_a_silent_one_changes_nothing(
+def test_preemption_address_drains_the_machine(
     client: HubClient, start: Callable[..., Node]
 ) -> None:
     with answering(404) as (url, answer):
@@ -223,7 +223,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(not NAMESPACES, reason="needs root and unshare")
-def test_process_1_of_a_container_hears_the_signal_and_buries_orphans(
+def test_container_init_forwards_signals_and_reaps_orphans(
     hub: HubServer, client: HubClient, tmp_path: Path
 ) -> None:
     words = [sys.executable, "-m", "atoll.node", "--no-measure", "--ticket", hub.ticket]

@@ -84,7 +84,7 @@ def test_a_plug_pulled_for_a_moment_changes_nothing() -> None:
     assert set(said) == {""}
 
 
-def test_a_machine_that_starts_on_battery_takes_no_work_from_the_first_moment() -> None:
+def test_machine_started_on_battery_takes_no_work() -> None:
     mind = Hysteresis()
     pause = mind.follow(
         OwnerPolicy(pause_on_battery=True), Reading(on_battery=True), now=NOON, monotonic=0.0
@@ -99,7 +99,7 @@ def test_sleep_begins_and_ends_at_once() -> None:
     assert mind.follow(policy, Reading(), now=NOON, monotonic=1.1).cause == ""
 
 
-def test_a_low_battery_must_recharge_a_little_before_work_goes_on() -> None:
+def test_low_battery_must_recharge_before_work_continues() -> None:
     policy = OwnerPolicy(pause_on_battery=True, battery_percent=40)
     low = decide(policy, Reading(on_battery=True, battery_percent=39), NOON)
     still = decide(policy, Reading(on_battery=True, battery_percent=44), NOON, before=low)

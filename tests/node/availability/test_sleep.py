@@ -57,7 +57,7 @@ def test_sleep_and_waking_are_heard_on_the_message_bus() -> None:
     asyncio.run(scenario())
 
 
-def test_sleep_is_read_from_the_second_listener_and_the_lock_is_held_until_then(
+def test_second_listener_reports_sleep_under_a_lock(
     tmp_path: Path,
 ) -> None:
     line = "/org/freedesktop/login1: org.freedesktop.login1.Manager.PrepareForSleep (true,)"

@@ -111,9 +111,7 @@ class Terminal:
 @needs_zeroconf
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_person_finds_a_hub_chooses_it_and_joins_with_the_secret(
-    hub: dict[str, str], tmp_path: Path
-) -> None:
+def test_user_finds_a_hub_and_joins_with_its_secret(hub: dict[str, str], tmp_path: Path) -> None:
     ticket = parse_ticket(hub["ticket"])
     found = found_at(int(hub["port"]))
     assert found is not None
@@ -136,7 +134,7 @@ def test_a_person_finds_a_hub_chooses_it_and_joins_with_the_secret(
         terminal.end()
 
 
-def test_without_a_terminal_nobody_is_asked_and_the_error_says_what_to_give(
+def test_without_a_terminal_the_error_names_the_option(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(
@@ -170,7 +168,7 @@ def test_a_secret_or_a_ticket_of_the_same_hub_is_good(given: str) -> None:
 @pytest.mark.parametrize(
     "given", [f"atoll://h:1/SECRET~{OTHER}", "atoll://h:1/SECRET", f"SECRET~{OTHER}"]
 )
-def test_a_hub_that_announces_another_fingerprint_than_the_ticket_never_gets_the_secret(
+def test_wrong_fingerprint_never_gets_the_secret(
     given: str,
 ) -> None:
     with pytest.raises(AuthError, match="not the hub of that ticket"):

@@ -21,7 +21,7 @@ machines = 2
 """
 
 
-def test_agent_tells_that_a_hand_runs_and_that_it_left_when_it_was_asked_to(tmp_path: Path) -> None:
+def test_agent_reports_that_a_follower_runs_and_leaves(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lone_agent(tmp_path) as (agent, hub):
             hub.put(launch(parse_spec(SPEC), member="w1.1"))

@@ -29,9 +29,7 @@ print("told", *(os.environ[name] for name in names), flush=True)
 """
 
 
-def test_ranks_of_all_machines_are_one_island_and_its_hand_waits_for_the_next(
-    hub: GateHub, tmp_path: Path
-) -> None:
+def test_machines_form_one_island_and_follower_waits(hub: GateHub, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, SHOWS) as machines:
             hand, leader = await machines.start("w1.1"), await machines.start("w1")
@@ -53,9 +51,7 @@ def test_ranks_of_all_machines_are_one_island_and_its_hand_waits_for_the_next(
     run(scenario())
 
 
-def test_hand_is_waited_for_as_long_as_it_takes_also_by_a_hub_that_was_restarted(
-    hub: GateHub, tmp_path: Path
-) -> None:
+def test_restarted_hub_still_waits_for_a_follower(hub: GateHub, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with machines_of(hub, tmp_path, "wait_for_all()") as machines:
             leader = await machines.start("w1")
@@ -70,7 +66,7 @@ def test_hand_is_waited_for_as_long_as_it_takes_also_by_a_hub_that_was_restarted
 
 
 @pytest.mark.parametrize("victim", ["rank of hand", "hand", "rank of leader", "leader"])
-def test_what_is_killed_ends_all_ranks_at_once_and_the_island_forms_anew(
+def test_any_kill_ends_all_ranks_and_island_forms_anew(
     hub: GateHub, tmp_path: Path, victim: str
 ) -> None:
     script = f"""
@@ -114,9 +110,7 @@ if not os.path.exists({str(tmp_path / "again")!r}):
     run(scenario())
 
 
-def test_error_of_a_rank_elsewhere_is_told_and_not_the_lost_touch_of_others(
-    hub: GateHub, tmp_path: Path
-) -> None:
+def test_remote_ranks_error_is_reported_as_the_cause(hub: GateHub, tmp_path: Path) -> None:
     script = """
 wait_for_all()
 if rank == 2:
@@ -173,9 +167,7 @@ def test_island_leaves_as_one_whichever_machine_is_asked(
     run(scenario())
 
 
-def test_port_that_was_taken_meanwhile_starts_the_ranks_of_all_machines_anew(
-    hub: GateHub, tmp_path: Path
-) -> None:
+def test_taken_port_restarts_ranks_of_all_machines(hub: GateHub, tmp_path: Path) -> None:
     script = f"""
 wait_for_all()
 once = {str(tmp_path / "once")!r}

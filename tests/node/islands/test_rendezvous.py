@@ -174,7 +174,7 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_words_that_somebody_changed_repeated_or_added_end_the_connection(opened: Opened) -> None:
+def test_forged_or_replayed_message_closes_the_connection(opened: Opened) -> None:
     for meddle in ("change", "repeat", "add"):
         sock = opened.dial()
         link = greet(sock, secret=opened.secret(), name="w1.1")
@@ -197,7 +197,7 @@ def test_words_that_somebody_changed_repeated_or_added_end_the_connection(opened
         link.close()
 
 
-def test_side_that_falls_silent_is_gone_and_one_that_beats_is_not(
+def test_side_without_heartbeats_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor_link, "DEAD_AFTER_S", 0.5)
@@ -225,7 +225,7 @@ def test_side_that_falls_silent_is_gone_and_one_that_beats_is_not(
     hand.close()
 
 
-def test_hand_that_is_started_again_takes_the_place_of_the_one_before(opened: Opened) -> None:
+def test_restarted_follower_replaces_the_one_before(opened: Opened) -> None:
     first = opened.come()
     former = next_of(opened.news, Joined).hand
     second = opened.come()
@@ -235,7 +235,7 @@ def test_hand_that_is_started_again_takes_the_place_of_the_one_before(opened: Op
         link.close()
 
 
-def test_gate_is_renewed_at_the_hub_while_hands_are_missing_under_the_same_key(
+def test_rendezvous_is_renewed_while_followers_miss(
     opened: Opened,
 ) -> None:
     with opened.hub.as_process("w1.1") as client:
@@ -251,7 +251,7 @@ def test_gate_is_renewed_at_the_hub_while_hands_are_missing_under_the_same_key(
 # ---------------------------------------------------------------------------- no way to it
 
 
-def test_machine_without_a_way_to_the_first_says_what_it_dialled_and_only_if_that_lives(
+def test_unreachable_leader_is_reported_if_alive(
     hub: GateHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_client, "NO_WAY_S", 0.0)
@@ -314,7 +314,7 @@ def formed(
     )
 
 
-def test_island_starts_with_all_machines_or_with_those_that_are_there_in_time(
+def test_island_starts_with_machines_that_are_in_time(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "HANDS_S", 0.3)

@@ -157,7 +157,7 @@ def test_network_that_cannot_reach_the_hub_is_refused(
         (1000, "0", False, ""),
     ],
 )
-def test_user_inside_is_the_images_else_the_agents_never_the_machines_root(
+def test_container_user_is_never_the_hosts_root(
     monkeypatch: pytest.MonkeyPatch, uid: int, image_user: str, rootless: bool, user: str
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: uid)
@@ -166,7 +166,7 @@ def test_user_inside_is_the_images_else_the_agents_never_the_machines_root(
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="users have no numbers on this system")
-def test_user_whose_number_is_unknown_may_write_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_unknown_user_may_write_and_no_link_is_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("x")
     outside.chmod(0o600)
@@ -187,7 +187,7 @@ def test_what_an_image_says_of_itself_is_read() -> None:
     assert image_facts({"Config": config}) == ImageFacts("app", "/p", "SIGINT")
 
 
-def test_daemon_is_looked_for_where_the_person_says_else_at_the_usual_sockets(
+def test_daemon_is_found_as_named_or_at_usual_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://box:2375")

@@ -84,7 +84,7 @@ def assert_out_of_memory(ended: Exit, *words: str) -> None:
         assert word in str(ended.error)
 
 
-def test_process_above_its_limit_is_ended_and_told_limit_use_and_whose_limit_it_is(
+def test_process_above_its_limit_is_killed_with_figures(
     tmp_path: Path,
 ) -> None:
     ended = watched(GREEDY.format(mb=300), tmp_path, limit_mb=150)
@@ -98,7 +98,7 @@ def test_process_below_its_limit_is_left_alone(tmp_path: Path) -> None:
     assert ended.code == 0
 
 
-def test_memory_of_all_that_a_process_forks_counts_and_all_of_it_ends(tmp_path: Path) -> None:
+def test_memory_limit_covers_forked_children(tmp_path: Path) -> None:
     ended = watched(FORKING.format(mb=80), tmp_path, limit_mb=200)
     assert_out_of_memory(ended, "4 processes")
     assert not [p for p in psutil.process_iter() if str(tmp_path) in _folder(p)]
@@ -115,7 +115,7 @@ def test_pages_that_forks_share_count_once(tmp_path: Path) -> None:
     assert watched(SHARING.format(mb=100), tmp_path, limit_mb=220).code == 0
 
 
-def test_largest_ends_when_all_together_have_more_than_the_owner_gives(tmp_path: Path) -> None:
+def test_largest_process_ends_above_the_owners_limit(tmp_path: Path) -> None:
     async def scenario() -> tuple[Exit, bool]:
         watch = MemoryWatch(interval_s=0.05)
         watch.total_bytes = 350 * MB

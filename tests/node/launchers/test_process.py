@@ -55,7 +55,7 @@ def test_script_gets_its_folder_files_arguments_and_environment(tmp_path: Path) 
     assert (folder / "output.log").read_text().splitlines() == lines
 
 
-def test_script_that_raises_is_reported_with_its_line_and_traceback(tmp_path: Path) -> None:
+def test_raising_script_is_reported_with_its_traceback(tmp_path: Path) -> None:
     lines: list[str] = []
     ended = run(to_end("def f():\n    raise ValueError('boom')\nf()\n", tmp_path, lines))
     assert ended.code == 1
@@ -78,7 +78,7 @@ def test_script_that_runs_out_of_memory_is_called_that(tmp_path: Path) -> None:
     assert ended.error.to_dict()["kind"] == "OutOfMemory"
 
 
-def test_error_file_of_an_earlier_attempt_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_error_file_of_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "job-1" / "w1"
     folder.mkdir(parents=True)
     (folder / ERROR_FILE).write_text(json.dumps({"kind": "DataError", "what": "old"}))
@@ -129,9 +129,7 @@ def test_child_left_behind_by_a_crash_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_process_that_a_crashed_agent_left_is_killed_but_no_other_of_its_number(
-    tmp_path: Path, same: bool
-) -> None:
+def test_orphan_is_killed_but_not_a_reused_pid(tmp_path: Path, same: bool) -> None:
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         folder = tmp_path / "job-1" / "w1"
@@ -157,7 +155,7 @@ def _alive(pid: int) -> bool:
 # --------------------------------------------------------------------------------- commands
 
 
-def test_command_runs_without_a_shell_in_the_folder_with_its_arguments(tmp_path: Path) -> None:
+def test_command_runs_in_its_folder_without_a_shell(tmp_path: Path) -> None:
     words = ["python", "-c", "import os, sys; print(os.getcwd(), sys.executable, *sys.argv[1:])"]
     lines: list[str] = []
     command = command_launch(*words, args=["$HOME", "a b; exit 3"])
@@ -166,7 +164,7 @@ def test_command_runs_without_a_shell_in_the_folder_with_its_arguments(tmp_path:
     assert lines == [f"{tmp_path / 'job-1' / 'w1'} {sys.executable} $HOME a b; exit 3"]
 
 
-def test_command_gets_atoll_variables_and_those_of_the_launch_table(tmp_path: Path) -> None:
+def test_command_gets_atoll_and_launch_variables(tmp_path: Path) -> None:
     launch = LaunchTable(env=["COLOUR=blue=green"])
     program = "import os; print(*(os.environ[n] for n in ('COLOUR', 'ATOLL_JOB', 'ATOLL_MEMBER')))"
     lines: list[str] = []
@@ -184,7 +182,7 @@ def test_status_of_a_command_is_its_own_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "own"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)])
-def test_crash_of_a_command_is_its_own_failure_but_not_that_somebody_killed_it(
+def test_crash_is_a_commands_failure_but_a_kill_is_not(
     tmp_path: Path, number: signal.Signals, own: bool
 ) -> None:
     program = f"import os; os.kill(os.getpid(), {int(number)})"
@@ -222,7 +220,7 @@ def test_limits_hold_for_a_process_and_for_what_it_starts(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
-def test_job_ends_before_its_owners_work_when_the_system_has_no_memory(tmp_path: Path) -> None:
+def test_out_of_memory_kills_the_job_before_owners_work(tmp_path: Path) -> None:
     lines: list[str] = []
     run(command_to_end(command_launch("cat", "/proc/self/oom_score_adj"), tmp_path, lines))
     assert int(lines[0]) == OOM_SCORE
@@ -248,7 +246,7 @@ def test_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StorageFull), (errno.EIO, JobError)])
-def test_folder_that_cannot_be_written_is_the_machines_fault_not_the_jobs(
+def test_unwritable_folder_is_the_machines_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[AtollError]
 ) -> None:
     def fail(*_: object, **__: object) -> int:

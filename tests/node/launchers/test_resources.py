@@ -40,7 +40,7 @@ def take(
     return shares.take(wanted, member=member, offer=offer or Offer(), nice=nice)
 
 
-def test_processes_on_one_machine_get_different_cores_while_there_are_any() -> None:
+def test_processes_get_different_cores_if_available() -> None:
     shares = ResourceAllocator(slots=3, gpus=0, cpus=CPUS)
     first, second = take(shares, spec(cores=2)), take(shares, spec(cores=1.5))
     assert (first.cpus, second.cpus) == ((0, 1), (2, 3))
@@ -49,7 +49,7 @@ def test_processes_on_one_machine_get_different_cores_while_there_are_any() -> N
     assert take(shares, spec(cores=1)).cpus == (0,)
 
 
-def test_job_without_needs_on_a_machine_without_limits_has_all_of_it() -> None:
+def test_job_without_needs_gets_the_whole_machine() -> None:
     assert take(ResourceAllocator(slots=4, gpus=0, cpus=CPUS), spec()) == ResourceCaps(threads=1)
 
 
@@ -72,9 +72,7 @@ def test_owner_leaves_cores_to_nobody_whatever_jobs_want() -> None:
         (spec(command="python", threads=4), 4),
     ],
 )
-def test_threads_never_exceed_the_cores_and_programs_of_others_use_what_they_may(
-    wanted: JobSpec, threads: int
-) -> None:
+def test_threads_never_exceed_the_cores(wanted: JobSpec, threads: int) -> None:
     assert take(ResourceAllocator(slots=1, gpus=0, cpus=CPUS), wanted).threads == threads
 
 
@@ -100,7 +98,7 @@ def test_niceness_is_the_greater_of_the_jobs_and_the_owners(
         (0, 0, 4, 0, ""),
     ],
 )
-def test_limit_of_memory_is_the_jobs_or_the_owners_and_says_whose_it_is(
+def test_memory_limit_names_the_job_or_the_owner(
     needs_gb: int, offer_gb: int, slots: int, limit_gb: int, source: str
 ) -> None:
     caps = take(
@@ -112,7 +110,7 @@ def test_limit_of_memory_is_the_jobs_or_the_owners_and_says_whose_it_is(
     assert source in caps.memory_from
 
 
-def test_several_processes_get_an_accelerator_each_and_one_alone_gets_all() -> None:
+def test_processes_share_accelerators_and_one_gets_all() -> None:
     shares = ResourceAllocator(slots=3, gpus=2, cpus=CPUS)
     first = take(shares, spec())
     assert [first.gpus, take(shares, spec()).gpus] == [(0,), (1,)]
@@ -121,7 +119,7 @@ def test_several_processes_get_an_accelerator_each_and_one_alone_gets_all() -> N
     assert take(ResourceAllocator(slots=1, gpus=2, cpus=CPUS), spec()).gpus is None
 
 
-def test_ranks_of_an_island_share_its_cores_and_have_an_accelerator_each() -> None:
+def test_ranks_share_cores_and_own_an_accelerator_each() -> None:
     wanted = replace(
         spec(threads=8, cores=4), strategy=StrategyTable(inner="fsdp"), island=IslandTable(ranks=2)
     )
@@ -132,7 +130,7 @@ def test_ranks_of_an_island_share_its_cores_and_have_an_accelerator_each() -> No
 
 
 @pytest.mark.parametrize("member", ["w0", "w0.1"])
-def test_machine_of_an_island_gives_its_own_ranks_cores_and_accelerators(member: str) -> None:
+def test_machine_serves_its_own_ranks_only(member: str) -> None:
     island = IslandTable(ranks=4, machines=2)
     wanted = replace(spec(threads=8, cores=4), strategy=StrategyTable(inner="fsdp"), island=island)
     found = take(ResourceAllocator(slots=3, gpus=4, cpus=CPUS), wanted, member=member)

@@ -47,7 +47,7 @@ class Line:
 
 
 @pytest.mark.parametrize("bps", [2e5, 1e6, 10e6, 100e6])
-def test_lines_of_all_speeds_are_measured_in_time_and_with_few_bytes(bps: float) -> None:
+def test_all_line_speeds_are_measured_with_few_bytes(bps: float) -> None:
     line = Line(bps)
     assert _direction(line, line.clock.monotonic) == pytest.approx(bps, rel=0.2)
     assert line.clock.monotonic() - 1000.0 < MOST_S + 0.3
@@ -93,7 +93,7 @@ class Watched:
         return len(self.found) == count
 
 
-def test_it_is_measured_at_the_start_every_hour_and_on_another_network(
+def test_bandwidth_is_measured_hourly_and_per_network(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:

@@ -65,7 +65,7 @@ def test_metered_network_as_the_network_manager_says_it(tmp_path: Path) -> None:
         assert Metered(commands).read() == Reading(metered=expected)
 
 
-def test_metered_network_by_the_second_program_when_the_first_fails(tmp_path: Path) -> None:
+def test_metered_network_is_read_by_a_fallback_program(tmp_path: Path) -> None:
     program(tmp_path, "busctl", "exit 1")
     commands = program(tmp_path, "nmcli", "echo 'GENERAL.METERED:no'")
     assert Metered(commands).read() == Reading(metered=False)
@@ -130,7 +130,7 @@ def test_a_program_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert commands.ask("xprintidle") == ""
 
 
-def test_only_what_the_policy_asks_for_is_read_and_programs_not_too_often(tmp_path: Path) -> None:
+def test_only_needed_sensors_are_read_and_not_too_often(tmp_path: Path) -> None:
     clock = VirtualClock()
     commands = program(tmp_path / "bin", "busctl", "echo 'u 1'")
     calls = tmp_path / "bin" / "busctl.calls"

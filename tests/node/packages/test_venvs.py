@@ -116,7 +116,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="shared locks are those of POSIX")
-def test_another_agents_build_is_waited_for_and_its_death_frees_the_lock(
+def test_dead_agents_build_lock_is_freed(
     machine: Machine,
 ) -> None:
     code = machine.send(**with_package("tiny_three"))
@@ -138,7 +138,7 @@ def test_another_agents_build_is_waited_for_and_its_death_frees_the_lock(
     asyncio.run(test())
 
 
-def test_what_pip_cannot_do_is_told_with_its_last_lines_and_leaves_nothing(
+def test_failed_pip_shows_last_lines_and_leaves_nothing(
     machine: Machine,
 ) -> None:
     code = machine.send(r_DOT_txt="--no-index\n--find-links .\nno-such-package-of-atoll==9.9\n")
@@ -187,9 +187,7 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_a_build_that_is_cancelled_ends_with_all_it_started_and_leaves_nothing(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_cancelled_build_leaves_no_process_or_file(machine: Machine, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = slow_code(machine, note)
 
@@ -216,7 +214,7 @@ def test_a_build_that_takes_too_long_is_ended(hub: HubServer, tmp_path: Path) ->
     assert [path for path in (machine.home / "venvs").iterdir() if path.is_dir()] == []
 
 
-def test_what_an_agent_that_was_killed_left_half_built_is_built_anew(machine: Machine) -> None:
+def test_partial_build_of_a_killed_agent_is_redone(machine: Machine) -> None:
     code = machine.send(**with_package("tiny_four"))
 
     async def test() -> None:
@@ -232,9 +230,7 @@ def test_what_an_agent_that_was_killed_left_half_built_is_built_anew(machine: Ma
     asyncio.run(test())
 
 
-def test_environments_that_nobody_uses_make_room_and_those_in_use_stay(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_only_unused_environments_are_evicted(hub: HubServer, tmp_path: Path) -> None:
     machine = Machine(hub, tmp_path, max_venv_bytes=1)
 
     async def prepare(name: str) -> Workspace:
@@ -282,9 +278,7 @@ def test_a_file_of_requirements_that_is_not_in_the_code(machine: Machine, name: 
         ("nu\\\nmpy\n", True),
     ],
 )
-def test_requirements_that_refer_to_the_code_are_told_from_those_that_do_not(
-    text: str, alone: bool
-) -> None:
+def test_requirements_within_the_code_are_recognised(text: str, alone: bool) -> None:
     def key(code: str) -> str:
         return venvs.VenvRecipe(requirements=text, name="r.txt", code=code, folder=Path()).key()
 

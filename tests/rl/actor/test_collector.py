@@ -52,9 +52,7 @@ def same(left: Trajectory, right: Trajectory) -> bool:
 
 @pytest.mark.parametrize("recurrent", [0, 6])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
-def test_a_trajectory_fits_together_and_is_what_its_policy_would_say(
-    env: str, recurrent: int
-) -> None:
+def test_trajectory_is_consistent_with_its_policy(env: str, recurrent: int) -> None:
     collector, policy = pieces(env, recurrent=recurrent)
     for number in (1, 2):
         trajectory = collector.collect(policy, 40).check()
@@ -79,7 +77,7 @@ def test_a_trajectory_can_be_learned_from() -> None:
     assert policy.head.weight.grad is not None
 
 
-def test_the_value_of_what_was_cut_off_is_the_next_one_and_not_that_of_the_next_episode() -> None:
+def test_truncated_episode_bootstraps_from_its_own_end() -> None:
     collector, policy = pieces(length=4, cut=True)
     trajectory = collector.collect(policy, 6)
     assert trajectory.cut_at.tolist() == [[3, 0], [3, 1], [3, 2]]
@@ -130,7 +128,7 @@ def test_a_policy_forgets_an_episode_that_could_not_be_restored() -> None:
 @pytest.mark.parametrize(
     ("wrong", "what", "step"), [("bad_reward", "rewards", 5), ("bad_seen", "observations", 6)]
 )
-def test_numbers_that_are_not_finite_are_named_and_cost_one_trajectory_and_one_episode(
+def test_non_finite_numbers_cost_one_trajectory(
     wrong: str, what: str, step: int, recurrent: int
 ) -> None:
     collector, policy = pieces(recurrent=recurrent, length=20)
@@ -149,7 +147,7 @@ def test_numbers_that_are_not_finite_are_named_and_cost_one_trajectory_and_one_e
     assert collector.state_dict()["counts"].tolist() == [1, collector.steps, 1]
 
 
-def test_the_observation_at_which_an_episode_is_cut_off_is_looked_at_too() -> None:
+def test_final_observation_is_checked_too() -> None:
     collector, policy = pieces(length=6, cut=True, bad_seen=6)
     with pytest.raises(DataError, match=r"^last observations of episodes.*step 5, column 0;"):
         collector.collect(policy, 10)
@@ -157,7 +155,7 @@ def test_the_observation_at_which_an_episode_is_cut_off_is_looked_at_too() -> No
     assert room.observations[0, :, 0].tolist() == [0, 0, 0]
 
 
-def test_a_trajectory_from_elsewhere_is_looked_at_where_it_was_cut_off() -> None:
+def test_foreign_trajectory_is_checked_at_its_cut() -> None:
     collector, policy = pieces(length=6, cut=True)
     trajectory = collector.collect(policy, 10).check()
     trajectory.cut_observations[1, 2] = float("nan")

@@ -156,7 +156,7 @@ def test_both_learning_rates_fall_together() -> None:
     assert [group["lr"] for group in a3c.optimizer.param_groups] == pytest.approx([0.005, 0.01])
 
 
-def test_a_reward_that_is_not_finite_is_named_and_changes_nothing() -> None:
+def test_non_finite_reward_is_named_without_effect() -> None:
     a3c = made()
     before = weights(a3c)
     trajectory = walk(a3c.policy, ends=False)

@@ -87,7 +87,7 @@ def test_lambda_one_is_monte_carlo() -> None:
     assert torch.equal(returns, targets)
 
 
-def test_what_was_cut_off_bootstraps_and_what_terminated_does_not() -> None:
+def test_only_truncated_episodes_bootstrap() -> None:
     steps = Steps()
     _, targets = gae(*steps.parts, gamma=GAMMA, lam=0.95)
     assert float(targets[4, 1]) == pytest.approx(float(steps.rewards[4, 1]) + GAMMA * 5.0)
@@ -131,7 +131,7 @@ def test_on_the_own_policy_vtrace_is_gae() -> None:
             torch.testing.assert_close(advantages, targets - steps.values, atol=1e-12, rtol=0)
 
 
-def test_on_the_own_policy_with_lambda_one_it_is_the_n_step_return() -> None:
+def test_on_policy_lambda_one_is_the_n_step_return() -> None:
     steps = Steps(ends=False)
     targets, _ = vtrace(torch.zeros(T, B).double(), *steps.parts, gamma=GAMMA)
     for start in range(T):

@@ -20,7 +20,7 @@ def test_order_of_arrival_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("counts", [[40], [40, 40], [100, 10, 3], [2, 7], [0, 5]])
-def test_a_pass_has_every_row_once_and_every_group_with_the_same_weight(counts: list[int]) -> None:
+def test_pass_has_every_row_once_and_equal_group_weights(counts: list[int]) -> None:
     generator = torch.Generator().manual_seed(3)
     seen: list[list[int]] = [[] for _ in counts]
     for part in minibatches(counts, parts=4, generator=generator):

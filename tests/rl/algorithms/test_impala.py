@@ -97,7 +97,7 @@ def test_an_actor_is_what_the_learner_handed_out() -> None:
         load_snapshot(actor, learner.snapshot("b"))
 
 
-def test_fresh_experience_needs_no_correction_and_stale_experience_does() -> None:
+def test_only_stale_experience_is_corrected() -> None:
     learner = made(lr=0.03, epochs=4)
     batch = lived(learner)
     told = learner.learn(batch)
@@ -151,7 +151,7 @@ def test_better_actions_become_more_likely() -> None:
     assert float(log_probabilities.detach()[good].exp().mean()) > 0.45  # it began with a third
 
 
-def test_a_policy_that_comes_later_begins_fresh_and_leaves_the_others_alone() -> None:
+def test_later_policy_begins_fresh() -> None:
     learner = made([TASKS[0]])
     learner.learn(lived(learner))
     before = learner.snapshot("a")
@@ -168,7 +168,7 @@ def test_a_policy_that_comes_later_begins_fresh_and_leaves_the_others_alone() ->
     assert (learner.version("a"), learner.version("c")) == (1, 1)
 
 
-def test_numbers_that_are_not_finite_are_named_and_change_nothing() -> None:
+def test_non_finite_numbers_are_named_without_effect() -> None:
     learner = made()
     before = weights(learner)
     batch = lived(learner, ends=False)

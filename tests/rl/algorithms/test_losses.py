@@ -18,7 +18,7 @@ def numbers(count: int = 40, *, seed: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("clip", [0.1, 0.2, 10.0])
-def test_the_clipped_loss_and_its_gradient_are_the_pessimistic_ones(clip: float) -> None:
+def test_clipped_loss_and_gradient_are_pessimistic(clip: float) -> None:
     log_ratios, advantages = (0.3 * numbers()).requires_grad_(), numbers(seed=2)
     found = losses.clipped_policy_loss(log_ratios, advantages, clip=clip)
     found.sum().backward()  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def test_explained_variance_is_one_minus_what_is_left() -> None:
     assert float(losses.explained_variance(values, torch.ones_like(values))) == 0.0
 
 
-def test_standardised_advantages_have_mean_zero_and_deviation_one() -> None:
+def test_advantages_have_mean_zero_and_deviation_one() -> None:
     found = losses.standardised(100 * numbers() + 7)
     assert float(found.mean()) == pytest.approx(0.0, abs=1e-12)
     assert float(found.std(correction=0)) == pytest.approx(1.0, abs=1e-6)

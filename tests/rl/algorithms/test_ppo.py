@@ -148,7 +148,7 @@ def test_what_is_cut_off_counts_its_value() -> None:
 
 
 @pytest.mark.parametrize("what", ["reward", "value"])
-def test_numbers_that_are_not_finite_are_named_and_change_nothing(what: str) -> None:
+def test_non_finite_numbers_are_named_without_effect(what: str) -> None:
     ppo = made()
     trajectory = walk(ppo.policy, length=6, columns=4, ends=False)
     values = valued(trajectory)

@@ -5,7 +5,7 @@ from atoll.rl.critic.critic import Critic
 from tests.rl.lived import lived, table, task
 
 
-def test_what_was_sent_last_is_rehearsed_while_a_policy_is_absent() -> None:
+def test_absent_policys_last_data_is_rehearsed() -> None:
     made = ReplayBuffer()
     slow = [lived("slow", sequence=n) for n in range(1, 6)]
     made.keep([*slow, lived("fast")], update=0)

@@ -44,7 +44,7 @@ def test_each_policy_has_its_own_discount_and_its_own_length() -> None:
         assert torch.allclose(targets.double(), wanted, atol=1e-5)
 
 
-def test_what_terminated_is_worth_its_reward_and_what_was_cut_goes_on() -> None:
+def test_terminated_state_is_worth_its_reward() -> None:
     t = lived("a", length=1, columns=2, ends=0.0)
     t.terminated[0, 0] = True
     t.truncated[0, 1] = True

@@ -90,7 +90,7 @@ def test_an_actor_waits_while_the_critic_has_enough_to_read(channel: InMemoryCha
         assert one.dropped == 0
 
 
-def test_an_actor_goes_on_without_a_critic_and_the_newest_are_kept(
+def test_actor_without_critic_keeps_the_newest_data(
     channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.rl.channel.actor.AWAY_S", 0.1)
@@ -173,7 +173,7 @@ def test_weights_come_down_once_each_and_the_newest_wins(channel: InMemoryChanne
         late.close()
 
 
-def test_policies_come_down_from_a_learner_and_up_to_a_corrected_critic(
+def test_policies_travel_from_learner_and_to_critic(
     channel: InMemoryChannel,
 ) -> None:
     impala = RlTable(algorithm="impala")
@@ -245,7 +245,7 @@ def test_names_in_a_pool_tell_jobs_apart(channel: InMemoryChannel) -> None:
 
 
 @pytest.mark.parametrize("pool", ["pool/x", ""])
-def test_only_a_pool_does_not_stay_for_an_actor_that_nobody_hears_of(
+def test_only_a_pool_leaves_a_silent_actor(
     channel: InMemoryChannel, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     rl = RlTable(pool=pool)

@@ -140,7 +140,7 @@ def test_a_critic_killed_at_any_step_counts_everything_once() -> None:
     sweep(case, killed(24))
 
 
-def test_an_actor_killed_at_any_step_loses_and_doubles_nothing_and_stalls_nobody() -> None:
+def test_actor_killed_at_any_step_keeps_exactly_once() -> None:
     def case(step: int, after: bool) -> None:
         channel = InMemoryChannel()
         bad = BadLink(channel, dies_at=step, after=after)
@@ -195,7 +195,7 @@ def test_shuffled_and_doubled_delivery_counts_everything_once() -> None:
     with_actor.close()
 
 
-def test_what_was_not_saved_is_learned_by_the_successor_and_what_was_is_not() -> None:
+def test_successor_learns_exactly_the_unsaved_data() -> None:
     channel = InMemoryChannel()
     one = ActorChannel(desk(channel, "w1"), rl=RL, policy=SPEC.policy, member="w1")
     one.announce(SPEC)

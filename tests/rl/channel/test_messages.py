@@ -52,7 +52,7 @@ def test_everything_in_a_trajectory_comes_back_bit_for_bit() -> None:
             assert after == before, field.name
 
 
-def test_continuous_actions_and_trajectories_without_cuts_come_back() -> None:
+def test_continuous_actions_and_uncut_data_round_trip() -> None:
     sent = trajectory()
     sent.actions = torch.randn(6, 2, 3)
     sent.truncated[:] = False

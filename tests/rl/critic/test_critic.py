@@ -29,7 +29,7 @@ def lesson(policy: str, step: int, *, size: float = 1.0, columns: int = 8) -> Tr
     )  # fmt: skip
 
 
-def test_values_have_the_shapes_of_a_trajectory_and_tell_their_version() -> None:
+def test_values_have_trajectory_shape_and_a_version() -> None:
     made = critic("a")
     made.learn([lived("a")])
     t = lived("a", cut=True)
@@ -106,7 +106,7 @@ def test_a_policy_that_sends_nothing_keeps_its_head() -> None:
     assert torch.equal(made.net.embeddings[1], embedding)
 
 
-def test_told_whose_value_is_asked_it_learns_opposites_and_untold_their_mixture() -> None:
+def test_policy_identity_lets_it_learn_opposites() -> None:
     asked = lived("up", seed=77)
     wanted = asked.observations[..., 0] + 0.5 * asked.observations[..., 1]
     errors = {}
@@ -222,7 +222,7 @@ def test_one_hidden_layer_is_enough(kind: str) -> None:
     assert stats["a"]["explained_variance"] > 0.8
 
 
-def test_policies_of_one_environment_share_an_encoder_and_others_do_not() -> None:
+def test_encoders_are_shared_by_environment() -> None:
     made = Critic(table(), seed=0, kind="pooled")
     for name, env in (("a", "pole"), ("b", "pole"), ("c", "cart")):
         made.add_policy(task(name, env=env))

@@ -87,7 +87,7 @@ def test_corrected_learns_one_policy_from_the_other() -> None:
     assert eager == pytest.approx(0.4 / (0.4 + 0.2), abs=0.08)
 
 
-def test_without_the_weights_of_a_policy_it_learns_from_its_own_alone() -> None:
+def test_without_policy_weights_it_learns_from_its_own() -> None:
     """Nothing is weighed by a policy that nobody has published."""
     made = Critic(table(), seed=0, kind="corrected")
     for name in ("eager", "lazy"):

@@ -74,7 +74,7 @@ def test_actors_of_one_policy_share_its_steps(tmp_path: Path) -> None:
     assert learner["trajectories"] == 4
 
 
-def test_agents_that_act_together_share_a_policy_and_a_joint_critic(tmp_path: Path) -> None:
+def test_joint_agents_share_a_policy_and_a_critic(tmp_path: Path) -> None:
     world = {"env": "tests.rl.worlds:pair", "options": {"own_state": True}}
     spec = spec_of({"name": "one", **world}, critic="joint", steps=512)
     critic, actor = Members(spec, tmp_path).together()
@@ -126,7 +126,7 @@ def states(members: Members) -> int:
     return len(shelf.topic("state.w0").subscribe("test", start="oldest").read(10))
 
 
-def test_experience_that_is_no_number_is_counted_and_touches_nobody_else(tmp_path: Path) -> None:
+def test_non_finite_experience_is_counted_and_isolated(tmp_path: Path) -> None:
     spec = spec_of(
         {"name": "good", "env": WORLDS},
         {"name": "odd", "env": WORLDS, "options": {"length": 100, "bad_reward": 90}},
@@ -144,7 +144,7 @@ def test_experience_that_is_no_number_is_counted_and_touches_nobody_else(tmp_pat
     assert critic.result()["trajectories"] == good.result()["updates"] + told["updates"]
 
 
-def test_a_policy_goes_on_without_the_critic_and_with_its_successor(tmp_path: Path) -> None:
+def test_policy_survives_a_change_of_critic(tmp_path: Path) -> None:
     members = Members(spec_of(steps=6_016, queue_items=4), tmp_path)
     critic, actor = members.start(0), members.start(1)
     while not states(members):
@@ -158,7 +158,7 @@ def test_a_policy_goes_on_without_the_critic_and_with_its_successor(tmp_path: Pa
     assert after["trajectories"] + lost + after["dropped"].get("stale", 0) == told["updates"]
 
 
-def test_an_actor_that_hears_nothing_of_a_critic_begins_after_a_while(
+def test_actor_begins_without_a_silent_critic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_role, "START_S", 0.1)

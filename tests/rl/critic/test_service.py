@@ -66,7 +66,7 @@ def test_without_a_critic_an_actor_waits_no_longer_than_it_may() -> None:
     assert time.monotonic() - began < PROMPT_S
 
 
-def test_a_policy_that_the_critic_learns_of_later_is_asked_for_again() -> None:
+def test_late_policy_is_requested_again() -> None:
     channel, known = alone(), threading.Event()
 
     def of(t: Trajectory) -> ValuedTrajectory:
@@ -98,7 +98,7 @@ def test_a_question_that_makes_no_sense_ends_nothing() -> None:
     answering.close()
 
 
-def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one() -> None:
+def test_late_answer_is_not_taken_for_the_next() -> None:
     channel, slow = alone(), threading.Event()
 
     def of(t: Trajectory) -> ValuedTrajectory:

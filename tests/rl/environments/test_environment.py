@@ -93,7 +93,7 @@ def test_an_observation_of_any_kind_becomes_a_flat_vector(space: Any, seen: Any,
 
 
 @pytest.mark.parametrize("space", [spaces.Sequence(BOX), spaces.Graph(BOX, None)])
-def test_observations_of_no_fixed_size_are_refused_with_what_is_supported(space: Any) -> None:
+def test_variable_size_observations_are_refused(space: Any) -> None:
     with pytest.raises(ConfigError, match=r"observations of .*spaced cannot be used.*Box, Disc"):
         make_environment(spaced(seen=space))
 
@@ -114,7 +114,7 @@ def test_other_actions_are_refused_with_what_is_supported(space: Any) -> None:
         ("HalfCheetah-v5", "mujoco", "mujoco"),
     ],
 )
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+def test_missing_package_is_named_with_its_extra(
     env: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in [name for name in sys.modules if name.startswith("gymnasium.envs.")]:
@@ -173,7 +173,7 @@ def test_a_task_says_all_that_a_critic_has_to_know() -> None:
     assert task_of(policy, RlTable(critic="joint"), environment).state == (3,)
 
 
-def test_a_package_that_registers_its_environments_is_imported_by_its_name() -> None:
+def test_registering_package_is_imported_by_name() -> None:
     assert make_environment(table("gymnasium:CartPole-v1")).observation == (4,)
 
 

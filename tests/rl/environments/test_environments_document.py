@@ -41,7 +41,7 @@ def test_every_environment_in_an_example_can_be_lived_in(given: dict[str, Any]) 
     assert Collector(columns, task).collect(policy, 5).check().steps == 10 * columns.agents
 
 
-def test_an_environment_of_ones_own_is_lived_in_restored_and_recorded(
+def test_custom_environment_runs_restores_and_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "worlds.py").write_text(blocks("python")[0])

@@ -55,7 +55,7 @@ def test_an_episode_becomes_a_small_moving_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "every"), [(200, 1), (201, 2), (900, 8), (3_000, 16)])
-def test_of_a_long_episode_every_nth_picture_is_taken_at_the_right_speed(
+def test_long_episode_is_filmed_at_the_right_speed(
     length: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SIDE", 16)
@@ -85,7 +85,7 @@ def test_real_environments_are_recorded_without_a_display(
     assert found.size_bytes < 200_000
 
 
-def test_the_best_action_is_taken_so_an_episode_is_the_same_each_time(tmp_path: Path) -> None:
+def test_greedy_episodes_are_reproducible(tmp_path: Path) -> None:
     first = recorded(tmp_path / "a.gif", "CartPole-v1")
     second = recorded(tmp_path / "b.gif", "CartPole-v1")
     assert first.path.read_bytes() == second.path.read_bytes()
@@ -107,9 +107,7 @@ def test_an_environment_without_pictures_is_told(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_pictures_are_drawn_with_is_named_when_it_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_renderer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(ConfigError, match=r"package pygame is missing.*atoll\[rl\]"):
         recorded(tmp_path / "episode.gif", "CartPole-v1")

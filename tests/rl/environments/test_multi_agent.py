@@ -37,7 +37,7 @@ def test_each_agent_is_a_column_in_the_order_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_joint_state_is_the_environments_own_or_all_that_its_agents_see(own: bool) -> None:
+def test_joint_state_is_the_environments_or_concatenated(own: bool) -> None:
     columns = columns_of(own_state=own)
     room = columns.room(1)
     room.actions[0, :, 0] = [0, 1, 2, 0]

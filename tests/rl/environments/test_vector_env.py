@@ -59,7 +59,7 @@ def test_columns_live_what_single_environments_live() -> None:
     assert columns.episodes == len(room.returns) == room.terminated.sum()
 
 
-def test_an_episode_that_is_over_is_followed_by_the_next_in_the_same_step() -> None:
+def test_next_episode_begins_in_the_same_step() -> None:
     room = lived(columns_of(length=3), 7)
     assert room.observations[:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert room.rewards[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
@@ -68,7 +68,7 @@ def test_an_episode_that_is_over_is_followed_by_the_next_in_the_same_step() -> N
     assert not room.cuts
 
 
-def test_where_an_episode_is_cut_off_its_last_observation_is_kept() -> None:
+def test_truncated_episode_keeps_its_last_observation() -> None:
     room = lived(columns_of(length=3, cut=True), 4)
     assert not room.terminated.any()
     assert [(step, column) for step, column, _, _ in room.cuts] == [(2, 0), (2, 1)]
@@ -158,7 +158,7 @@ def test_an_episode_too_long_to_remember_starts_anew_and_is_told(
     assert restored.state_dict()["episodes"].tolist() == [2]
 
 
-def test_an_environment_that_does_not_repeat_itself_is_told_and_starts_anew(
+def test_irreproducible_environment_starts_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     columns = columns_of("tests.rl.worlds:counter", count=2, length=50, forgetful=True)
@@ -186,7 +186,7 @@ def test_only_the_column_that_is_restarted_starts_anew() -> None:
     assert lived(columns, 2).observations[:, :, 0].tolist() == [[5, 0], [6, 1], [7, 2]]
 
 
-def test_an_environment_that_raises_is_named_with_the_seed_that_repeats_it() -> None:
+def test_raising_environment_is_named_with_its_seed() -> None:
     columns = columns_of(raises=4, length=3)
     lived(columns, 9)
     columns = columns_of(raises=4, length=6)

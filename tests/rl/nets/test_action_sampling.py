@@ -51,7 +51,7 @@ def test_numbers_are_drawn_with_their_mean_and_deviation() -> None:
         Actions(kind=CONTINUOUS, sizes=(2,)),
     ],
 )
-def test_probabilities_are_those_of_the_distribution_that_was_drawn_from(actions: Actions) -> None:
+def test_probabilities_match_the_sampled_distribution(actions: Actions) -> None:
     sampler, chosen = drawn(actions)
     log_deviation = torch.tensor([0.5, -0.5]) if actions.kind == CONTINUOUS else None
     one = distribution(actions, OUTPUT[: sum(actions.sizes)], log_deviation)

@@ -88,7 +88,7 @@ def test_draws_of_a_gaussian_have_its_mean_and_deviation() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_generator_repeats_its_draws_and_the_mode_is_the_most_probable(kind: str) -> None:
+def test_generator_repeats_draws_and_mode_is_likeliest(kind: str) -> None:
     found = made(kind)
     first = found.sample(generator())
     assert torch.equal(first, found.sample(generator()))

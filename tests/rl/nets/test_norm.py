@@ -13,7 +13,7 @@ def numbers(count: int, *, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cuts", [(1000,), (1, 999), (500, 500), (7, 3, 1, 489, 500)])
-def test_any_cut_into_batches_gives_the_statistics_of_all_at_once(cuts: tuple[int, ...]) -> None:
+def test_statistics_do_not_depend_on_batching(cuts: tuple[int, ...]) -> None:
     everything, norm = numbers(1000), RunningNorm((3,))
     for part in torch.split(everything, list(cuts)):
         norm.update(part)
@@ -49,7 +49,7 @@ def test_what_was_seen_comes_out_with_mean_0_and_deviation_1() -> None:
     assert torch.allclose(out.std(0), torch.ones(3), atol=1e-2)
 
 
-def test_a_number_that_never_changed_stays_finite_and_far_ones_are_clipped() -> None:
+def test_constant_stays_finite_and_outliers_are_clipped() -> None:
     norm = RunningNorm((1,))
     norm.update(torch.full((10, 1), 3.0))
     assert norm(torch.tensor([[3.0], [9.0], [-9.0]])).flatten().tolist() == [0.0, CLIP, -CLIP]

@@ -113,7 +113,7 @@ def test_greedy_takes_the_most_probable_action() -> None:
         assert (drawn.log_probabilities <= acted.log_probabilities + 1e-6).all()
 
 
-def test_observations_of_several_axes_are_flattened_behind_the_normaliser() -> None:
+def test_multi_axis_observations_are_flattened() -> None:
     task = dataclasses.replace(task_of(), observation=(2, 3))
     rl = RlTable(hidden=[8])
     policy = Policy.build(task, rl, generator=torch.Generator().manual_seed(1))

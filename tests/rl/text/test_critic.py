@@ -33,7 +33,7 @@ def mean_value(found: TextCritic, of: Episodes) -> float:
     return found.of(of)[of.mask].mean().item()
 
 
-def test_opposite_worth_of_the_same_texts_fits_only_who_is_told_whose_it_is() -> None:
+def test_only_a_told_critic_learns_opposite_values() -> None:
     one, two = batch("one", score=1.0), batch("two", score=-1.0)
     values = {}
     for kind in ("pooled", "unconditioned"):
@@ -49,7 +49,7 @@ def test_opposite_worth_of_the_same_texts_fits_only_who_is_told_whose_it_is() ->
     assert abs(mixture_one) < 0.3
 
 
-def test_rewards_and_a_hundred_times_as_much_are_learned_equally_well() -> None:
+def test_rewards_are_learned_at_any_scale() -> None:
     # A score that depends on the text: its length, small for one policy and large for the other.
     found = critic()
     pair = []
@@ -84,7 +84,7 @@ def test_every_policy_weighs_the_same_whatever_its_share() -> None:
     assert abs(mean_value(mixed, one)) < 0.3  # by count it would be 0.6
 
 
-def test_a_saved_critic_goes_on_exactly_and_a_snapshot_answers_the_same() -> None:
+def test_saved_critic_continues_exactly() -> None:
     some = [batch("one", score=1.0), batch("two", score=0.0)]
     whole = critic()
     whole.learn(some)

@@ -60,7 +60,7 @@ def test_own_critics_are_one_for_each_policy(beginning: StartModel) -> None:
     assert [critic.version for critic in together.critics] == [1, 1]
 
 
-def test_a_heavier_penalty_keeps_policies_nearer_to_the_reference(beginning: StartModel) -> None:
+def test_heavier_penalty_keeps_policies_near_reference(beginning: StartModel) -> None:
     away = []
     for kl in (0.0, 5.0):
         together = TextInProcessRun(small_job(kl=kl, steps=192), beginning)
@@ -73,7 +73,7 @@ def test_a_heavier_penalty_keeps_policies_nearer_to_the_reference(beginning: Sta
     assert away[1] < away[0]
 
 
-def test_a_seed_gives_the_same_run_bit_by_bit_and_a_state_goes_on_with_it(
+def test_same_seed_or_saved_state_is_bit_identical(
     beginning: StartModel,
 ) -> None:
     spec = small_job(steps=3 * 64)

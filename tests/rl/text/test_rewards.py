@@ -24,7 +24,7 @@ def two_distributions(apart: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("apart", [0.01, 0.3, 2.0])
-def test_two_estimates_have_the_divergence_as_their_mean_and_one_is_never_negative(
+def test_divergence_estimates_are_unbiased(
     apart: float,
 ) -> None:
     ours, reference = two_distributions(apart)
@@ -52,7 +52,7 @@ def test_the_half_square_comes_close_where_the_two_are_close() -> None:
     assert errors[1] < errors[0] / 5
 
 
-def test_the_gradient_of_the_estimate_in_the_loss_pulls_to_the_reference() -> None:
+def test_penalty_gradient_pulls_to_the_reference() -> None:
     ours, reference = two_distributions(0.5)
     logits = ours.clone().requires_grad_()
     log_p = logits.log_softmax(0)
@@ -63,7 +63,7 @@ def test_the_gradient_of_the_estimate_in_the_loss_pulls_to_the_reference() -> No
     torch.testing.assert_close(logits.grad, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_penalties_sum_to_the_divergence_and_the_score_comes_at_the_end() -> None:
+def test_penalties_sum_to_the_divergence() -> None:
     lengths = torch.tensor([2, 3])
     ours, reference = torch.randn(2, 3), torch.randn(2, 3)
     rewards = rewards_per_step(torch.tensor([1.0, 0.5]), lengths, ours, reference, kl=0.1)
@@ -123,7 +123,7 @@ def test_completions_are_compared_within_their_group() -> None:
     assert not found[4:].any()  # all equal: nothing to learn, and no division by nothing
 
 
-def test_group_advantages_have_mean_0_and_deviation_1_and_forget_scale_and_offset() -> None:
+def test_group_advantages_are_standardised() -> None:
     raw = torch.randn(24, generator=torch.Generator().manual_seed(6))
     found = group_advantages(raw, group=6).view(4, 6)
     torch.testing.assert_close(found.mean(1), torch.zeros(4), atol=1e-6, rtol=0)

@@ -191,7 +191,7 @@ def always_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wording, "read", lambda self, tokens: "x")
 
 
-def test_a_batch_with_a_reward_that_is_no_number_is_dropped_and_counted(
+def test_non_finite_reward_batch_is_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always_ended(monkeypatch)

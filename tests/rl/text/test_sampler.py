@@ -21,7 +21,7 @@ def sample(*, temperature: float = 1.0, seed: int = 0, prompts: Prompts = PROMPT
     )  # fmt: skip
 
 
-def test_one_token_after_the_other_gives_what_the_whole_pass_gives() -> None:
+def test_token_by_token_equals_the_whole_pass() -> None:
     model = gpt()
     ids = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(1))
     decoder = Decoder(model, batch=3, length=20)
@@ -32,7 +32,7 @@ def test_one_token_after_the_other_gives_what_the_whole_pass_gives() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(
+def test_log_probabilities_match_the_sampled_distribution(
     temperature: float,
 ) -> None:
     model = gpt()

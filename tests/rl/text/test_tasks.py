@@ -19,9 +19,7 @@ from atoll.rl.text.tasks import Brackets, Expressions, TextTask, make_task
         ("(", ")()", 1.0), ("(", "x)", 0.0), ("(", "", 0.0), ("()[", "]", 1.0),
     ],
 )  # fmt: skip
-def test_brackets_are_worth_something_when_all_are_closed_in_order(
-    prompt: str, completion: str, worth: float
-) -> None:
+def test_balanced_brackets_are_rewarded(prompt: str, completion: str, worth: float) -> None:
     assert Brackets().reward(prompt, completion) == worth
 
 
@@ -32,9 +30,7 @@ def test_brackets_are_worth_something_when_all_are_closed_in_order(
         ("(a+", "1)", 0.0), ("(a+", "b) #", 0.0), ("(a+", "", 0.0), ("(a+", "b)(", 0.0),
     ],
 )  # fmt: skip
-def test_expressions_are_worth_something_when_pythons_parser_takes_them(
-    prompt: str, completion: str, worth: float
-) -> None:
+def test_parsable_expressions_are_rewarded(prompt: str, completion: str, worth: float) -> None:
     assert Expressions().reward(prompt, completion) == worth
 
 

@@ -115,7 +115,7 @@ def test_servers_make_no_difference_to_the_bits() -> None:
     assert torch.equal(one[0].vector(), three[0].vector())
 
 
-def test_arrivals_computed_from_the_same_vector_are_one_outer_step_of_diloco() -> None:
+def test_arrivals_from_one_vector_are_a_diloco_step() -> None:
     """With c = 0 the moves of N arrivals add up to one step of Nesterov's momentum on the mean."""
     generator = torch.Generator().manual_seed(1)
     setup = Setup(momentum=0.9, buffer=4, parameters=50)
@@ -132,7 +132,7 @@ def test_arrivals_computed_from_the_same_vector_are_one_outer_step_of_diloco() -
 
 
 @pytest.mark.parametrize("activation", [0.0, 0.1, 0.25])
-def test_every_arrival_weighs_the_same_and_the_momentum_counts_once(activation: float) -> None:
+def test_arrivals_weigh_the_same_and_momentum_counts_once(activation: float) -> None:
     """With a momentum that stands still, N arrivals of nothing move it by its whole length."""
     setup = Setup(momentum=0.5, buffer=4, activation=activation, parameters=1)
     rule, theta = DelayedNesterov(setup), torch.zeros(1)
@@ -156,7 +156,7 @@ def test_one_outer_step_of_equal_members_is_that_of_diloco() -> None:
 # ------------------------------------------------------------------------------ servers
 
 
-def test_a_server_that_forgets_everything_is_loaded_with_what_was_pulled_last() -> None:
+def test_forgetful_server_is_loaded_with_the_last_pull() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Run:
@@ -176,7 +176,7 @@ def test_a_server_that_forgets_everything_is_loaded_with_what_was_pulled_last() 
     assert (runs[0].vector() - start).norm() > 0.1
 
 
-def test_who_comes_late_takes_the_anchor_and_then_what_the_server_holds() -> None:
+def test_latecomer_takes_the_anchor_then_the_server_state() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
     options = Asynchronous(every=2, anchor_every=100)
     trained, offered = threading.Barrier(2), threading.Barrier(2)

@@ -100,14 +100,14 @@ def due_steps(options: Average, steps: int) -> list[int]:
     return due
 
 
-def test_rounds_come_in_every_step_by_doubling_and_then_every_h_steps() -> None:
+def test_rounds_spread_by_doubling_to_every_h_steps() -> None:
     assert due_steps(Average(every=4, every_step_until=3), 15) == [1, 2, 3, 7, 11, 15]
     assert due_steps(Average(every=6, growing=True), 25) == [1, 3, 7, 13, 19, 25]
     both = Average(every=4, growing=True, every_step_until=2)
     assert due_steps(both, 13) == [1, 2, 3, 5, 9, 13]
 
 
-def test_whoever_comes_in_between_finds_the_next_round_that_is_due() -> None:
+def test_latecomer_finds_the_next_due_round() -> None:
     outer = AverageOuter(Average(every=6, growing=True, every_step_until=2))
     due = due_steps(outer.options, 40)
     for step in range(30):
@@ -164,7 +164,7 @@ def test_equal_bowls_are_left_at_the_rate_of_the_closed_form() -> None:
         assert (found - expected).abs().max() < 1e-5
 
 
-def test_bowls_of_different_steepness_bias_the_fixed_point_and_a_lower_rate_less() -> None:
+def test_uneven_curvature_biases_less_at_lower_rates() -> None:
     """A known limit of Local SGD: only with H = 1, or ever smaller rates, is the optimum found."""
     weighted = sum(s * c for s, c in zip(STEEP, CENTRES, strict=True))
     optimum = weighted / (STEEP[0] + STEEP[1])

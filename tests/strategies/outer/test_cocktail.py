@@ -125,9 +125,7 @@ def kept(moments: tuple[dict[str, Tensor], ...]) -> Tensor:
     ("codec", "tolerance"), [("fp32", 0.0), ("topk:0.25", 0.0), (COARSE, 1e-6), ("sign", 1e-6)]
 )
 @pytest.mark.parametrize("members", [2, 4])
-def test_an_exchange_changes_no_coordinate_of_the_mean_and_what_is_owed(
-    codec: str, tolerance: float, members: int
-) -> None:
+def test_exchange_keeps_mean_plus_residual(codec: str, tolerance: float, members: int) -> None:
     """Numbers are multiples of 1/1024, so without a quantiser not even the last bit may differ."""
     runs = exchanged(Cocktail(probability=0.4), codec, members=members, rounds=4)
     before, *after = (kept(moments) for moments in zip(*runs, strict=True))
@@ -160,7 +158,7 @@ def test_a_tenth_at_a_time_visits_everything_in_ten_rounds() -> None:
     assert torch.equal(runs[1][10]["x"], mean)
 
 
-def test_what_was_not_sent_stays_in_the_difference_and_is_sent_later() -> None:
+def test_unsent_difference_is_sent_later() -> None:
     """With one number of a part at a time members still come together: nothing is forgotten."""
     runs = exchanged(Cocktail(probability=1.0), "topk:0.1", members=2, rounds=60)
     spread = [(first["x"] - second["x"]).abs().max() for first, second in zip(*runs, strict=True)]
@@ -225,7 +223,7 @@ def test_who_is_left_alone_gets_home_what_is_owed() -> None:
     assert torch.equal(found, expected)
 
 
-def test_who_was_left_behind_holds_the_round_that_the_others_have_under_way() -> None:
+def test_lagging_member_holds_the_round_in_flight() -> None:
     """It takes model and common copy from a donor; from the next round on both are in it."""
     groups = MemoryGroups(2, hold_s=20.0)
     at = {name: threading.Event() for name in ("gone", "ahead", "recovering", "ready")}
@@ -343,7 +341,7 @@ def test_the_bytes_are_those_of_the_recommended_mixture() -> None:
     assert 0.17 < 8 * per_round / 1_001_000 < 0.22
 
 
-def test_members_that_were_apart_end_with_one_model_that_has_everything() -> None:
+def test_separated_members_end_with_one_model() -> None:
     runs = train_together(Cocktail(probability=0.2), members=3, steps=5, codec="topk:0.2|int4")
     assert not torch.equal(runs[0].rounds[-2], runs[1].rounds[-2])
     assert torch.equal(runs[0].vector(), runs[1].vector())

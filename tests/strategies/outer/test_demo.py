@@ -87,7 +87,7 @@ def largest(z: Tensor, count: int) -> Tensor:
     return kept
 
 
-def test_everything_sent_and_no_momentum_is_the_sign_of_the_gradient() -> None:
+def test_full_topk_without_momentum_is_sign_sgd() -> None:
     run = start_run(DeMo(decay=0.0, topk=10_000), SingleGroup(), 0, optimizer=sgd)
     theta, those = run.vector().double(), Reference.make(1, sgd)
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_a_coefficient_is_the_mean_over_those_that_sent_it() -> None:
         assert (moved.double() - expected).abs().max() < 1e-6
 
 
-def test_no_other_choice_of_as_many_coefficients_keeps_more_energy() -> None:
+def test_chosen_coefficients_keep_the_most_energy() -> None:
     spectrum = Spectrum([(64, 64)], side=64, topk=32)
     x = uniform(4096, seed=3)
     positions, values = spectrum.choose(x)

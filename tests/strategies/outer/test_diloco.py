@@ -241,7 +241,7 @@ def test_members_on_the_same_data_start_together_without_traffic() -> None:
         assert sent == 128
 
 
-def test_members_that_drifted_in_the_shared_start_take_over_the_first_ones_state() -> None:
+def test_drifted_members_take_the_first_ones_state() -> None:
     def body(group: Group) -> Tensor:
         run = start_run(DiLoCo(every=100, shared_steps=6), group, 0)
         with torch.no_grad():
@@ -252,7 +252,7 @@ def test_members_that_drifted_in_the_shared_start_take_over_the_first_ones_state
     assert all(torch.equal(v, plain_training(6)) for v in MemoryGroups(3).together(body))
 
 
-def test_parameters_that_are_not_finite_are_refused_and_never_averaged() -> None:
+def test_non_finite_parameters_are_never_averaged() -> None:
     groups = MemoryGroups(2, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Tensor:
@@ -280,9 +280,7 @@ def test_parameters_that_are_not_finite_are_refused_and_never_averaged() -> None
 @pytest.mark.parametrize(
     ("step", "due"), [(0, 4), (4, 6), (5, 6), (6, 8), (8, 9), (9, 19), (18, 19), (19, 29)]
 )
-def test_rounds_come_after_the_shared_start_the_warm_up_and_every_h_steps(
-    step: int, due: int
-) -> None:
+def test_rounds_follow_shared_start_warm_up_and_every_h(step: int, due: int) -> None:
     outer = DiLoCoOuter(DiLoCo(every=10, shared_steps=4, warmup_steps=5, warmup_every=2))
     assert outer.next_due(step) == due
 

@@ -125,7 +125,7 @@ def deviation(rows: Tensor) -> float:
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "feedback(int8)"])
 @pytest.mark.parametrize("graph", ["ring", "torus", "exponential", "one-peer", "complete"])
-def test_without_gradients_the_mean_stays_whatever_the_codec_loses(graph: str, codec: str) -> None:
+def test_mean_is_preserved_whatever_the_codec_loses(graph: str, codec: str) -> None:
     rows = trajectories(Gossip(graph=graph), members=4, steps=8, codec=codec)
     for after in rows[1:]:
         assert (after.mean(0) - rows[0].mean(0)).abs().max() < 1e-6
@@ -139,7 +139,7 @@ def test_members_come_together_as_fast_as_the_gap_says(graph: str, members: int)
     assert deviation(rows[14]) / deviation(rows[13]) == pytest.approx(rho, rel=0.01)
 
 
-def test_eight_members_with_one_peer_each_reach_the_mean_in_three_steps() -> None:
+def test_eight_members_reach_the_mean_in_three_steps() -> None:
     rows = trajectories(Gossip(graph="one-peer"), members=8, steps=3)
     assert deviation(rows[2]) > 0.1
     assert (rows[3] - rows[0].mean(0)).abs().max() < 1e-6
@@ -186,7 +186,7 @@ def test_push_sum_finds_the_mean_where_members_give_unevenly() -> None:
 
 
 @pytest.mark.parametrize("push_sum", [False, True])
-def test_a_lost_neighbour_leaves_its_weight_and_the_rest_keep_their_mean(push_sum: bool) -> None:
+def test_lost_neighbour_leaves_its_weight(push_sum: bool) -> None:
     """In the attempt in which it is lost it has been planned for."""
     options = Gossip(graph="exponential" if push_sum else "ring", push_sum=push_sum)
     groups = MemoryGroups(4, timeout_s=PATIENCE_S)
@@ -248,7 +248,7 @@ def test_a_newcomer_takes_over_what_a_donor_is() -> None:
     assert not copy.outer.one_state
 
 
-def test_parameters_that_are_not_finite_are_refused_and_the_others_go_on() -> None:
+def test_non_finite_parameters_are_refused() -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Tensor:

@@ -138,7 +138,7 @@ def test_common_state_is_equal_on_all_members_after_the_warm_up() -> None:
         assert all(torch.equal(states[0][key], other[key]) for key in other)
 
 
-def test_a_number_without_a_gradient_in_the_warm_up_does_not_leap_at_its_first() -> None:
+def test_first_gradient_after_warm_up_does_not_leap() -> None:
     run = start_run(OneBitAdam(warmup_steps=3), MemoryGroups(1)[0], 0)
     first = uniform(26, seed=1)
     first[3] = 0.0

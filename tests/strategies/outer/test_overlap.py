@@ -74,9 +74,7 @@ def assert_one_model(runs: list[Run]) -> None:
 
 
 @pytest.mark.parametrize(("options", "after"), OUTERS)
-def test_whoever_was_left_behind_hears_it_when_it_takes_the_result_and_comes_back(
-    options: Any, after: int, tmp_path: Path
-) -> None:
+def test_lagging_member_learns_it_with_the_result(options: Any, after: int, tmp_path: Path) -> None:
     groups, runs, back = MemoryGroups(3), {}, threading.Event()
     ready = threading.Barrier(3)
 
@@ -105,7 +103,7 @@ def test_whoever_was_left_behind_hears_it_when_it_takes_the_result_and_comes_bac
 
 
 @pytest.mark.parametrize(("options", "after"), OUTERS)
-def test_a_newcomer_starts_from_the_common_parameters_and_all_end_with_one_model(
+def test_newcomer_starts_from_the_common_parameters(
     options: Any, after: int, tmp_path: Path
 ) -> None:
     groups, runs = MemoryGroups(2), {}
@@ -136,9 +134,7 @@ def test_a_newcomer_starts_from_the_common_parameters_and_all_end_with_one_model
 
 
 @pytest.mark.parametrize(("options", "after"), OUTERS)
-def test_a_member_gives_its_committed_state_while_its_round_waits_for_others(
-    options: Any, after: int
-) -> None:
+def test_waiting_member_donates_its_committed_state(options: Any, after: int) -> None:
     groups = MemoryGroups(2)
     flying, looked = threading.Event(), threading.Event()
     found: list[tuple[int, str]] = []

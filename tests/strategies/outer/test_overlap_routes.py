@@ -54,7 +54,7 @@ def test_bytes_on_the_wire_equal_the_formula_within_one_per_cent(
 
 @pytest.mark.parametrize("options", OUTERS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_member_lost_while_its_round_is_under_way_leaves_the_others_with_one_model(
+def test_loss_in_a_running_round_keeps_one_model(
     world: Callable[..., HubWorld], route: str, options: Any
 ) -> None:
     place = world(3, route=route)

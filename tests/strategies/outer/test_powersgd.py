@@ -145,7 +145,7 @@ def test_a_rank_that_suffices_is_exact() -> None:
     assert compressed[0][2]["own.error"].abs().max() < 2e-6
 
 
-def test_nothing_is_lost_what_was_applied_and_what_is_owed_are_all_gradients() -> None:
+def test_applied_plus_residual_is_all_gradients() -> None:
     results = train_wide(PowerSGD(rank=1), optimizer=still, steps=5)
     applied = torch.stack(results[0][1]).double().sum(0)
     owed = torch.stack([state["own.error"] for _, _, state, _ in results]).double().mean(0)
@@ -154,7 +154,7 @@ def test_nothing_is_lost_what_was_applied_and_what_is_owed_are_all_gradients() -
     assert (applied + owed - everything).abs().max() < 1e-6
 
 
-def test_factors_are_equal_on_all_members_and_start_the_next_round() -> None:
+def test_equal_factors_start_the_next_round() -> None:
     results = train_wide(PowerSGD(rank=2), optimizer=moving, steps=3)
     factors = [state["shared.q"] for _, _, state, _ in results]
     assert torch.equal(factors[0], factors[1])
@@ -217,7 +217,7 @@ def test_codecs_with_a_memory_or_a_coarse_grain_are_refused(codec: str) -> None:
         start_run(PowerSGD(), MemoryGroups(1)[0], 0, codec=codec)
 
 
-def test_whole_gradients_of_the_warm_up_are_those_of_data_parallel_training() -> None:
+def test_warm_up_equals_data_parallel_training() -> None:
     warm = train_together(PowerSGD(rank=1, warmup_steps=4), members=3, steps=4)
     plain = train_together(EveryStep(), members=3, steps=4)
     assert torch.equal(warm[0].vector(), plain[0].vector())

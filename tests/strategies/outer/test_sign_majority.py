@@ -114,7 +114,7 @@ def test_one_bit_per_vote_gives_what_32_bits_give(members: int) -> None:
     assert torch.equal(coarse[0].vector(), exact[0].vector())
 
 
-def test_every_step_is_as_long_as_the_rate_and_clipping_has_no_part_in_it() -> None:
+def test_step_length_is_the_rate_without_clipping() -> None:
     runs = train_together(
         SignMajority(), members=3, steps=4, optimizer=sgd, codec="sign", clip=1e-3
     )
@@ -124,7 +124,7 @@ def test_every_step_is_as_long_as_the_rate_and_clipping_has_no_part_in_it() -> N
         before = after
 
 
-def test_numbers_without_a_gradient_stay_within_one_step_of_their_place() -> None:
+def test_values_without_gradients_stay_within_one_step() -> None:
     class Half(nn.Module):
         """Uses only the first of its two numbers."""
 
@@ -144,7 +144,7 @@ def test_numbers_without_a_gradient_stay_within_one_step_of_their_place() -> Non
         assert max(abs(place - 1.0) for place in places) < 0.051
 
 
-def test_a_convex_problem_on_which_the_plain_vote_fails_converges_with_feedback() -> None:
+def test_feedback_converges_where_the_plain_vote_fails() -> None:
     """One large gradient against two small ones: the majority walks away from the minimum."""
 
     class Point(nn.Module):

@@ -81,7 +81,7 @@ def test_a_share_of_one_is_averaging_in_every_step() -> None:
         assert torch.equal(a, b)
 
 
-def test_without_gradients_the_variance_shrinks_by_the_share_in_every_step() -> None:
+def test_variance_shrinks_by_the_share_per_step() -> None:
     """(1 - p) per step in expectation, over a model large enough for the mean to hold."""
     share, steps, members = 0.2, 8, 4
 

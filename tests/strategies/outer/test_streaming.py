@@ -111,7 +111,7 @@ def test_one_fragment_or_equal_offsets_are_diloco_bit_for_bit(options: Streaming
         assert all(map(torch.equal, ours.rounds, theirs.rounds))
 
 
-def test_members_that_keep_their_own_parameters_train_independently() -> None:
+def test_members_with_own_parameters_are_independent() -> None:
     options = Streaming(every=4, fragments=2, delay=1, mix=1.0)
 
     def body(group: Group) -> Tensor:
@@ -157,7 +157,7 @@ def test_steps_on_the_same_data_come_first_and_send_nothing(members: int) -> Non
         assert rounds == 3, "both comparisons, and the first fragment's round at step 7"
 
 
-def test_every_fragment_has_a_velocity_and_a_codec_memory_of_its_own() -> None:
+def test_fragments_have_own_velocity_and_codec_memory() -> None:
     runs = train_together(TestStreaming.options, members=2, steps=9, codec="feedback(e3m0)")
     state = runs[0].outer.state_dict()
     assert state["shared.outer.0.velocity"].shape == (18,)
@@ -166,7 +166,7 @@ def test_every_fragment_has_a_velocity_and_a_codec_memory_of_its_own() -> None:
     assert {key.rpartition("fragment")[2][0] for key in memories} == {"0", "1"}
 
 
-def test_the_common_parameters_count_and_are_put_in_for_a_while_only() -> None:
+def test_common_parameters_are_swapped_in_temporarily() -> None:
     def body(group: Group) -> tuple[Tensor, Tensor, Tensor, str]:
         run = start_run(TestStreaming.options, group, int(group.me[1:]))
         run.train(7)
@@ -189,7 +189,7 @@ def test_a_state_of_other_fragments_is_refused() -> None:
         other.outer.load_state_dict(state)
 
 
-def test_rounds_begin_evenly_spaced_and_the_last_one_carries_the_rest() -> None:
+def test_rounds_are_even_and_the_last_carries_the_rest() -> None:
     plan = StreamingPlan(every=10, count=3, delay=1, since=2, staggered=True)
     due, step = [], 2
     for _ in range(6):

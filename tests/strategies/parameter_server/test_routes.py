@@ -95,7 +95,7 @@ def assert_equal_models(runs: list[Any]) -> None:
         assert run.results[-1].digest == runs[0].results[-1].digest
 
 
-def test_synchronous_servers_over_the_relay_are_data_parallel_bit_for_bit(
+def test_synchronous_servers_equal_data_parallel_bits(
     world: Callable[..., HubWorld],
 ) -> None:
     options = Server(optimizer="sgd", anchor_every=4)
@@ -113,7 +113,7 @@ def test_synchronous_servers_over_the_relay_are_data_parallel_bit_for_bit(
         pytest.param(Server(mode="asynchronous", anchor_every=4), id="async-sgd"),
     ],
 )
-def test_members_that_do_not_wait_for_each_other_end_with_one_model(
+def test_asynchronous_members_end_with_one_model(
     world: Callable[..., HubWorld], options: Any
 ) -> None:
     runs = together(world(3), trained(options, codec="int8"))

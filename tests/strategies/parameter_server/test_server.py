@@ -128,7 +128,7 @@ def test_gradients_of_one_clock_are_data_parallel_bit_for_bit(options: Server, c
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "stale", "asynchronous"])
-def test_one_member_with_the_servers_optimizer_is_sgd_bit_for_bit(mode: str) -> None:
+def test_one_member_with_server_optimizer_is_exact_sgd(mode: str) -> None:
     (run,) = unclipped(Server(mode=mode, optimizer="sgd", anchor_every=3), members=1, steps=8)
     model, stream = small_model(), batches(0)
     plain = sgd(model)
@@ -222,7 +222,7 @@ def test_backup_members_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "stale"])
-def test_a_member_that_dies_while_others_wait_for_it_lets_them_go_on(mode: str) -> None:
+def test_death_of_an_awaited_member_frees_the_others(mode: str) -> None:
     groups = MemoryGroups(3, timeout_s=PATIENCE_S)
 
     def body(group: Group) -> Run:
@@ -263,7 +263,7 @@ def test_options_out_of_range_are_refused(options: Server) -> None:
         options.build()
 
 
-def test_rates_that_differ_between_parameters_are_refused_for_the_servers_optimizer() -> None:
+def test_server_optimizer_refuses_rates_per_parameter() -> None:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         first, *rest = model.parameters()
         groups = [{"params": [first], "lr": 0.1}, {"params": rest, "lr": 0.2}]

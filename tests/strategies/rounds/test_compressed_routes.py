@@ -40,7 +40,7 @@ ROUTES = ["relay", "direct"]
 
 
 @pytest.mark.parametrize(("options", "codec"), METHODS)
-def test_over_the_relay_members_are_bit_for_bit_those_that_meet_in_memory(
+def test_relay_is_bit_identical_to_memory(
     world: Callable[..., HubWorld], options: Any, codec: str
 ) -> None:
     runs = together(world(3, route="relay"), train(options, codec=codec, steps=STEPS))

@@ -52,7 +52,7 @@ def train(options: Any, members: int = 2) -> tuple[Told, list[Run]]:
 
 
 @pytest.mark.parametrize("options", [Average(every=4), DiLoCo(every=4), EveryStep()])
-def test_every_round_about_tensors_tells_norm_loss_and_the_last_rounds_time(options: Any) -> None:
+def test_tensor_rounds_report_norm_loss_and_time(options: Any) -> None:
     groups, runs = train(options)
     per_round = STEPS // len(runs[0].results)
     for run in runs:
@@ -105,7 +105,7 @@ def test_members_of_a_script_tell_the_same(tmp_path: Path) -> None:
     assert "apply" in last.phases
 
 
-def test_whoever_took_the_state_over_from_others_tells_no_times_of_a_round_it_was_not_in() -> None:
+def test_newcomer_reports_no_times_of_missed_rounds() -> None:
     groups = Told(1)
     run = start_run(Average(every=2), groups[0], 0)
     run.train(2)

@@ -17,7 +17,7 @@ def test_as_many_are_lost_as_the_probability_says() -> None:
     assert count / 4_000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_the_draw_of_a_member_does_not_depend_on_who_else_is_there() -> None:
+def test_draw_of_a_member_is_independent_of_others() -> None:
     for round_ in range(50):
         few = lost_updates(MEMBERS[:4], round_=round_, probability=0.3, seed=1)
         assert few == lost(round_) & set(MEMBERS[:4])

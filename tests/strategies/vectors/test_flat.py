@@ -37,7 +37,7 @@ def test_a_vector_of_another_model_is_refused() -> None:
         Flat([torch.ones(3)]).write(torch.zeros(4))
 
 
-def test_subtracting_the_pseudo_gradient_leads_to_where_the_member_went() -> None:
+def test_start_minus_pseudo_gradient_is_the_end() -> None:
     start, now = torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0])
     assert torch.equal(start - pseudo_gradient(start, now), now)
 
@@ -61,7 +61,7 @@ def test_digests_differ_when_one_bit_does() -> None:
         ([], 0.0),
     ],
 )
-def test_length_is_the_euclidean_norm_also_where_squares_overflow_or_vanish(
+def test_length_is_the_norm_also_where_squares_overflow(
     values: list[float], expected: float
 ) -> None:
     assert length(torch.tensor(values)) == pytest.approx(expected, rel=1e-4)
@@ -74,5 +74,5 @@ def test_length_of_what_is_not_finite_is_not_finite(values: list[float]) -> None
     assert not math.isfinite(length(torch.tensor(values)))
 
 
-def test_length_is_not_infinite_just_because_many_large_values_are() -> None:
+def test_length_of_many_large_values_is_finite() -> None:
     assert math.isfinite(length(torch.full((4,), 1e38)))

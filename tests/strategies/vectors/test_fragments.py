@@ -63,7 +63,7 @@ def test_layers_take_turns_or_stay_with_their_neighbours() -> None:
     assert found["sequential"] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_fragments_weigh_the_same_where_the_layers_can_be_dealt_evenly() -> None:
+def test_even_layers_give_even_fragments() -> None:
     sizes = [fragment.num_elements for fragment in fragments_of(gpt(6), 3)]
     assert max(sizes) - min(sizes) <= 3 * 16, "embedding, head and norm are cut by rows of 16"
 
@@ -90,7 +90,7 @@ def test_buffers_go_with_their_layer_behind_its_parameters() -> None:
     assert (second.num_elements, second.num_parameters) == (12, 6)
 
 
-def test_layouts_that_are_not_contiguous_are_read_and_written_in_place() -> None:
+def test_non_contiguous_layouts_are_updated_in_place() -> None:
     first = nn.Conv2d(4, 4, 3)
     model, kernel = nn.Sequential(first, nn.Linear(2, 2)), first.weight
     kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)

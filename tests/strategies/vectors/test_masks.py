@@ -40,7 +40,7 @@ def test_every_position_is_as_likely_as_any_other() -> None:
     assert (counts / 4_000 - 0.2).abs().max() < 0.035  # five deviations
 
 
-def test_masks_follow_from_the_seed_alone_and_change_from_round_to_round() -> None:
+def test_masks_follow_from_seed_and_round() -> None:
     first, same, other = (Mask(10_000, 0.01, seed=seed) for seed in (7, 7, 8))
     assert torch.equal(first.at(4), same.at(4))
     assert not torch.equal(first.at(4), first.at(5))

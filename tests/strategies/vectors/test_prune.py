@@ -7,7 +7,7 @@ from atoll.errors import ConfigError
 from atoll.strategies.vectors.masks import check_share, prune
 
 
-def test_values_against_the_elected_sign_go_first_then_the_smallest() -> None:
+def test_wrong_signs_then_smallest_values_are_pruned() -> None:
     part = torch.tensor([[4.0, -3.0, 1.0, 2.0], [-5.0, -1.0, 0.5, -2.0]])
     prune([part], 0.25)
     assert part.tolist() == [[4.0, 0.0, 1.0, 2.0], [-5.0, -1.0, 0.0, -2.0]]
@@ -15,7 +15,7 @@ def test_values_against_the_elected_sign_go_first_then_the_smallest() -> None:
     assert part.tolist() == [[4.0, 0.0, 0.0, 2.0], [-5.0, 0.0, 0.0, -2.0]]
 
 
-def test_a_vector_is_one_neuron_and_a_convolution_has_one_per_output() -> None:
+def test_convolution_has_one_neuron_per_output() -> None:
     vector = torch.tensor([1.0, 2.0, 3.0, 4.0])
     kernel = torch.arange(1.0, 17.0).view(2, 2, 2, 2)
     prune([vector, kernel], 0.5)
@@ -24,7 +24,7 @@ def test_a_vector_is_one_neuron_and_a_convolution_has_one_per_output() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75])
-def test_exactly_the_share_of_every_neuron_is_zero_and_the_rest_is_untouched(share: float) -> None:
+def test_exactly_the_share_of_a_neuron_is_pruned(share: float) -> None:
     before = torch.randn(16, 40, generator=torch.Generator().manual_seed(4))
     after = before.clone()
     prune([after], share)

@@ -80,7 +80,7 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_optimizers_and_models_without_memory_load_no_compiler_until_somebody_compiles() -> None:
+def test_no_compiler_is_loaded_before_first_use() -> None:
     run(KINDS + WITHOUT + COMPILED)
 
 

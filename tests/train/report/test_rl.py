@@ -76,7 +76,7 @@ def summary(of: JobSpec, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
     )
 
 
-def test_a_summary_has_every_policy_with_what_it_told_or_measured_last() -> None:
+def test_summary_has_every_policys_latest_figures() -> None:
     rl = summary(spec("CartPole-v1", "Pendulum-v1"))["rl"]
     told, lost = rl["policies"]
     assert (told["finished"], lost["finished"]) == (True, False)
@@ -91,7 +91,7 @@ def test_a_summary_has_every_policy_with_what_it_told_or_measured_last() -> None
     assert rl["bytes_per_env_step"] == pytest.approx(34_000 / 2000)
 
 
-def test_figures_of_training_together_are_left_to_those_who_train_together() -> None:
+def test_cooperative_figures_need_several_members() -> None:
     found = summary(spec("CartPole-v1"))
     assert found["replicas_identical"] is None
     assert found["reduction"] is None
@@ -135,7 +135,7 @@ def test_returns_that_cannot_be_compared_have_axes_of_their_own() -> None:
     assert min(explained[2][0]["y"]) == -1.0  # one wild value does not hide all others
 
 
-def test_the_report_holds_curves_episodes_and_nothing_from_the_network(tmp_path: Path) -> None:
+def test_report_is_self_contained(tmp_path: Path) -> None:
     lines = "".join(json.dumps(one) + "\n" for one in POINTS)
     (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
     episodes = tmp_path / "episodes"

@@ -95,7 +95,7 @@ def test_newcomer_and_donor_go_on_alike_from_a_round(options: Any, tmp_path: Pat
     assert all(torch.equal(mine[key], theirs[key]) for key in shared_keys)
 
 
-def test_members_of_one_round_give_the_same_shared_bytes_whatever_they_did_since() -> None:
+def test_members_of_one_round_share_the_same_bytes() -> None:
     texts = []
     for steps in (8, 9, 11):
         shared, _ = state_of(trained(atoll.DiLoCo(every=4), steps)).parts()
