@@ -55,7 +55,7 @@ def choose_hub(console: Console) -> Ticket:
     chosen = hubs[number - 1]
     console.print(
         "Compare the fingerprint with the end of the ticket that the hub printed: "
-        "whoever is on this network can announce anything."
+        "any machine on this network can announce anything."
         if chosen.fingerprint
         else "This hub speaks no TLS of its own: its ticket crosses the network in the clear.",
         soft_wrap=True,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def alarms(
     all_: Annotated[bool, typer.Option("--all", help="Those that are over as well.")] = False,
     silence: Annotated[
-        int | None, typer.Option(help="Number of an alarm that is known: tell nobody any more.")
+        int | None, typer.Option(help="Number of an alarm that is known: send no more messages.")
     ] = None,
     unsilence: Annotated[int | None, typer.Option(help="Number of an alarm to tell again.")] = None,
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",

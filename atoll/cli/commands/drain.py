@@ -13,7 +13,7 @@ import typer
 def drain(
     node: Annotated[str, typer.Argument(help="A node, as `atoll status` names it.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.")] = False,
-    reason: Annotated[str, typer.Option(help="Shown to everybody.")] = "",
+    reason: Annotated[str, typer.Option(help="Shown beside the node.")] = "",
     hub: Annotated[str, typer.Option(help="Ticket or URL of the hub (default: the last).")] = "",
 ) -> None:
     """Have a machine finish or abandon its round within 5 s, and take no more work."""
@@ -22,7 +22,7 @@ def drain(
 
     with hub_access.find(hub).client() as client:
         client.drain(node, draining=not undo, reason=reason)
-    told = "takes work again" if undo else "gives its work back and takes no more"
+    told = "accepts work again" if undo else "returns its work and accepts no more"
     screen.output().print(f"{node} {told}")
 
 

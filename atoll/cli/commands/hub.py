@@ -118,7 +118,7 @@ def hub(
         console.print("[bold green]the hub is ready[/]")
         if server.is_exposed:
             console.print(
-                "  [bold red]without TLS[/]: everybody on the network between can read tokens, "
+                "  [bold red]without TLS[/]: anyone on the network in between can read tokens, "
                 "code and data; use --tls off only behind a proxy that speaks TLS",
                 soft_wrap=True,
             )

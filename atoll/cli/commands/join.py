@@ -72,7 +72,7 @@ def join(
     ] = None,
     trusted_key: Annotated[
         list[str] | None,
-        typer.Option(help="Key whose signed images it runs.", rich_help_panel=_POLICY),
+        typer.Option(help="Images signed with this key may run.", rich_help_panel=_POLICY),
     ] = None,
     quiet_hours: Annotated[
         list[str] | None,
@@ -107,7 +107,7 @@ def join(
         float | None,
         typer.Option(
             metavar="MINUTES",
-            help="No work until nobody has touched it for so long.",
+            help="No work until the machine has been idle for so long.",
             rich_help_panel=_POLICY,
         ),
     ] = None,

@@ -44,6 +44,6 @@ def logout(
         with known.client() as client:
             client.log_out()
     except AtollError as error:  # what is kept here is forgotten all the same
-        console.print(f"the hub was not told ({error.what})", markup=False)
+        console.print(f"the hub could not be notified ({error.what})", markup=False)
     hub_access.forget(known)
     console.print(f"{known.url} is forgotten on this machine")

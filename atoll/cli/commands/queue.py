@@ -1,4 +1,4 @@
-"""`atoll queue`: look at queues, put into them, and deal with what nobody could finish."""
+"""`atoll queue`: show queues, put items into them, and handle dead letters."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def dead(queue: Name, hub: Hub = "", json_: Json = False) -> None:
 
 @app.command()
 def requeue(queue: Name, seq: Seq = None, all_: All = False, hub: Hub = "") -> None:
-    """Make a dead letter ready again, as if nobody had ever taken it."""
+    """Make a dead letter ready again, with a fresh count of attempts."""
     _settle("requeue", "are ready again", queue, _which(seq, all_=all_), hub)
 
 

@@ -132,7 +132,7 @@ def _make_sure(console: Console, count: int, *, yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and console.is_terminal):
         raise ConfigError(
-            "nobody is here to confirm that", given="no terminal", expected="--yes to delete"
+            "this needs a confirmation", given="no terminal", expected="--yes to delete"
         )
     question = "Delete it?" if count == 1 else f"Delete all {count}?"
     typer.confirm(question, default=False, abort=True)

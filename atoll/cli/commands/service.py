@@ -167,7 +167,7 @@ def _check(role: str, arguments: list[str]) -> None:
 
 
 def _without_ticket(role: str, arguments: list[str], home: PurePosixPath) -> tuple[str, list[str]]:
-    """Take a ticket out of a command line, which everybody on a machine can see."""
+    """Take a ticket out of a command line, which every user of a machine can see."""
     ticket = next((word for word in arguments if word.startswith("atoll://")), "")
     if role != "node" or not ticket:
         return "", arguments
@@ -186,7 +186,7 @@ def _check_here(service: Service, *, user: str) -> None:
         pwd.getpwnam(user)
     except KeyError:
         raise ConfigError(
-            "the service has nobody to run as",
+            "the service has no user to run as",
             given=f"no user {user!r} on this machine",
             remedy=f"`useradd --system --home-dir {service.home} {user}`, or name another: --user",
         ) from None

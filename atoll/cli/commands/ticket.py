@@ -47,7 +47,7 @@ def new(
     name: Annotated[str, typer.Option(help="Whom or what it is for.")] = "",
     hub: HubOption = "",
 ) -> None:
-    """Print a new ticket: for one use within two hours, unless told otherwise."""
+    """Print a new ticket: by default for one use within two hours."""
     if role not in ("node", "viewer", "operator"):
         from atoll.errors import unknown
 

@@ -188,7 +188,7 @@ def _bar(job: Watched, policies: list[PolicyNow]) -> RenderableType:
 CRITICS = {
     "pooled": "one critic for all policies, each with a head of its own",
     "unconditioned": "one critic for all policies, with one head",
-    "corrected": "one critic for one task, from everybody's experience (V-trace)",
+    "corrected": "one critic for one task, from all policies' experience (V-trace)",
     "joint": "one critic that sees the joint state",
     "own": "a critic of its own in every policy",
     "none": "none: completions of one prompt are compared",

@@ -40,7 +40,7 @@ def show_error(error: AtollError) -> None:
 
 
 def show_surprise(error: Exception) -> None:
-    """Print an exception nobody expected, and keep its traceback in a file."""
+    """Print an unexpected exception, and keep its traceback in a file."""
     text = "".join(traceback.format_exception(error))
     path = config.home() / "last-error.log"
     try:
