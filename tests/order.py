@@ -21,7 +21,12 @@ UNKNOWN_S = 1.0
 QUICK_S = 120.0
 """What `make quick` may take on one core, loading modules not counted."""
 
-ALWAYS = ("tests/test_layers.py", "tests/test_startup.py", "tests/test_documents.py")
+ALWAYS = (
+    "tests/test_layers.py",
+    "tests/test_names.py",
+    "tests/test_startup.py",
+    "tests/test_documents.py",
+)
 """These see a change in any room."""
 
 SLOW_ROOMS = frozenset(
