@@ -15,7 +15,7 @@ from tests.dashboard.learning import Learning
 from tests.dashboard.scene import Scene
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (1360, "light"), (360, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (360, "light")])
 def test_returns_of_a_policy_in_several_jobs_overlay(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:

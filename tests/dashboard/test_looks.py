@@ -31,7 +31,7 @@ def furnished(scene: Scene) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1360, "light"), (1360, "dark"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1360, "light"), (360, "dark")])
 def test_every_view_fits_has_its_colours_and_no_barrier(
     scene: Scene, watched: Watch, width: int, scheme: Scheme
 ) -> None:

@@ -74,7 +74,7 @@ def kill_and_await_return(atoll: Atoll, client: HubClient, job: str, *, rank: in
 
 def stop(client: HubClient, job: str) -> list[dict[str, Any]]:
     """Stop a job after its round; return what its members reported."""
-    client.stop(job, grace_s=20.0)
+    client.stop(job, grace_s=PATIENCE_S)
     until(lambda: client.job(job)["state"] == "stopped", timeout_s=START_S)
     return [member["result"] for member in client.job(job)["members"]]
 

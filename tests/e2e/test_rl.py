@@ -13,6 +13,7 @@ import pytest
 from atoll.cli.hub_access import KnownHub
 from atoll.net.http.client import HubClient
 from tests.e2e.conftest import Atoll, ticket_of, until, wait_for
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("gymnasium")
@@ -129,7 +130,7 @@ def test_rl_members_resume_after_kill_leave_or_stop(
         until(lambda: last(client, name, "w0", "updates") > version)
         until(lambda: goes_on(client, name, "w0"))  # lines come by another way than figures
 
-        client.stop(name, grace_s=10.0)
+        client.stop(name, grace_s=PATIENCE_S)
         stopped = wait_for(client, name, "stopped")
         at = {member: part(stopped, member) for member in ("w0", "w1", "w2")}
         again = client.resume(name, spec=job("one", "two", steps=1024, more="record = false"))
@@ -168,7 +169,7 @@ def test_fifth_policy_joins_and_broken_one_is_isolated(atoll: Atoll) -> None:
         figure = f"value_loss.{fifth}.five"
         until(lambda: last(client, first, "w0", figure) >= 0)
         assert client.job(first)["state"] == "running"
-        client.stop(first, grace_s=10.0)
+        client.stop(first, grace_s=PATIENCE_S)
         stopped = wait_for(client, first, "stopped")
     critic, one = part(stopped, "w0"), part(stopped, "w1")
     assert critic["trajectories"] > one["updates"] // 2

@@ -6,6 +6,7 @@ import pytest
 
 from tests.e2e.conftest import Atoll, lines_until, ticket_of, until
 from tests.e2e.test_islands import START_S, contributors, kill_and_await_return, ranks
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -51,7 +52,7 @@ def test_script_whose_rank_is_killed_takes_the_common_state_over(atoll: Atoll) -
         job = client.jobs()[0]["job"]
         until(lambda: ["w0", "w1"] in contributors(client, job, since=0), timeout_s=START_S)
         kill_and_await_return(atoll, client, job, rank=1)
-        client.stop(job, grace_s=20.0)
+        client.stop(job, grace_s=PATIENCE_S)
         until(lambda: client.job(job)["state"] == "stopped")
         first, second = (member["result"] for member in client.job(job)["members"])
         for rank in (0, 1):
