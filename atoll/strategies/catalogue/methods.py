@@ -182,7 +182,7 @@ METHODS: Mapping[str, Entry] = entry_table(
         _entry(
             "gossip",
             "noloco",
-            "DiLoCo in random pairs: nobody ever adds up for all",
+            "DiLoCo in random pairs: no process adds up for all",
             "many members, or links whose delay makes a common round long",
             _arxiv(
                 "2506.10911",
@@ -207,7 +207,7 @@ METHODS: Mapping[str, Entry] = entry_table(
         _entry(
             "parameter_server",
             "stale-synchronous",
-            "nobody gets more than s steps ahead of the slowest",
+            "no member gets more than s steps ahead of the slowest",
             "speeds that vary but even out",
             Paper(
                 "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",

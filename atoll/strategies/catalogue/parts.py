@@ -153,7 +153,7 @@ CODECS: Mapping[str, Entry] = entry_table(
         _codec(
             "auto",
             "the one that is fastest on the links that were measured",
-            "machines whose links nobody knows",
+            "machines with unknown links",
         ),
     ]
 )

@@ -56,7 +56,7 @@ export class Stream {
     this.#connect();
   }
 
-  // A page that nobody sees costs the hub nothing; it is whole again when it is looked at.
+  // A hidden page costs the hub nothing; it is complete again when it is shown.
   #look() {
     clearTimeout(this.sleep);
     if (!document.hidden) {

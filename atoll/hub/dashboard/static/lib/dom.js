@@ -62,7 +62,7 @@ export function setPill(target, state) {
   setText(target, state);
 }
 
-// A share of a whole as a bar with its number; `value` in percent, null where nobody knows.
+// A share of a whole as a bar with its number; `value` in percent, null where it is unknown.
 export function bar(value, { name = "", text = null, bad = 90 } = {}) {
   if (value == null) return element("span", { class: "quiet" }, "–");
   const level = Math.max(0, Math.min(100, value));

@@ -4,7 +4,7 @@ import { element, setText } from "./dom.js";
 import { NONE } from "./format.js";
 
 // columns: {name, value(row) -> text or element, align, sort(row) -> number or text, hint, live:
-// written at every tick, optional: left out while nobody has a value to sort by}
+// written at every tick, optional: left out while no row has a value to sort by}
 export class Table {
   constructor({ label, columns, key, rowClass = () => "", sortBy = "", cards = false, limit = 500 }) {
     this.columns = columns;

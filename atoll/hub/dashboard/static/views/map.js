@@ -4,7 +4,7 @@ import { drawn, element, set, setText } from "../lib/dom.js";
 import { bits, milliseconds } from "../lib/format.js";
 import { nodeReason, nodeState } from "../lib/store.js";
 
-const LABELLED = 24; // with more nodes, names are told where one looks
+const LABELLED = 24; // with more nodes, names are shown under the pointer
 const SHAPES = {
   online: "M-7,0a7,7 0 1,0 14,0a7,7 0 1,0 -14,0",
   idle: "M-6,0a6,6 0 1,0 12,0a6,6 0 1,0 -12,0",

@@ -26,7 +26,7 @@ export class QueuesView {
     this.lettersTitle = element("h2", { id: "letters-title" });
     this.lettersCard = element("section", { class: "card", "aria-labelledby": "letters-title", hidden: "" },
       element("div", { class: "head" }, this.lettersTitle, element("span", { class: "space" }), link("#/queues", "close", { class: "quiet" })),
-      element("p", { class: "quiet" }, "Items that were given back too often, or could not be handed out. Nobody gets them until they are requeued."),
+      element("p", { class: "quiet" }, "Items that were released too often, or could not be delivered. They stay here until they are requeued."),
       this.noLetter, this.letters.element);
     this.element = element("div", { class: "view" },
       element("section", { class: "card", "aria-labelledby": "queues-title" },
