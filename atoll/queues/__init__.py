@@ -1,4 +1,8 @@
-"""Durable queues and topics for programs: `run.queue` and `run.topic` hand these out."""
+"""Durable queues and topics for programs, as `run.queue` and `run.topic` return them.
+
+May import: atoll.net, atoll.wire and the leaves; torch and numpy only inside functions.
+Start in queue.py (put, claim, ack), then channel.py (how requests reach the hub).
+"""
 
 from atoll.queues.channel import Channel, HubChannel
 from atoll.queues.in_memory import InMemoryChannel

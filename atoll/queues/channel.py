@@ -51,7 +51,7 @@ class HubChannel:
     """The channel of a member: its session, and a client for blobs that is opened when needed.
 
     Args:
-        link: The session; whoever opened it closes it.
+        link: The session; its opener closes it.
         client: Opens a client of the hub.
         scratch: Folder for payloads on their way.
     """

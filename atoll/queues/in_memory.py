@@ -97,7 +97,7 @@ class _Named:
         return not (0 < options.max_items < items or 0 < options.max_bytes < nbytes)
 
     def drop_oldest(self, now: float) -> bool:
-        """Give up the oldest item that nobody holds; False when there is none."""
+        """Give up the oldest item that is not leased; False when there is none."""
         for item in self.ready(now):
             self.dropped = item.seq
             del self.items[item.seq]

@@ -32,7 +32,7 @@ INLINE_BYTES = 64 * 2**10
 """Payloads up to this size travel in the message; larger ones as blobs, block by block."""
 
 PUT_S = 60.0
-"""Longest wait for one put, unless told otherwise."""
+"""Longest wait for one put, unless the caller sets another."""
 
 ASK_S = 60.0
 LONGEST_WAIT_S = 20.0
@@ -48,7 +48,7 @@ class Item:
 
     key: str
     attempt: int
-    """Counts from 1; more than 1: somebody else had it before and did not finish."""
+    """Counts from 1; more than 1: an earlier consumer did not finish it."""
     seq: int
     lease: str
     _queue: Queue = field(repr=False)
@@ -61,10 +61,10 @@ class Item:
         return self._queue.fetch(self._payload, self._blob)
 
     def ack(self) -> None:
-        """Say that it is done; nobody gets it again.
+        """Mark it done: it is not delivered again.
 
         Raises:
-            HubError: the lease had ended and somebody else has it.
+            HubError: the lease had ended and another consumer has it.
         """
         self._queue.ack([self])
 
@@ -184,7 +184,7 @@ class Queue:
 
         Args:
             limit: At most so many.
-            lease_s: Until then nobody else gets them; extend it for longer work.
+            lease_s: Until then no other consumer gets them; extend it for longer work.
             wait_s: Longest wait for the first one.
         """
         deadline = self._clock.monotonic() + wait_s
@@ -206,7 +206,7 @@ class Queue:
         """Say that items are done, with one message.
 
         Raises:
-            HubError: leases had ended and somebody else has the items; the others are done.
+            HubError: leases had ended and other consumers have the items; the rest is done.
         """
         self._held(QueueAckMany(self.name, [item.lease for item in items]))
 

@@ -1,4 +1,4 @@
-"""What programs put into queues, as bytes and back: no pickle, so nobody's item can run code.
+"""Payloads of queues as bytes and back: no pickle, so an item cannot run code.
 
     bytes                               as they are
     what JSON can say                   MAGIC "j", then JSON

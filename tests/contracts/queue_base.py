@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from atoll.clock import VirtualClock
+from atoll.hub.queues.backend import Capabilities
 from atoll.hub.queues.queues import Queues
 from atoll.wire.messages import QueueOptions
 
@@ -18,7 +19,9 @@ T = TypeVar("T")
 
 MAX_ATTEMPTS = 3
 OPTIONS = QueueOptions(max_attempts=MAX_ATTEMPTS)
-LEASE_S = 10.0
+LEASE_S = 100.0
+"""By the virtual clock; a server that holds leases itself counts real seconds, which never are so
+many in one test."""
 BOUND_S = 60.0
 """Longest that any wait of these tests may take."""
 
@@ -32,6 +35,10 @@ class QueueBase:
 
     clock: VirtualClock
     folder: Path
+    durable = False
+    """Whether what is opened again holds what was stored."""
+    capabilities = Capabilities()
+    """Which clauses the backend keeps."""
 
     @pytest.fixture(autouse=True)
     def _prepare(self, tmp_path: Path) -> None:

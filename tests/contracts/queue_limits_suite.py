@@ -240,5 +240,5 @@ class LimitsContract(QueueBase):
     async def until_producers_wait(self, queue: Queues, number: int) -> None:
         """Wait until so many puts stand in line."""
         async with asyncio.timeout(BOUND_S):
-            while queue.lane("q").waiting != number:
+            while queue.state("q").waiting != number:
                 await asyncio.sleep(0.001)

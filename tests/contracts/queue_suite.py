@@ -261,7 +261,7 @@ class QueueContract(QueueBase):
 
 async def _waits(queue: Queues, number: int) -> bool:
     """Return whether that many claims stand in line; looks inside, only to be deterministic."""
-    line: Any = getattr(queue, "waiters")._lines.get("q", ())  # noqa: B009
+    line: Any = getattr(queue, "wait_list")._lines.get("q", ())  # noqa: B009
     return len(line) == number
 
 
@@ -351,10 +351,17 @@ class _QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def reopens(self) -> None:
-        if not getattr(self.suite, "durable", False):
+        if not self.suite.durable or self.a_last_attempt_is_held():
             return
         self.runner.run(self.stack.aclose())
         self.queue = self.runner.run(self.stack.enter_async_context(self.suite.open()))
+
+    def a_last_attempt_is_held(self) -> bool:
+        """Return whether an item may die at a time that only the hub knew before it stopped."""
+        now = self.suite.clock.wall()
+        held = {key: of for key, of in self.held.items() if key not in self.done}
+        last = any(until > now and n == MAX_ATTEMPTS for _, until, n in held.values())
+        return last and not self.suite.capabilities.remembers_claims
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -1,11 +1,12 @@
 """One SQLite file, one writer thread, many writes per commit.
 
 `synchronous=FULL` makes every commit wait for the disk (milliseconds), so that what was
-acknowledged survives a power cut. To be fast all the same, writes that arrive while a commit is
-under way share the next one: alone a write costs one flush, a thousand together cost one flush
-too. Each write runs in its own savepoint, so one that fails takes nothing of the others with it.
+acknowledged survives a power cut. Writes that arrive while a commit is under way share the next
+one: alone a write costs one flush, a thousand together cost one flush too. Each write runs in its
+own savepoint, so one that fails takes nothing of the others with it; `write_each` goes further and
+makes one call, and few statements, of many neighbours. This is the hub's only batching of writes.
 
-The last id of every job's rows, so that who has them all need not ask the disk.
+`LastIdCache` holds the last row id of every job, so that a reader who has all rows costs no query.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.errors import AtollError, HubError, StorageFull
 
+A = TypeVar("A")
 T = TypeVar("T")
+V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +46,35 @@ _CALLERS = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
 
 
 class _Write:
-    """One function waiting for the writer thread, and where its outcome goes."""
+    """A function that waits for the writer thread, and where its outcome goes.
 
-    __slots__ = ("fn", "future", "loop", "outcome")
+    With `each`, the function takes a sequence of arguments; neighbours that have the same function
+    are one call.
+    """
+
+    __slots__ = ("argument", "each", "fn", "future", "loop", "on_commit", "outcome")
 
     def __init__(
         self,
-        fn: Callable[[sqlite3.Connection], Any],
+        fn: Callable[..., Any],
         future: asyncio.Future[Any] | Future[Any],
         loop: asyncio.AbstractEventLoop | None,
+        *,
+        on_commit: Callable[[Any], Any] | None = None,
     ) -> None:
         self.fn = fn
         self.future = future
         self.loop = loop
+        self.on_commit = on_commit
+        self.each = False
+        self.argument: Any = None
         self.outcome: tuple[Any, BaseException | None] = (None, None)
+
+    def run(self, connection: sqlite3.Connection) -> Any:
+        """Run the function without its neighbours."""
+        if self.each:
+            return self.fn(connection, [self.argument])[0]
+        return self.fn(connection)
 
 
 class Database:
@@ -88,7 +106,11 @@ class Database:
             if isinstance(error, sqlite3.Error):
                 raise _explain(error, path) from error
             raise
-        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
+        self._gathered: list[_Write] = []
+        """Asked for while a commit is under way."""
+        self._calling: asyncio.AbstractEventLoop | None = None
+        """The event loop in which `_hand_over` is going to be called."""
         self._closing = threading.Lock()
         self._closed = False
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="hub-read")
@@ -108,6 +130,40 @@ class Database:
         future: asyncio.Future[T] = loop.create_future()
         self._put(_Write(fn, future, loop))
         return await future
+
+    def write_later(
+        self, fn: Callable[[sqlite3.Connection], V], on_commit: Callable[[V], T]
+    ) -> asyncio.Future[T]:
+        """Begin a write without a task of its own; return the future of its value.
+
+        Args:
+            fn: As for `write`.
+            on_commit: Turns the value of `fn` into the future's value. Called in the event loop
+                once the commit is on disk, even if the future was cancelled, and before any
+                future of the same commit is seen to be done.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._put(_Write(fn, future, loop, on_commit=on_commit))
+        return future
+
+    def write_each(
+        self,
+        fn: Callable[[sqlite3.Connection, Sequence[A]], Sequence[V]],
+        argument: A,
+        on_commit: Callable[[V], T],
+    ) -> asyncio.Future[T]:
+        """Begin a write like `write_later`, in one call with its neighbours of the same `fn`.
+
+        `fn` returns one value per argument. If it raises for many, it is called again for each
+        alone, so the error reaches only those that cause it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        write = _Write(fn, future, loop, on_commit=on_commit)
+        write.each, write.argument = True, argument
+        self._put(write)
+        return future
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Run `fn` with a read-only connection in another thread; it sees every finished write."""
@@ -132,6 +188,7 @@ class Database:
             if self._closed:
                 return
             self._closed = True
+            self._queue_gathered()
             self._writes.put(None)
         self._writer.join()
         self._readers.shutdown()
@@ -144,9 +201,48 @@ class Database:
             raise HubError("the hub's database is closed", given=str(self.path))
 
     def _put(self, write: _Write) -> None:
+        """Gather a write until the commit before it is delivered.
+
+        A writer thread that took each write at once would make more and smaller commits, and fight
+        with the event loop for the interpreter: with a thousand producers, one message each, that
+        cost 40 % of the throughput (bench/queue.py).
+        """
         with self._closing:
             self._check_open()
-            self._writes.put(write)
+            self._gathered.append(write)
+            if write.loop is None:
+                self._queue_gathered()
+            elif self._calling is not write.loop:
+                self._calling = write.loop
+                write.loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give the writer thread what was gathered; called again when that is delivered."""
+        with self._closing:
+            if not self._queue_gathered():
+                self._calling = None
+
+    def _queue_gathered(self) -> bool:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._writes.put(gathered)
+        return bool(gathered)
+
+    def _deliver(self, batch: Iterable[_Write]) -> None:
+        """Hand outcomes to those who wait: one wake-up per event loop, not one per write."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
+        for write in batch:
+            if write.loop is None:
+                _resolve([write])
+            else:
+                by_loop.setdefault(write.loop, []).append(write)
+        for loop, writes in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+                loop.call_soon_threadsafe(self._resolve_and_go_on, writes)
+
+    def _resolve_and_go_on(self, writes: list[_Write]) -> None:
+        _resolve(writes)
+        self._hand_over()
 
     def _read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -155,32 +251,30 @@ class Database:
             raise _explain(error, self.path) from error
 
     def _run(self) -> None:
-        """Take what waits, write it in one transaction, tell everybody; until closed."""
-        ending = False
-        while not ending:
-            item = self._writes.get()
-            batch: list[_Write] = []
-            while item is not None and len(batch) < MAX_BATCH:
-                batch.append(item)
-                try:
-                    item = self._writes.get_nowait()
-                except queue.Empty:
-                    break
-            else:
-                ending = item is None
-                if item is not None:
-                    batch.append(item)
-            if batch:
-                self._transact(batch)
-                _deliver(batch)
+        """Take what waits and write it, one transaction after the other, until closed."""
+        while (some := self._writes.get()) is not None:
+            batch, ending = list(some), False
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < MAX_BATCH and not ending:
+                    more = self._writes.get_nowait()
+                    ending = more is None
+                    batch += more or []
+            for start in range(0, len(batch), MAX_BATCH):
+                part = batch[start : start + MAX_BATCH]
+                self._transact(part)
+                self._deliver(part)
+            if ending:
+                return
 
     def _transact(self, batch: list[_Write]) -> None:
         """Run a batch in one transaction and note each outcome."""
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for write in batch:
-                _run_alone(connection, write, self.path)
+            for neighbours in _neighbours(batch):
+                if len(neighbours) == 1 or not _run_together(connection, neighbours):
+                    for write in neighbours:
+                        _run_alone(connection, write, self.path)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             log.error("a commit of %d writes failed: %s", len(batch), error)
@@ -196,11 +290,40 @@ def span(prefix: str) -> tuple[str, str]:
     return prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
+def _neighbours(batch: Sequence[_Write]) -> Iterator[list[_Write]]:
+    """Yield the writes of a batch in order; those that may be one call come together."""
+    together: list[_Write] = []
+    for write in batch:
+        if together and not (write.each and together[0].each and write.fn == together[0].fn):
+            yield together
+            together = []
+        together.append(write)
+    if together:
+        yield together
+
+
+def _run_together(connection: sqlite3.Connection, writes: Sequence[_Write]) -> bool:
+    """Run neighbours in one call and savepoint; return False, with nothing kept, if it raised."""
+    connection.execute("SAVEPOINT one")
+    try:
+        values = writes[0].fn(connection, [write.argument for write in writes])
+    except Exception as error:
+        if isinstance(error, sqlite3.Error) and not connection.in_transaction:
+            raise  # SQLite gave up the whole transaction (disk full): so do all of the batch
+        connection.execute("ROLLBACK TO one")
+        connection.execute("RELEASE one")
+        return False
+    connection.execute("RELEASE one")
+    for write, value in zip(writes, values, strict=True):
+        write.outcome = (value, None)
+    return True
+
+
 def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> None:
     """Run one write in its savepoint; only errors of the storage itself leave this function."""
     connection.execute("SAVEPOINT one")
     try:
-        write.outcome = (write.fn(connection), None)
+        write.outcome = (write.run(connection), None)
     except BaseException as error:
         if isinstance(error, sqlite3.Error) and not connection.in_transaction:
             raise  # SQLite gave up the whole transaction (disk full): so do all of the batch
@@ -211,22 +334,11 @@ def _run_alone(connection: sqlite3.Connection, write: _Write, path: Path) -> Non
     connection.execute("RELEASE one")
 
 
-def _deliver(batch: Iterable[_Write]) -> None:
-    """Hand outcomes to those who wait: one wake-up per event loop, not one per write."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
-    for write in batch:
-        if write.loop is None:
-            _resolve([write])
-        else:
-            by_loop.setdefault(write.loop, []).append(write)
-    for loop, writes in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_resolve, writes)
-
-
 def _resolve(writes: list[_Write]) -> None:
     for write in writes:
         value, error = write.outcome
+        if error is None and write.on_commit is not None:
+            value = write.on_commit(value)
         if write.future.cancelled():
             continue
         if error is not None:

@@ -40,7 +40,7 @@ def open_queues(
 
     Args:
         database: Of the hub.
-        clock: Whence leases are told.
+        clock: By which leases end.
         blobs: Where large payloads are.
         server: `nats://HOST:PORT[/NAMESPACE]` for users' queues; empty: in the database, too.
 
@@ -51,10 +51,10 @@ def open_queues(
     if not server:
         return Queues(own, clock=clock, blobs=blobs)
     from atoll.hub.queues.nats import NatsBackend
-    from atoll.hub.queues.nats_client import NatsStore
+    from atoll.hub.queues.nats_client import NatsClient
 
-    there = NatsBackend(NatsStore(server), database, beside=own, clock=clock, blobs=blobs)
-    return Queues(there, clock=clock, blobs=blobs, internal=own)
+    users = NatsBackend(NatsClient(server), database, clock=clock, blobs=blobs)
+    return Queues(users, clock=clock, blobs=blobs, internal=own)
 
 
 SCHEMAS = (
@@ -103,7 +103,7 @@ async def open_stores(
     Args:
         data: Folder of the database and the secrets.
         jobs_dir: Folder in which every job gets its own.
-        clock: Whence times of records and leases come.
+        clock: For the times of records and leases.
         schemas: Tables that further modules keep in the same database.
         queue: Server of users' queues, e.g. `nats://HOST:PORT`; empty: the same database.
 
@@ -117,20 +117,20 @@ async def open_stores(
 def _open(data: Path, jobs_dir: Path, clock: Clock, schemas: Sequence[str], queue: str) -> Stores:
     database = Database(data / "hub.sqlite", schemas=[*SCHEMAS, *schemas])
     try:
-        told = Events(database, jobs_dir=jobs_dir, clock=clock)
-        past = History(database, clock=clock)
-        held = Blobs(database, folder=data / blobs.FOLDER, clock=clock)
+        event_log = Events(database, jobs_dir=jobs_dir, clock=clock)
+        history_store = History(database, clock=clock)
+        blob_store = Blobs(database, folder=data / blobs.FOLDER, clock=clock)
         return Stores(
             database=database,
-            queue=open_queues(database, clock=clock, blobs=held, server=queue),
+            queue=open_queues(database, clock=clock, blobs=blob_store, server=queue),
             auth=Auth(database, clock=clock),
-            jobs=Jobs(database, events=told, jobs_dir=jobs_dir, clock=clock, blobs=held),
+            jobs=Jobs(database, events=event_log, jobs_dir=jobs_dir, clock=clock, blobs=blob_store),
             logs=Logs(database, clock=clock),
-            history=past,
-            metrics=Metrics(database, jobs_dir=jobs_dir, history=past, events=told),
-            events=told,
+            history=history_store,
+            metrics=Metrics(database, jobs_dir=jobs_dir, history=history_store, events=event_log),
+            events=event_log,
             files=Files(database, jobs_dir=jobs_dir),
-            blobs=held,
+            blobs=blob_store,
             alarms=Alarms(database),
         )
     except BaseException:

@@ -38,12 +38,12 @@ class DeadLetters(msgspec.Struct, frozen=True):
 
 
 def _check(request: Request, context: Context, queue: str, *, options: bool = False) -> None:
-    rights, identity = QueueAccess(context.stores.jobs), identity_of(request)
+    access, identity = QueueAccess(context.stores.jobs), identity_of(request)
     try:
         if options:
-            rights.check_options(identity, queue)
+            access.check_options(identity, queue)
         else:
-            rights.check(identity, queue)
+            access.check(identity, queue)
     except AuthError as error:
         raise HttpRefused(403, error) from error
 

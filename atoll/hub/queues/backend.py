@@ -1,15 +1,15 @@
-"""What a backend of queues does, and the words that all of them share.
+"""The protocol of queue backends, and the values that they share.
 
 A backend stores items and says how they *move* from one state to another. Everything that needs
 only the counts of these moves (limits, producers and consumers that wait, rates, depths) is done
 once, in `atoll.hub.queues.queues.Queues`.
 
-Every backend holds the hub's own leases: they end by the wall clock, because they outlive the
-process that gave them.
+Leases end by the wall clock, because they outlive the process that granted them.
 """
 
 from __future__ import annotations
 
+import enum
 import secrets
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,17 +55,29 @@ class Amount:
 NOTHING = Amount()
 
 
+class ItemState(enum.StrEnum):
+    """Where an item is in its life."""
+
+    NEW = "new"
+    """Before it was put."""
+    READY = "ready"
+    LEASED = "leased"
+    DONE = "done"
+    DEAD = "dead"
+    DROPPED = "dropped"
+    """Given up for room, for its age or on request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Items of one queue that went from one state to another.
 
-    States are `ready`, `leased`, `done` and `dead`; `new` is before the first, and `dropped` is
-    where items end that were given up for room, age or on request.
+    From ready to ready says that more may be ready than is known; it wakes claims that wait.
     """
 
     queue: str
-    source: str
-    target: str
+    source: ItemState
+    target: ItemState
     items: int
     nbytes: int
 
@@ -104,13 +116,26 @@ class Loaded:
 Listener = Callable[[Sequence[Move]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Which clauses of the contract a backend keeps; the contract suite reads them."""
+
+    atomic_puts: bool = True
+    """A put of many is stored whole or not at all, also across a crash."""
+    remembers_claims: bool = True
+    """A hub that was restarted knows the requests of claims, and when leases end by its clock."""
+    exact_counts: bool = True
+    """What is known of an item's state is true: nothing changes it but this hub."""
+
+
 class Backend(Protocol):
     """Stores the items of queues. Every method is durable, where it can be, before it returns."""
 
+    capabilities: Capabilities
     attempts: Callable[[str], int]
     """Says after how many claims an item of a queue is a dead letter."""
     moved: Listener
-    """Is told every move once it is durable, before the caller gets its answer."""
+    """Called with every move once it is durable, before the caller gets its answer."""
 
     async def load(self) -> Loaded:
         """Return what is stored; called once, before anything else."""
@@ -259,7 +284,7 @@ def lease_lost(queue: str, lease: str) -> HubError:
     )
 
 
-def sum_moves(queue: str, source: str, target: str, sizes: Sequence[int]) -> list[Move]:
+def sum_moves(queue: str, source: ItemState, target: ItemState, sizes: Sequence[int]) -> list[Move]:
     """Return the move of items of these sizes, or nothing if there are none."""
     return [Move(queue, source, target, len(sizes), sum(sizes))] if sizes else []
 
@@ -275,9 +300,9 @@ def amounts_of(
 
 
 def no_attempts(queue: str) -> int:
-    """Stand in until somebody says how often items may be claimed."""
+    """Stand in until `Queues` sets the number of attempts."""
     return QueueOptions().max_attempts
 
 
 def no_notifications(moves: Sequence[Move]) -> None:
-    """Stand in until somebody listens."""
+    """Stand in until `Queues` listens."""

@@ -1,4 +1,4 @@
-"""Queues and topics over the sessions' WebSockets: who may, and what is answered."""
+"""Queues and topics over the sessions' WebSockets: access checks and answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Handler = Callable[[Session, Any, int], Awaitable[Message]]
 
 
 class QueueAccess:
-    """Who may use which queues and topics."""
+    """Decides which token may use which queues and topics."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
@@ -66,7 +66,7 @@ class QueueAccess:
         )
 
     def check_options(self, identity: Identity, queue: str) -> None:
-        """Refuse who may not set the options of a queue or topic; raises as `check` does."""
+        """Refuse a token that may not set options; raises as `check` does."""
         self.check(identity, queue)
         if queue.startswith(INTERNAL):
             raise AuthError("the hub's own queues have no options", given=queue)
@@ -80,11 +80,11 @@ class QueueAccess:
 
 
 class QueueHandlers:
-    """The handlers of everything that is asked of queues."""
+    """The handlers of every message about queues and topics."""
 
-    def __init__(self, queues: Queues, *, rights: QueueAccess) -> None:
+    def __init__(self, queues: Queues, *, access: QueueAccess) -> None:
         self._queues = queues
-        self._rights = rights
+        self._access = access
         self.handlers: dict[type[Message], Handler] = {
             QueueOpen: self._open,
             QueuePut: self._put,
@@ -115,39 +115,39 @@ class QueueHandlers:
             else body.items
         )
         try:
-            self._rights.check(session.identity, body.queue)
+            self._access.check(session.identity, body.queue)
             stored = self._queues.put_now(body.queue, entries)
         except AtollError:
             return False
         if stored is None:
             return False
 
-        def tell(done: asyncio.Future[Stored]) -> None:
+        def answer(done: asyncio.Future[Stored]) -> None:
             session.requests.pop(id, None)
             if not done.cancelled():
                 session.answer(envelope, _answer_to(body, done))
 
         session.requests[id] = stored
-        stored.add_done_callback(tell)
+        stored.add_done_callback(answer)
         return True
 
     async def _open(self, session: Session, body: QueueOpen, id: int) -> Message:
-        self._rights.check_options(session.identity, body.queue)
+        self._access.check_options(session.identity, body.queue)
         await self._queues.declare(body.queue, body.options, topic=body.topic)
         return Done()
 
     async def _put(self, session: Session, body: QueuePut, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         return await self._queues.put(
             body.queue, key=body.key, payload=body.payload, blob=body.blob, wait_s=body.wait_s
         )
 
     async def _put_many(self, session: Session, body: QueuePutMany, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         return await self._queues.put_many(body.queue, body.items, wait_s=body.wait_s)
 
     async def _claim(self, session: Session, body: QueueClaim, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         items = await self._queues.claim(
             body.queue,
             lease_s=body.lease_s,
@@ -158,35 +158,35 @@ class QueueHandlers:
         return QueueItems(items)
 
     async def _ack(self, session: Session, body: QueueAck, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         await self._queues.ack(body.queue, lease=body.lease)
         return Done()
 
     async def _ack_many(self, session: Session, body: QueueAckMany, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         return QueueLost(await self._queues.ack_many(body.queue, body.leases))
 
     async def _extend(self, session: Session, body: QueueExtend, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         await self._queues.extend(body.queue, lease=body.lease, lease_s=body.lease_s)
         return Done()
 
     async def _extend_many(self, session: Session, body: QueueExtendMany, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         lost = await self._queues.extend_many(body.queue, body.leases, lease_s=body.lease_s)
         return QueueLost(lost)
 
     async def _release(self, session: Session, body: QueueRelease, id: int) -> Message:
-        self._rights.check(session.identity, body.queue)
+        self._access.check(session.identity, body.queue)
         await self._queues.release(body.queue, lease=body.lease, reason=body.reason)
         return Done()
 
     async def _publish(self, session: Session, body: TopicPublish, id: int) -> Message:
-        self._rights.check(session.identity, body.topic)
+        self._access.check(session.identity, body.topic)
         return await self._queues.topics.publish(body.topic, body.items)
 
     async def _read(self, session: Session, body: TopicRead, id: int) -> Message:
-        self._rights.check(session.identity, body.topic)
+        self._access.check(session.identity, body.topic)
         return await self._queues.topics.read(
             body.topic,
             body.subscription,
@@ -197,7 +197,7 @@ class QueueHandlers:
         )
 
     async def _topic_ack(self, session: Session, body: TopicAck, id: int) -> Message:
-        self._rights.check(session.identity, body.topic)
+        self._access.check(session.identity, body.topic)
         await self._queues.topics.ack(body.topic, body.subscription, seq=body.seq)
         return Done()
 

@@ -1,69 +1,102 @@
-"""Queues in NATS JetStream: the items are there, who holds them is in the hub's database.
+"""Queues in NATS JetStream: items, leases, attempts and dead letters are all at the server.
 
-What differs from the default: a put of many is not one transaction (what arrived before a crash
-stays, and is known by its key when it is sent again), and keys are known for ten minutes.
+A claim fetches from the queue's consumer and withholds what it got for the time of the lease; an
+acknowledgement removes it; a release, or a lease that ends by the hub's clock, has it delivered
+again at once. If the hub is lost, the server does the last by itself, and a new hub with an empty
+data folder finds everything that was acknowledged. A dead letter stays in its stream, withheld for
+good, and has a record.
+
+What differs from SQLite is in `CAPABILITIES`; docs/queues.md says what it means.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from atoll.clock import Clock
-from atoll.errors import AtollError, HubError
 from atoll.hub.db.database import Database
 from atoll.hub.queues.backend import (
     DROPPED,
     NOTHING,
     Amount,
+    Capabilities,
     DeadLetter,
     HeldBlobs,
+    ItemState,
     Listener,
     Loaded,
     Move,
     Stored,
-    lease_name,
-    new_lease_mark,
     no_attempts,
     no_notifications,
-    retention_s,
 )
-from atoll.hub.queues.nats_client import NatsStore, StoredMessage, StreamState
-from atoll.hub.queues.nats_leases import LeaseTable, NatsStream, Row
-from atoll.hub.queues.sqlite import SqliteBackend
+from atoll.hub.queues.nats_client import NatsClient
+from atoll.hub.queues.nats_items import NatsItem, NatsQueue, QueueBlobs
+from atoll.hub.queues.nats_leases import NatsLeases
+from atoll.hub.queues.nats_records import (
+    ItemRecord,
+    NatsRecords,
+    OptionsRecord,
+    PositionRecord,
+)
+from atoll.hub.queues.nats_streams import (
+    NatsStreams,
+    StoredMessage,
+    StreamState,
+)
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CAPABILITIES = Capabilities(atomic_puts=False, remembers_claims=False, exact_counts=False)
+
+_READ = 256
+"""Items of one read."""
 
 
 class NatsBackend:
     """Named queues at a NATS server; see `atoll.hub.queues.backend.Backend`.
 
     Args:
-        store: The server.
-        database: Of the hub: options, positions and the book of leases.
-        beside: The backend of the hub's own queues, which keeps options and positions for both.
-        clock: Whence leases are told.
+        client: The server.
+        database: Of the hub; only blobs are held there.
+        clock: By which leases end while this hub lives.
         blobs: Where large payloads are held.
     """
 
+    capabilities = CAPABILITIES
+
     def __init__(
         self,
-        store: NatsStore,
+        client: NatsClient,
         database: Database,
         *,
-        beside: SqliteBackend,
         clock: Clock,
         blobs: HeldBlobs | None = None,
     ) -> None:
-        self._store = store
-        self._book = LeaseTable(database, blobs=blobs)
-        self._beside = beside
+        self._client = client
+        self._streams = NatsStreams(client)
+        self._records = NatsRecords(client)
         self._clock = clock
-        self._streams: dict[str, NatsStream] = {}
-        self._removing: set[asyncio.Task[None]] = set()
+        self._blobs = QueueBlobs(database, blobs)
+        self._leases = NatsLeases(
+            self._streams,
+            self._records,
+            clock=clock,
+            blobs=self._blobs,
+            attempts=lambda queue: self.attempts(queue),
+            moved=lambda moves: self.moved(moves),
+        )
+        self._queues: dict[str, NatsQueue] = {}
+        self._topics: dict[str, bool] = {}
+        """Of the names with options: whether it is a topic."""
+        self._positions: dict[str, dict[str, int]] = {}
+        self._running: set[asyncio.Task[Any]] = set()
         self.attempts: Callable[[str], int] = no_attempts
         self.moved: Listener = no_notifications
 
@@ -73,51 +106,77 @@ class NatsBackend:
         Raises:
             HubError: the server does not answer.
         """
-        await self._store.connect()
+        await self._client.connect()
         loaded = Loaded()
-        for state in await self._store.streams():
-            stream = await self._opened(state)
-            loaded.amounts[state.queue] = stream.amounts(state)
-            self._remove(stream, stream.done_seqs())
+        items: dict[str, list[ItemRecord]] = {}
+        for record in await self._records.load():
+            match record:
+                case OptionsRecord():
+                    loaded.options[record.queue] = record.options
+                    self._topics[record.queue] = record.topic
+                case PositionRecord():
+                    positions = self._positions.setdefault(record.queue, {})
+                    positions[record.subscription] = record.seq
+                case ItemRecord():
+                    items.setdefault(record.queue, []).append(record)
+        loaded.topics = {name for name, topic in self._topics.items() if topic}
+        for state in await self._streams.find():
+            queue = NatsQueue(state, items.get(state.queue, ()))
+            self._queues[state.queue] = queue
+            loaded.amounts[state.queue] = {str(s): a for s, a in queue.amounts.items()}
         return loaded
 
     async def set_options(self, queue: str, options: QueueOptions, *, topic: bool) -> None:
-        """Keep the options of a queue or topic."""
-        await self._beside.set_options(queue, options, topic=topic)
+        """Keep the options of a queue or topic; an idle one may become the other."""
+        known = self._queues.get(queue)
+        if known is not None and known.topic != topic:
+            await self._streams.remove(queue)
+            self._queues.pop(queue, None)
+        await self._records.store(OptionsRecord(queue, topic, options))
+        self._topics[queue] = topic
 
     # ------------------------------------------------------------------------ producing
 
     async def put(self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount) -> Stored:
         """Append items once per key."""
-        stream = self._streams.get(queue) or await self._opened(await self._store.make(queue))
+        known = self._queues.get(queue) or self._opened(
+            await self._streams.make(queue, topic=self._topics.get(queue, False))
+        )
         if drop != NOTHING:
-            await self._drop_oldest(stream, drop)
-        now = self._clock.wall()
-        async with stream.putting:
-            known = {e.key: stream.keys[e.key] for e in entries if e.key in stream.keys}
-            fresh = [entry for entry in entries if entry.key not in known]
-            await self._book.hold(queue, [(e.key, e.blob) for e in fresh if e.blob])
-            acks = await self._store.publish(queue, fresh, now=now) if fresh else []
-        seqs: list[int] = []
+            async with known.changing:
+                await self._drop_oldest(known, drop)
+        async with known.putting:
+            return await self._append(known, entries)
+
+    async def _append(self, queue: NatsQueue, entries: Sequence[QueueEntry]) -> Stored:
+        fresh = [entry for entry in entries if entry.key not in queue.keys]
+        await self._blobs.hold(queue.name, fresh)
+        last = queue.last
+        answers = iter(
+            await self._streams.publish(queue.name, fresh, now=self._clock.wall()) if fresh else []
+        )
+        sizes: dict[int, int] = {}
         duplicates: list[int] = []
-        answers, nbytes = iter(acks), 0
+        seqs: list[int] = []
+        fresh_keys = {entry.key for entry in fresh}
         for place, entry in enumerate(entries):
-            seq, again = (known[entry.key], True) if entry.key in known else next(answers)
-            seqs.append(seq)
-            if again:
-                duplicates.append(place)
+            seq = next(answers)[0] if entry.key in fresh_keys else queue.keys[entry.key]
+            # A put that is sent again after a lost answer looks like a duplicate to the server.
+            if seq > last and seq not in sizes:
+                sizes[seq] = len(entry.payload) + entry.nbytes
             else:
-                nbytes += len(entry.payload) + entry.nbytes
-                stream.learn(entry.key, seq)
-        if len(seqs) > len(duplicates):
-            new = len(seqs) - len(duplicates)
-            self.moved([Move(queue, "new", "ready", new, nbytes)])
+                duplicates.append(place)
+            seqs.append(seq)
+            queue.learn(entry.key, seq)
+        if sizes:
+            total = sum(sizes.values())
+            self.moved([Move(queue.name, ItemState.NEW, ItemState.READY, len(sizes), total)])
         return Stored(seqs, duplicates)
 
     async def known(self, queue: str, keys: Sequence[str]) -> dict[str, int]:
         """Return the numbers of items that have these keys, as far as this hub has seen them."""
-        stream = self._streams.get(queue)
-        return {key: stream.keys[key] for key in keys if key in stream.keys} if stream else {}
+        known = self._queues.get(queue)
+        return {key: known.keys[key] for key in keys if key in known.keys} if known else {}
 
     # ------------------------------------------------------------------------ consuming
 
@@ -125,271 +184,192 @@ class NatsBackend:
         self, queue: str, *, lease_s: float, limit: int, request: str
     ) -> list[QueueItem]:
         """Lease ready items, oldest first."""
-        await self._expire()
-        stream = self._streams.get(queue)
-        if stream is None:
+        known = self._queues.get(queue)
+        if known is None:
             return []
-        async with stream.claiming:
-            again = stream.of_request(request)
-            rows = again or await stream.take(limit)
-            if not again:
-                mark, until = new_lease_mark(), self._clock.wall() + lease_s
-                for row in rows:
-                    row.lease, row.request = lease_name(row.seq, mark), request
-                    row.attempt, row.until = row.attempt + 1, until
-                    stream.mark(row, "leased")
-                await self._book.write(rows)
-                self._tell(rows, "ready", "leased")
-            payloads = await asyncio.gather(*(stream.payload(row) for row in rows))
-        gone = [row for row, payload in zip(rows, payloads, strict=True) if payload is None]
-        if gone:  # somebody has removed messages at the server itself
-            await self._end(stream, gone, "dropped")
-        return [
-            QueueItem(row.seq, row.key, payload, row.attempt, row.lease, row.blob)
-            for row, payload in zip(rows, payloads, strict=True)
-            if payload is not None
-        ]
+        return await self._whole(self._leases.claim(known, lease_s, limit, request))
 
     async def ack(self, queue: str, leases: Sequence[str]) -> list[str]:
         """Make leased items done."""
-        stream, lost, rows = self._streams.get(queue), list[str](), list[Row]()
-        for lease in leases:
-            row = stream.find(lease) if stream else None
-            if row is None:
-                lost.append(lease)
-            elif row.state != "done":
-                rows.append(row)
-        if stream is not None and rows:
-            await self._end(stream, rows, "done")
-        return lost
-
-    async def _end(self, stream: NatsStream, rows: Sequence[Row], end: str) -> None:
-        """Let items end: written first, then removed from the stream."""
-        before = [row.copy() for row in rows]
-        until = self._clock.wall() + retention_s(stream.queue)
-        for row in rows:
-            stream.withdraw(row)
-            stream.mark(row, "done")
-            row.until = until
-        try:
-            await self._book.write(rows)
-        except AtollError:
-            for row, old in zip(rows, before, strict=True):
-                row.until = old.until
-                stream.mark(row, old.state)
-            raise
-        self.moved([Move(old.queue, old.state, end, 1, old.nbytes) for old in before])
-        self._remove(stream, [row.seq for row in rows])
+        known = self._queues.get(queue)
+        if known is None:
+            return list(leases)
+        return await self._whole(self._leases.ack(known, leases))
 
     async def extend(self, queue: str, leases: Sequence[str], *, lease_s: float) -> list[str]:
         """Let leases end later."""
-        await self._expire()
-        stream = self._streams.get(queue)
-        found = {lease: stream.find(lease) if stream else None for lease in leases}
-        held = {lease: row for lease, row in found.items() if row and row.state == "leased"}
-        for row in held.values():
-            row.until = self._clock.wall() + lease_s
-        await self._book.write(list(held.values()))
-        return [lease for lease in leases if lease not in held]
+        known = self._queues.get(queue)
+        if known is None:
+            return list(leases)
+        return await self._whole(self._leases.extend(known, leases, lease_s))
 
     async def release(self, queue: str, lease: str, *, reason: str) -> bool:
         """Give an item back."""
-        stream = self._streams.get(queue)
-        row = stream.find(lease) if stream else None
-        if stream is not None and row is not None and row.state == "leased":
-            await self._give_back(stream, [row], reason)
-        return row is not None
+        known = self._queues.get(queue)
+        return known is not None and await self._whole(self._leases.release(known, lease, reason))
 
     # ------------------------------------------------------------------- house-keeping
 
     async def expire(self) -> int:
-        """Take back items whose lease ended; forget old keys."""
-        now = self._clock.wall()
-        for stream in list(self._streams.values()):
-            if old := stream.forget(now):
-                await self._book.forget(stream.queue, old)
-        return await self._expire()
-
-    async def _expire(self) -> int:
-        now, count = self._clock.wall(), 0
-        for stream in list(self._streams.values()):
-            ended = [row for row in stream.leased.values() if row.until <= now]
-            if ended:
-                await self._give_back(stream, ended, "the lease ended")
-                count += len(ended)
+        """Take back items whose lease ended; wake claims for what the server may have."""
+        count = 0
+        for queue in [queue for queue in self._queues.values() if not queue.topic]:
+            async with queue.changing:
+                count += await self._leases.take_back(queue)
+                if queue.unsure:
+                    hidden = await self._streams.unsettled(queue.name) - len(queue.items)
+                    queue.unsure = hidden > 0
+                    if hidden > 0:
+                        ready = ItemState.READY
+                        self.moved([Move(queue.name, ready, ready, hidden, 0)])
         return count
-
-    async def _give_back(self, stream: NatsStream, rows: Sequence[Row], reason: str) -> None:
-        for row in rows:
-            dead = row.attempt >= self.attempts(stream.queue)
-            row.reason = reason
-            stream.mark(row, "dead" if dead else "ready")
-            if dead:
-                log.warning("item %r of queue %r is a dead letter: %s", row.key, row.queue, reason)
-        back = [row for row in rows if row.state == "ready"]
-        dead_rows = [row for row in rows if row.state == "dead"]
-        await self._book.write(rows)
-        self._tell(back, "leased", "ready")
-        self._tell(dead_rows, "leased", "dead")
 
     async def drop_older(self, queue: str, before: float) -> None:
         """Drop ready and dead items that are too old."""
-        stream = self._streams.get(queue)
-        if stream is None:
+        known = self._queues.get(queue)
+        if known is None:
             return
-        async with stream.claiming:
-            old = [row for row in stream.dead_letters(None) if row.put < before]
-            ready: list[Row] = []
-            while (row := await stream.first()) is not None and row.put < before:
-                stream.pop(row)
-                ready.append(row)
-            if old or ready:
-                await self._dropped(stream, ready)
-                await self._end(stream, [*old, *ready], "dropped")
-
-    async def _drop_oldest(self, stream: NatsStream, drop: Amount) -> None:
-        async with stream.claiming:
-            rows: list[Row] = []
-            nbytes = 0
-            while len(rows) < drop.items or nbytes < drop.nbytes:
-                row = await stream.first()
-                if row is None:
+        async with known.changing:
+            back = [*known.of_state(ItemState.DEAD), *known.of_state(ItemState.READY)]
+            old = [item for item in back if item.put < before]
+            await self._leases.end(known, old, ItemState.DROPPED)
+            messages: list[StoredMessage] = []
+            async for message in self._unclaimed(known):
+                if message.put >= before:
                     break
-                stream.pop(row)
-                rows.append(row)
-                nbytes += row.nbytes
-            await self._dropped(stream, rows)
-            await self._end(stream, rows, "dropped")
+                messages.append(message)
+            await self._drop(known, messages)
 
-    async def _dropped(self, stream: NatsStream, rows: Sequence[Row]) -> None:
-        """Note that ready items are given up, for subscriptions that have not read them."""
-        if rows:
-            await self.set_position(stream.queue, DROPPED, rows[-1].seq)
+    async def _drop_oldest(self, queue: NatsQueue, drop: Amount) -> None:
+        back: list[NatsItem] = []
+        messages: list[StoredMessage] = []
+        items = nbytes = 0
+        for item in queue.of_state(ItemState.READY):
+            if items < drop.items or nbytes < drop.nbytes:
+                back.append(item)
+                items, nbytes = items + 1, nbytes + item.nbytes
+        if items < drop.items or nbytes < drop.nbytes:
+            async for message in self._unclaimed(queue):
+                messages.append(message)
+                items, nbytes = items + 1, nbytes + message.nbytes
+                if items >= drop.items and nbytes >= drop.nbytes:
+                    break
+        await self._leases.end(queue, back, ItemState.DROPPED)
+        await self._drop(queue, messages)
+
+    async def _unclaimed(self, queue: NatsQueue) -> AsyncIterator[StoredMessage]:
+        """Yield the items that were never delivered, oldest first."""
+        first = queue.delivered + 1
+        while first <= queue.last:
+            found = await self._streams.read(queue.name, first, limit=_READ)
+            for message in found:
+                yield message
+            first = found[-1].seq + 1 if found else queue.last + 1
+
+    async def _drop(self, queue: NatsQueue, messages: Sequence[StoredMessage]) -> None:
+        """Give up items that were never delivered."""
+        if not messages:
+            return
+        if queue.topic:  # for subscriptions that have not read them
+            await self.set_position(queue.name, DROPPED, messages[-1].seq)
+        await self._streams.delete(queue.name, [message.seq for message in messages])
+        await self._blobs.drop(queue.name, messages)
+        total = sum(message.nbytes for message in messages)
+        ready, dropped = ItemState.READY, ItemState.DROPPED
+        self.moved([Move(queue.name, ready, dropped, len(messages), total)])
 
     async def oldest(self, queues: Sequence[str]) -> dict[str, float]:
         """Return when the oldest ready item of each queue was put."""
         found: dict[str, float] = {}
-        for queue in queues:
-            stream = self._streams.get(queue)
-            if stream is None:
+        for name in queues:
+            queue = self._queues.get(name)
+            if queue is None:
                 continue
-            async with stream.claiming:
-                row = await stream.first()
-            if row is not None:
-                found[queue] = row.put
+            puts = [item.put for item in queue.of_state(ItemState.READY)[:1]]
+            puts += [
+                one.put for one in await self._streams.read(name, queue.delivered + 1, limit=1)
+            ]
+            if puts:
+                found[name] = min(puts)
         return found
 
     # -------------------------------------------------------------------- dead letters
 
     async def dead_letters(self, queue: str, *, limit: int) -> list[DeadLetter]:
         """Return items that were given back too often."""
-        stream = self._streams.get(queue)
-        rows = stream.dead_letters(None)[:limit] if stream else []
-        kept = await asyncio.gather(*(self._store.get(queue, row.seq) for row in rows))
+        known = self._queues.get(queue)
+        if known is None:
+            return []
+        async with known.changing:
+            dead = known.of_state(ItemState.DEAD)[:limit]
+            messages = await self._leases.messages(known, dead)
         return [
-            DeadLetter(
-                row.seq, row.key, one.payload if one else b"", row.attempt, row.reason, row.blob
-            )
-            for row, one in zip(rows, kept, strict=True)
+            DeadLetter(i.seq, i.key, one.payload, i.attempt, i.reason, i.blob)
+            for i, one in zip(dead, messages, strict=True)
+            if one is not None
         ]
 
     async def requeue(self, queue: str, seqs: Sequence[int] | None) -> int:
         """Make dead letters ready again."""
-        stream = self._streams.get(queue)
-        rows = stream.dead_letters(seqs) if stream else []
-        for row in rows:
-            row.attempt = 0
-            if stream is not None:
-                stream.mark(row, "ready")
-        await self._book.write(rows)
-        self._tell(rows, "dead", "ready")
-        return len(rows)
+        known = self._queues.get(queue)
+        return await self._whole(self._leases.requeue(known, seqs)) if known else 0
 
     async def discard(self, queue: str, seqs: Sequence[int] | None) -> int:
         """Give dead letters up for good."""
-        stream = self._streams.get(queue)
-        rows = stream.dead_letters(seqs) if stream else []
-        if stream is not None and rows:
-            await self._end(stream, rows, "dropped")
-        return len(rows)
+        known = self._queues.get(queue)
+        return await self._whole(self._leases.discard(known, seqs)) if known else 0
 
     # -------------------------------------------------------------------------- topics
 
     async def peek(self, topic: str, *, after: int, limit: int) -> list[TopicItem]:
         """Return items after a number."""
-        stream = self._streams.get(topic)
-        if stream is None or after >= stream.last:
+        known = self._queues.get(topic)
+        if known is None or after >= known.last:
             return []
-        first = after + 1
-        while True:
-            found = await self._store.read(topic, first, limit=limit)
-            items = [_shown(kept) for kept in found if kept.seq not in stream.rows]
-            if items or not found:
-                return items
-            first = found[-1].seq + 1  # all of these were dropped just now
+        found = await self._streams.read(topic, after + 1, limit=limit)
+        return [TopicItem(one.seq, one.key, one.payload, one.put, one.blob) for one in found]
 
     async def last(self, topic: str) -> int:
         """Return the number of the newest item."""
-        stream = self._streams.get(topic)
-        return stream.last if stream else 0
+        known = self._queues.get(topic)
+        return known.last if known else 0
 
     async def positions(self, topic: str) -> dict[str, int]:
         """Return the position of each subscription."""
-        return await self._beside.positions(topic)
+        return dict(self._positions.get(topic, {}))
 
     async def set_position(self, topic: str, subscription: str, seq: int) -> None:
         """Keep the position of a subscription."""
-        await self._beside.set_position(topic, subscription, seq)
+        await self._records.store(PositionRecord(topic, subscription, seq))
+        self._positions.setdefault(topic, {})[subscription] = seq
 
     async def remove(self, prefix: str) -> None:
-        """Remove the streams of the queues and topics whose name begins so, then their rows."""
-        for queue in [queue for queue in self._streams if queue.startswith(prefix)]:
-            await self._store.remove(queue)
-            self._streams.pop(queue, None)
-        await self._book.remove(prefix)
-        await self._beside.remove(prefix)
+        """Remove the streams and records of the queues and topics whose name begins so."""
+        names = {*self._queues, *self._topics, *self._positions}
+        for name in sorted(name for name in names if name.startswith(prefix)):
+            await self._streams.remove(name)
+            await self._records.forget_all(name)
+            self._queues.pop(name, None)
+            self._topics.pop(name, None)
+            self._positions.pop(name, None)
+        await self._blobs.drop_all(prefix)
 
     async def close(self) -> None:
-        """Remove what is done from the streams, then leave the server."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
-                await asyncio.gather(*self._removing, return_exceptions=True)
-        for task in self._removing:
-            task.cancel()
-        await self._store.close()
+        """Finish what was begun, then leave the server."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=2.0)
+            for task in late:
+                task.cancel()
+        await self._client.close()
 
     # -------------------------------------------------------------------------- inside
 
-    async def _opened(self, state: StreamState) -> NatsStream:
-        known = self._streams.get(state.queue)
-        if known is not None:
-            return known
-        rows = await self._book.rows(state.queue, created=state.created)
-        stream = NatsStream(self._store, state.queue, rows=rows, last=state.last)
-        return self._streams.setdefault(state.queue, stream)
+    def _opened(self, state: StreamState) -> NatsQueue:
+        return self._queues.setdefault(state.queue, NatsQueue(state, ()))
 
-    def _tell(self, rows: Sequence[Row], source: str, target: str) -> None:
-        if rows:
-            nbytes = sum(row.nbytes for row in rows)
-            self.moved([Move(rows[0].queue, source, target, len(rows), nbytes)])
-
-    def _remove(self, stream: NatsStream, seqs: Sequence[int]) -> None:
-        """Remove done items from their stream in the background; a crash leaves it to `load`."""
-        if not seqs:
-            return
-
-        async def work() -> None:
-            try:
-                await self._store.delete(stream.queue, seqs)
-            except HubError as error:
-                log.warning("done items stay in the queue server for now: %s", error)
-                return
-            stream.removed.extend(seqs)
-
-        task = asyncio.get_running_loop().create_task(work(), name="removal of done items")
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
-
-
-def _shown(kept: StoredMessage) -> TopicItem:
-    return TopicItem(kept.seq, kept.key, kept.payload, kept.put, kept.blob)
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to its end what must not be half done, even if the caller is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)

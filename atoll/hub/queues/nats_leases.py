@@ -1,292 +1,251 @@
-"""One queue in NATS as the hub knows it: what was read ahead, what came back, who holds what.
+"""Leases of queues in NATS: claims, acknowledgements, attempts and dead letters.
 
-Who holds which item of a queue in NATS: leases, attempts, dead letters, in the hub's database.
-
-An item without a row was never claimed. Rows of done items stay until their keys are forgotten;
-until its message is removed from the stream, such a row says that nobody may get it again.
+Each public method holds the lock of its queue unless it says that its caller does, so nothing is
+delivered while an item changes. Where two things must happen at the server, they do so in the order
+that a kill in between does not hurt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
-import heapq
-import sqlite3
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+import logging
+from collections.abc import Callable, Sequence
 
-from atoll.hub.db.database import Database, span
-from atoll.hub.queues.backend import MAX_CLAIM_BYTES, Amount, HeldBlobs, lease_seq
-from atoll.hub.queues.nats_client import NatsStore, StoredMessage, StreamState
+from atoll.clock import Clock
+from atoll.hub.queues.backend import ItemState, Listener, Move, lease_seq
+from atoll.hub.queues.nats_items import NatsItem, NatsQueue, QueueBlobs
+from atoll.hub.queues.nats_records import NatsRecords
+from atoll.hub.queues.nats_streams import ACK_WAIT_S, Delivery, NatsStreams, StoredMessage
+from atoll.wire.messages import QueueItem
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS nats_items (
-    queue TEXT NOT NULL, seq INTEGER NOT NULL, key TEXT NOT NULL, nbytes INTEGER NOT NULL,
-    blob TEXT NOT NULL, put REAL NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
-    lease TEXT NOT NULL, request TEXT NOT NULL, until REAL NOT NULL, reason TEXT NOT NULL,
-    PRIMARY KEY (queue, seq)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS nats_streams (queue TEXT PRIMARY KEY, created TEXT NOT NULL);
-"""
+log = logging.getLogger(__name__)
 
-_ROW = "INSERT OR REPLACE INTO nats_items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+PARKED_S = 10 * 365 * 86_400.0
+"""For how long the server withholds a dead letter: longer than anyone runs it."""
 
 
-@dataclass(slots=True)
-class Row:
-    """What is known of one item beside its payload."""
-
-    queue: str
-    seq: int
-    key: str
-    nbytes: int
-    blob: str
-    put: float
-    state: str = "ready"
-    attempt: int = 0
-    lease: str = ""
-    request: str = ""
-    until: float = 0.0
-    reason: str = ""
-
-    def copy(self) -> Row:
-        """Return another row with the same values."""
-        return replace(self)
-
-
-class LeaseTable:
-    """The rows of all queues."""
-
-    def __init__(self, database: Database, *, blobs: HeldBlobs | None) -> None:
-        self._database = database
-        self._blobs = blobs
-        database.write_now(_prepare)
-
-    async def rows(self, queue: str, *, created: str) -> list[Row]:
-        """Return the rows of a queue; those of an older stream of this name are forgotten."""
-
-        def work(connection: sqlite3.Connection) -> list[Row]:
-            known = connection.execute(
-                "SELECT created FROM nats_streams WHERE queue = ?", (queue,)
-            ).fetchone()
-            if known is None or known[0] != created:
-                connection.execute("DELETE FROM nats_items WHERE queue = ?", (queue,))
-                connection.execute(
-                    "INSERT OR REPLACE INTO nats_streams VALUES (?, ?)", (queue, created)
-                )
-            found = connection.execute("SELECT * FROM nats_items WHERE queue = ?", (queue,))
-            return [Row(*row) for row in found]
-
-        return await self._database.write(work)
-
-    async def write(self, rows: Sequence[Row]) -> None:
-        """Keep rows as they are at this moment; the blobs of done items are let go."""
-        values = [astuple(row) for row in rows]
-
-        def work(connection: sqlite3.Connection) -> None:
-            connection.executemany(_ROW, values)
-            for queue, _, key, _, blob, _, state, *_ in values:
-                if blob and state == "done" and self._blobs is not None:
-                    self._blobs.drop(connection, _owner(queue, key))
-
-        if values:
-            await self._database.write(work)
-
-    async def forget(self, queue: str, seqs: Sequence[int]) -> None:
-        """Delete rows."""
-        values = [(queue, seq) for seq in seqs]
-        await self._database.write(
-            lambda c: c.executemany("DELETE FROM nats_items WHERE queue = ? AND seq = ?", values)
-        )
-
-    async def remove(self, prefix: str) -> None:
-        """Delete all that is known of the queues whose name begins so; their blobs are let go."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            for table in ("nats_items", "nats_streams"):
-                connection.execute(
-                    f"DELETE FROM {table} WHERE queue >= ? AND queue < ?", span(prefix)
-                )
-            if self._blobs is not None:
-                self._blobs.drop_all(connection, f"queue/{prefix}")
-
-        await self._database.write(work)
-
-    async def hold(self, queue: str, blobs: Sequence[tuple[str, str]]) -> None:
-        """Keep the blobs of items that are about to be stored, as (key, blob)."""
-        held = self._blobs
-        if held is None or not blobs:
-            return
-
-        def work(connection: sqlite3.Connection) -> None:
-            for key, blob in blobs:
-                held.hold(connection, blob, _owner(queue, key))
-
-        await self._database.write(work)
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    for statement in SCHEMA.split(";"):
-        connection.execute(statement)
-
-
-def _owner(queue: str, key: str) -> str:
-    return f"queue/{queue}/{key}"
-
-
-KEYS_KEPT = 100_000
-"""Keys of one queue that this hub itself remembers."""
-
-_READ = 256
-"""Items that are read ahead."""
-
-
-class NatsStream:
-    """The state of one queue beside its stream.
+class NatsLeases:
+    """Changes what is leased, in memory and at the server.
 
     Args:
-        store: Where the stream is.
-        queue: Its name.
-        rows: What the book says.
-        last: Number of the newest item in the stream.
+        streams: The items.
+        records: Dead letters and items that were put back.
+        clock: By which leases end while this hub lives.
+        blobs: Where large payloads are held.
+        attempts: After how many claims an item of a queue is a dead letter.
+        moved: Is called with every move once it is durable.
     """
 
-    def __init__(self, store: NatsStore, queue: str, *, rows: Sequence[Row], last: int) -> None:
-        self._store = store
-        self.queue = queue
-        self.rows = {row.seq: row for row in rows}
-        self.last = last
-        self._cursor = 1
-        """Number from which the stream is read next."""
-        self._ahead: collections.deque[StoredMessage] = collections.deque()
-        """Read, and never claimed."""
-        self._back: list[int] = sorted(row.seq for row in rows if row.state == "ready")
-        """Heap of items that were claimed before and are ready again."""
-        self._payloads: dict[int, StoredMessage] = {}
-        """Of items that are being handed out."""
-        self.keys: collections.OrderedDict[str, int] = collections.OrderedDict(
-            (row.key, row.seq) for row in rows
-        )
-        self.removed: collections.deque[int] = collections.deque()
-        """Done items that are gone from the stream; their keys are remembered."""
-        self.putting = asyncio.Lock()
-        self.claiming = asyncio.Lock()
-        """Held by whoever takes ready items out of the line."""
-        self.leased = {row.seq: row for row in rows if row.state == "leased"}
-        self.dead = {row.seq: row for row in rows if row.state == "dead"}
+    def __init__(
+        self,
+        streams: NatsStreams,
+        records: NatsRecords,
+        *,
+        clock: Clock,
+        blobs: QueueBlobs,
+        attempts: Callable[[str], int],
+        moved: Listener,
+    ) -> None:
+        self._streams = streams
+        self._records = records
+        self._clock = clock
+        self._blobs = blobs
+        self._attempts = attempts
+        self._moved = moved
 
-    # -------------------------------------------------------------------------- looking
+    async def claim(
+        self, queue: NatsQueue, lease_s: float, limit: int, request: str
+    ) -> list[QueueItem]:
+        """Lease ready items; a request that was claimed before gets the same items again."""
+        async with queue.changing:
+            await self.take_back(queue)
+            if again := queue.of_request(request):
+                messages = await self.messages(queue, again)
+                return [
+                    _leased(item, message.payload)
+                    for item, message in zip(again, messages, strict=True)
+                    if message is not None
+                ]
+            unsure, queue.unsure = queue.unsure, True  # until all that follows has succeeded
+            taken = await self._fetch(queue, limit)
+            items = [item for item, _ in taken]
+            if items and lease_s != ACK_WAIT_S:
+                addresses = [item.address for item in items]
+                await self._streams.withhold(queue.name, addresses, lease_s)
+            for item in items:
+                item.lease = queue.lease(item.seq, item.attempt, item.delivery)
+                item.request, item.until = request, self._clock.wall() + lease_s
+            self._move(queue, items, ItemState.LEASED)
+            queue.unsure = unsure
+            return sorted((_leased(*one) for one in taken), key=lambda item: item.seq)
 
-    def amounts(self, state: StreamState) -> dict[str, Amount]:
-        """Return how much is in which state; the bytes of ready items are the server's figure."""
-        done = [row.nbytes for row in self.rows.values() if row.state == "done"]
-        found = {
-            name: Amount(len(rows), sum(row.nbytes for row in rows.values()))
-            for name, rows in (("leased", self.leased), ("dead", self.dead))
-        }
-        others = len(done) + sum(amount.items for amount in found.values())
-        nbytes = sum(done) + sum(amount.nbytes for amount in found.values())
-        ready = max(0, state.messages - others)
-        return found | {"ready": Amount(ready, max(0, state.nbytes - nbytes) if ready else 0)}
-
-    def find(self, lease: str) -> Row | None:
-        """Return the item whose last lease this is."""
-        row = self.rows.get(lease_seq(lease))
-        return row if row is not None and lease and row.lease == lease else None
-
-    def of_request(self, request: str) -> list[Row]:
-        """Return the items that were leased under this request."""
-        rows = [row for row in self.leased.values() if row.request == request] if request else []
-        return sorted(rows, key=lambda row: row.seq)
-
-    def dead_letters(self, seqs: Sequence[int] | None) -> list[Row]:
-        """Return dead letters (None: all), oldest first."""
-        rows = [row for row in self.dead.values() if seqs is None or row.seq in seqs]
-        return sorted(rows, key=lambda row: row.seq)
-
-    def done_seqs(self) -> list[int]:
-        """Return the numbers of items that are done."""
-        return [seq for seq, row in self.rows.items() if row.state == "done"]
-
-    async def payload(self, row: Row) -> bytes | None:
-        """Return the payload of an item; None when its message is gone."""
-        kept = self._payloads.pop(row.seq, None) or await self._store.get(self.queue, row.seq)
-        return None if kept is None else kept.payload
-
-    # --------------------------------------------------------------------- the line
-
-    async def first(self) -> Row | None:
-        """Return the oldest ready item; it stays in line."""
-        while not self._back and not self._ahead and self._cursor <= self.last:
-            last = self.last
-            found = await self._store.read(self.queue, self._cursor, limit=_READ)
-            self._ahead.extend(kept for kept in found if kept.seq not in self.rows)
-            self._cursor = found[-1].seq + 1 if found else last + 1
-        if self._back:
-            return self.rows[self._back[0]]
-        if not self._ahead:
-            return None
-        kept = self._ahead[0]
-        return Row(self.queue, kept.seq, kept.key, kept.nbytes, kept.blob, kept.put)
-
-    def pop(self, row: Row) -> None:
-        """Take the item that `first` returned out of the line; it has a row from now on."""
-        if self._back and self._back[0] == row.seq:
-            heapq.heappop(self._back)
-        else:
-            self._payloads[row.seq] = self._ahead.popleft()
-        self.rows[row.seq] = row
-
-    async def take(self, limit: int) -> list[Row]:
-        """Take the oldest ready items out of the line, as many as one answer holds."""
-        taken: list[Row] = []
+    async def _fetch(self, queue: NatsQueue, limit: int) -> list[tuple[NatsItem, bytes]]:
+        """Return up to `limit` items that may be leased, as many as one answer holds."""
+        taken: list[tuple[NatsItem, bytes]] = []
         nbytes = 0
-        while len(taken) < limit and (row := await self.first()) is not None:
-            nbytes += 0 if row.blob else row.nbytes
-            if taken and nbytes > MAX_CLAIM_BYTES:
+        while len(taken) < limit:
+            wanted = limit - len(taken)
+            found = await self._streams.fetch(queue.name, limit=wanted, nbytes=nbytes)
+            ready = [item for one in found if (item := await self._ready(queue, one)) is not None]
+            payloads = {one.message.seq: one.message.payload for one in found}
+            taken += [(item, payloads[item.seq]) for item in ready]
+            nbytes += sum(len(payloads[item.seq]) for item in ready)
+            if len(ready) == len(found):
                 break
-            self.pop(row)
-            taken.append(row)
         return taken
 
-    # ------------------------------------------------------------------------- changing
+    async def _ready(self, queue: NatsQueue, delivery: Delivery) -> NatsItem | None:
+        """Return what was delivered; None, and correct the server, if no claim may get it."""
+        seq = delivery.message.seq
+        if queue.is_done(seq):  # the server was killed before it had written the removal
+            await self._streams.ack(queue.name, [(seq, delivery.number)])
+            return None
+        known = seq in queue.items
+        item, was_leased = queue.deliver(delivery)
+        if was_leased:
+            self._report(queue, [item], ItemState.LEASED, ItemState.READY)
+        if item.state != ItemState.READY:
+            dead = item.state == ItemState.DEAD
+            left_s = PARKED_S if dead else max(0.001, item.until - self._clock.wall())
+            await self._streams.withhold(queue.name, [item.address], left_s)
+            queue.bases[seq] = queue.bases.get(seq, 0) + 1  # no attempt
+            return None
+        item.attempt = queue.attempts_of(item)
+        if not known and item.attempt > self._attempts(queue.name):
+            item.attempt -= 1
+            item.reason = "the lease ended"
+            await self._bury(queue, [item])
+            return None
+        return item
 
-    def learn(self, key: str, seq: int) -> None:
-        """Note an item that was just stored."""
-        self.last = max(self.last, seq)
-        self.keys[key] = seq
-        if len(self.keys) > KEYS_KEPT:
-            self.keys.popitem(last=False)
+    async def ack(self, queue: NatsQueue, leases: Sequence[str]) -> list[str]:
+        """Make leased items done; return the leases that are lost."""
+        async with queue.changing:
+            lost = await self._lost(queue, leases)
+            seqs = {lease_seq(lease) for lease in leases if lease not in lost}
+            items = [queue.items[seq] for seq in seqs if seq in queue.items]
+            await self.end(queue, items, ItemState.DONE)
+        return lost
 
-    def mark(self, row: Row, state: str) -> None:
-        """Give an item another state; it has a row and, if it was ready, is out of the line."""
-        self.leased.pop(row.seq, None)
-        self.dead.pop(row.seq, None)
-        row.state = state
-        if state == "leased":
-            self.leased[row.seq] = row
+    async def _lost(self, queue: NatsQueue, leases: Sequence[str]) -> list[str]:
+        """Return the leases that are lost. Items of an earlier hub's leases are known then."""
+        for lease in leases:
+            if queue.knows(lease) is None:
+                message = await self._streams.get(queue.name, lease_seq(lease))
+                if message is not None:
+                    queue.adopt(lease, message)
+        return [lease for lease in leases if queue.knows(lease) is False]
+
+    async def extend(self, queue: NatsQueue, leases: Sequence[str], lease_s: float) -> list[str]:
+        """Let leases end later; return those that are lost."""
+        async with queue.changing:
+            await self.take_back(queue)
+            lost = set(await self._lost(queue, leases))
+            held: dict[str, NatsItem] = {}
+            for lease in leases:
+                item = queue.items.get(lease_seq(lease))
+                if lease not in lost and item is not None and item.state == ItemState.LEASED:
+                    held[lease] = item
+            addresses = [item.address for item in held.values()]
+            await self._streams.withhold(queue.name, addresses, lease_s)
+            for item in held.values():
+                item.until = self._clock.wall() + lease_s
+        return [lease for lease in leases if lease not in held]
+
+    async def release(self, queue: NatsQueue, lease: str, reason: str) -> bool:
+        """Give an item back; False when the lease is lost."""
+        async with queue.changing:
+            if await self._lost(queue, [lease]):
+                return False
+            item = queue.items.get(lease_seq(lease))
+            if item is not None and item.state == ItemState.LEASED:
+                await self._give_back(queue, [item], reason)
+            return True
+
+    async def take_back(self, queue: NatsQueue) -> int:
+        """Give back items whose lease ended; `queue.changing` is held."""
+        now = self._clock.wall()
+        ended = [item for item in queue.of_state(ItemState.LEASED) if item.until <= now]
+        await self._give_back(queue, ended, "the lease ended")
+        return len(ended)
+
+    async def _give_back(self, queue: NatsQueue, items: Sequence[NatsItem], reason: str) -> None:
+        most = self._attempts(queue.name)
+        for item in items:
+            item.reason = reason
+        back = [item for item in items if item.attempt < most]
+        if back:
+            await self._streams.withhold(queue.name, [item.address for item in back], 0)
+            self._move(queue, back, ItemState.READY)
+        await self._bury(queue, [item for item in items if item.attempt >= most])
+
+    async def _bury(self, queue: NatsQueue, items: Sequence[NatsItem]) -> None:
+        """Make items dead letters: the record first, for without it they would only vanish."""
+        for item in items:
+            await self._records.store(queue.record(item, dead=True))
+            item.recorded = True
+            await self._streams.withhold(queue.name, [item.address], PARKED_S)
+            self._move(queue, [item], ItemState.DEAD)
+            log.warning(
+                "item %r of queue %r is a dead letter: %s", item.key, queue.name, item.reason
+            )
+
+    async def requeue(self, queue: NatsQueue, seqs: Sequence[int] | None) -> int:
+        """Make dead letters ready again."""
+        async with queue.changing:
+            dead = queue.of_state(ItemState.DEAD, seqs)
+            for item in dead:
+                # In this order: a hub that is killed in between finds a dead letter.
+                await self._streams.withhold(queue.name, [item.address], 0)
+                await self._records.store(queue.record(item, dead=False))
+                queue.bases[item.seq] = item.deliveries
+                item.attempt = 0
+                self._move(queue, [item], ItemState.READY)
+            return len(dead)
+
+    async def discard(self, queue: NatsQueue, seqs: Sequence[int] | None) -> int:
+        """Give dead letters up for good."""
+        async with queue.changing:
+            dead = queue.of_state(ItemState.DEAD, seqs)
+            await self.end(queue, dead, ItemState.DROPPED)
+            return len(dead)
+
+    async def messages(
+        self, queue: NatsQueue, items: Sequence[NatsItem]
+    ) -> list[StoredMessage | None]:
+        """Return the messages of items; those that are gone from the server are forgotten."""
+        found = await asyncio.gather(*(self._streams.get(queue.name, item.seq) for item in items))
+        gone = [item for item, message in zip(items, found, strict=True) if message is None]
+        await self.end(queue, gone, ItemState.DROPPED)
+        return found
+
+    async def end(self, queue: NatsQueue, items: Sequence[NatsItem], end: ItemState) -> None:
+        """Let delivered items end; `queue.changing` is held."""
+        if not items:
             return
-        self._payloads.pop(row.seq, None)
-        if state == "dead":
-            self.dead[row.seq] = row
-        elif state == "ready":
-            heapq.heappush(self._back, row.seq)
+        await self._streams.ack(queue.name, [item.address for item in items])
+        for item in items:
+            if item.recorded:
+                await self._records.forget(queue.record(item, dead=False))
+        await self._blobs.drop(queue.name, items)
+        self._move(queue, items, end)
+        for item in items:
+            queue.finish(item)
 
-    def withdraw(self, row: Row) -> None:
-        """Take an item out of the line, wherever in it, if it is there."""
-        if row.state == "ready" and row.seq in self._back:
-            self._back.remove(row.seq)
-            heapq.heapify(self._back)
+    def _move(self, queue: NatsQueue, items: Sequence[NatsItem], target: ItemState) -> None:
+        for source in (ItemState.READY, ItemState.LEASED, ItemState.DEAD):
+            moving = [item for item in items if item.state == source]
+            self._report(queue, moving, source, target)
+        for item in items:
+            item.state = target
 
-    def forget(self, now: float) -> list[int]:
-        """Forget done items whose time is over, and their keys; return their numbers."""
-        old: list[int] = []
-        while self.removed and (
-            len(self.removed) > KEYS_KEPT or self.rows[self.removed[0]].until <= now
-        ):
-            seq = self.removed.popleft()
-            row = self.rows.pop(seq)
-            if self.keys.get(row.key) == seq:
-                del self.keys[row.key]
-            old.append(seq)
-        return old
+    def _report(
+        self, queue: NatsQueue, items: Sequence[NatsItem], source: ItemState, target: ItemState
+    ) -> None:
+        if items:
+            total = sum(item.nbytes for item in items)
+            self._moved([Move(queue.name, source, target, len(items), total)])
+
+
+def _leased(item: NatsItem, payload: bytes) -> QueueItem:
+    return QueueItem(item.seq, item.key, payload, item.attempt, item.lease, item.blob)

@@ -2,13 +2,13 @@
 
 An item is *ready*, *leased*, *done* or *dead*. A claim leases ready items in the order in which
 they were put; an acknowledgement makes them done for good. A lease that ends without one gives the
-item back, and an item given back too often becomes a dead letter, which nobody gets until a person
+item back, and an item given back too often becomes a dead letter, which stays so until a person
 puts it back or discards it. Keys are remembered for a while after the item is done, so a put that
 is sent again is accepted and stored once.
 
 `Queues` holds many named queues over a backend that stores them. What a backend need not know is
-here: how much a queue may hold and what happens then, who waits for an item or for room, and how
-fast items come and go.
+here: how much a queue may hold and what happens then, the claims and producers that wait, and the
+rates.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from atoll.hub.queues.backend import (
     Backend,
     DeadLetter,
     HeldBlobs,
+    ItemState,
     Move,
     Stored,
     lease_lost,
@@ -57,7 +58,7 @@ class Queues:
 
     Args:
         backend: Where users' items are.
-        clock: Whence rates and ages are told.
+        clock: For rates and ages.
         internal: Where the hub's own queues (`node/...`) are; None: in the same backend.
         blobs: Where large payloads are; None: none are accepted.
     """
@@ -74,8 +75,8 @@ class Queues:
         self._internal = internal or backend
         self._blobs = blobs
         self._clock = clock
-        self.waiters = WaitList()
-        self._lanes: dict[str, QueueState] = {}
+        self.wait_list = WaitList()
+        self._states: dict[str, QueueState] = {}
         self._opening: asyncio.Lock | None = None
         self._open = False
         self.topics = Topics(self, clock=clock)
@@ -103,12 +104,12 @@ class Queues:
             for backend in self._backends:
                 loaded = await backend.load()
                 for queue, options in loaded.options.items():
-                    lane = self.lane(queue)
-                    lane.options, lane.declared = options, True
-                    lane.topic = queue in loaded.topics
+                    state = self.state(queue)
+                    state.options, state.declared = options, True
+                    state.topic = queue in loaded.topics
                 for queue, states in loaded.amounts.items():
-                    for state, amount in states.items():
-                        self.lane(queue).load(state, amount)
+                    for name, amount in states.items():
+                        self.state(queue).load(ItemState(name), amount)
             self._open = True
 
     async def close(self) -> None:
@@ -117,8 +118,8 @@ class Queues:
             await backend.close()
 
     def reopen(self) -> None:
-        """Forget who waits: they were of another life of the hub."""
-        self.waiters, self._opening = WaitList(), None
+        """Forget the claims that wait: they belong to an earlier life of the hub."""
+        self.wait_list, self._opening = WaitList(), None
 
     # -------------------------------------------------------------------------- producing
 
@@ -132,14 +133,14 @@ class Queues:
         check_name("queue", queue)
         check_options(options)
         await self.start()
-        lane = self.lane(queue)
-        if lane.topic != topic and not lane.idle:
-            raise wrong_kind(queue, topic=lane.topic)
-        if not lane.declared or lane.options != options:
-            lane.topic = topic
+        state = self.state(queue)
+        if state.topic != topic and not state.idle:
+            raise wrong_kind(queue, topic=state.topic)
+        if not state.declared or state.options != options:
+            state.topic = topic
             await self.backend(queue).set_options(queue, options, topic=topic)
-            lane.options, lane.declared = options, True
-            lane.admit()
+            state.options, state.declared = options, True
+            state.admit()
 
     async def put(
         self, queue: str, *, key: str, payload: bytes, blob: str = "", wait_s: float = 0.0
@@ -169,53 +170,52 @@ class Queues:
             return QueuePutManyDone(done.seqs, done.duplicates)
         await self.start()
         entries = sized(entries, self._blobs)
-        backend, lane = self.backend(queue), self.lane(queue)
+        backend, state = self.backend(queue), self.state(queue)
         need, drop, waited_s = need_of(entries), NOTHING, 0.0
-        if not lane.reserve(need):
+        if not state.reserve(need):
             keys = [entry.key for entry in entries]
             known = await backend.known(queue, keys)
             if all(key in known for key in keys):  # sent again: they take no room
                 return QueuePutManyDone([known[key] for key in keys], list(range(len(keys))))
-            if lane.topic or lane.options.overflow == "drop-oldest":
-                drop = lane.reserve_by_dropping(need)
+            if state.topic or state.options.overflow == "drop-oldest":
+                drop = state.reserve_by_dropping(need)
             else:
-                waits = lane.options.overflow == "wait"
+                waits = state.options.overflow == "wait"
                 began = self._clock.monotonic()
-                await lane.wait(need, wait_s=min(wait_s, MAX_WAIT_S) if waits else 0.0)
+                await state.wait(need, wait_s=min(wait_s, MAX_WAIT_S) if waits else 0.0)
                 waited_s = self._clock.monotonic() - began
-        # Shielded: what was begun is counted, whether or not its producer still listens.
-        done = await asyncio.shield(self._store(backend, lane, entries, need, drop))
+        # Shielded: what was begun is counted, even if its producer is gone.
+        done = await asyncio.shield(self._store(backend, state, entries, need, drop))
         return QueuePutManyDone(done.seqs, done.duplicates, waited_s)
 
     def put_now(self, queue: str, entries: Sequence[QueueEntry]) -> asyncio.Future[Stored] | None:
         """Begin to store items if there is room for them at this moment; else return None.
 
-        The common case without a task of its own: who calls it may go on and hear later. Raises
-        as `put_many` does.
+        The common case without a task of its own. Raises as `put_many` does.
         """
         check_name("queue", queue)
         check_entries(entries)
         if not self._open:
             return None
         entries = sized(entries, self._blobs)
-        lane, need = self.lane(queue), need_of(entries)
-        if not lane.reserve(need):
+        state, need = self.state(queue), need_of(entries)
+        if not state.reserve(need):
             return None
-        return self._store(self.backend(queue), lane, entries, need, NOTHING)
+        return self._store(self.backend(queue), state, entries, need, NOTHING)
 
     def _store(
         self,
         backend: Backend,
-        lane: QueueState,
+        state: QueueState,
         entries: Sequence[QueueEntry],
         need: Amount,
         drop: Amount,
     ) -> asyncio.Future[Stored]:
-        stored = asyncio.ensure_future(backend.put(lane.queue, entries, drop=drop))
+        stored = asyncio.ensure_future(backend.put(state.queue, entries, drop=drop))
 
         def settled(_: object) -> None:
-            lane.free(need)
-            lane.admit()
+            state.free(need)
+            state.admit()
 
         stored.add_done_callback(settled)
         return stored
@@ -240,31 +240,32 @@ class Queues:
         await self.start()
         limit = max(1, min(limit, MAX_CLAIM))
         backend = self.backend(queue)
-        if queue in self._lanes and self._lanes[queue].topic:
+        if queue in self._states and self._states[queue].topic:
             raise wrong_kind(queue, topic=True)
         first = True
 
         async def attempt() -> list[QueueItem]:
             nonlocal first
-            lane = self._lanes.get(queue)
-            if not first and (lane is None or not lane.ready):
-                return []  # woken, but somebody was quicker
+            state = self._states.get(queue)
+            exact = backend.capabilities.exact_counts
+            if exact and not first and (state is None or not state.ready):
+                return []  # woken, but another claim was quicker
             first = False
             return await backend.claim(queue, lease_s=lease_s, limit=limit, request=request)
 
-        return await self.waiters.until_some(queue, attempt, limit=limit, wait_s=wait_s)
+        return await self.wait_list.until_some(queue, attempt, limit=limit, wait_s=wait_s)
 
     async def ack(self, queue: str, *, lease: str) -> None:
         """Make a leased item done. Again: nothing happens.
 
         Raises:
-            HubError: somebody else holds the item by now, or there never was such a lease.
+            HubError: another claim holds the item by now, or there never was such a lease.
         """
         if await self.ack_many(queue, [lease]):
             raise lease_lost(queue, lease)
 
     async def ack_many(self, queue: str, leases: Sequence[str]) -> list[str]:
-        """Make leased items done; return the leases that were lost to somebody else."""
+        """Make leased items done; return the leases that were lost to another claim."""
         await self.start()
         return await self.backend(queue).ack(queue, leases)
 
@@ -287,7 +288,7 @@ class Queues:
         """Give an item back. Again: nothing happens.
 
         Raises:
-            HubError: somebody else holds the item by now, or there never was such a lease.
+            HubError: another claim holds the item by now, or there never was such a lease.
         """
         await self.start()
         if not await self.backend(queue).release(queue, lease, reason=reason[:1000]):
@@ -319,41 +320,40 @@ class Queues:
         for backend in self._backends:
             count += await backend.expire()
         now = self._clock.wall()
-        for lane in list(self._lanes.values()):
-            if (over := lane.depth.dead - MAX_DEAD) > 0:
-                letters = await self.dead_letters(lane.queue, limit=over)
-                await self.discard(lane.queue, [letter.seq for letter in letters])
-            if lane.idle and not lane.came.per_s(now=now) + lane.went.per_s(now=now):
-                del self._lanes[lane.queue]
-            if lane.options.keep_s > 0 and (lane.ready or lane.depth.dead):
-                await self.backend(lane.queue).drop_older(lane.queue, now - lane.options.keep_s)
+        for state in list(self._states.values()):
+            if (over := state.depth.dead - MAX_DEAD) > 0:
+                letters = await self.dead_letters(state.queue, limit=over)
+                await self.discard(state.queue, [letter.seq for letter in letters])
+            if state.idle and not state.rate_in.per_s(now=now) + state.rate_out.per_s(now=now):
+                del self._states[state.queue]
+            if state.options.keep_s > 0 and (state.ready or state.depth.dead):
+                await self.backend(state.queue).drop_older(state.queue, now - state.options.keep_s)
         return count
 
     async def depths(self) -> dict[str, QueueDepth]:
         """Return how full each queue is; queues whose items are all done are left out."""
         await self.start()
-        return {
-            lane.queue: lane.depth for lane in self._lanes.values() if lane.depth != QueueDepth()
-        }
+        depths = {name: state.depth for name, state in self._states.items()}
+        return {name: depth for name, depth in depths.items() if depth != QueueDepth()}
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Return what people want to know of each queue, by name; cheap, whatever is stored."""
+        """Return a row for the dashboard and the CLI for each queue, by name."""
         await self.start()
         oldest: dict[str, float] = {}
         for backend in self._backends:
-            filled = [n for n, lane in self._lanes.items() if lane.ready]
+            filled = [n for n, state in self._states.items() if state.ready]
             oldest |= await backend.oldest([n for n in filled if self.backend(n) is backend])
         now = self._clock.wall()
         return [
-            lane.row(now=now, oldest=oldest.get(name), consumers=self.waiters.number(name))
-            for name, lane in sorted(self._lanes.items())
+            state.row(now=now, oldest=oldest.get(name), consumers=self.wait_list.number(name))
+            for name, state in sorted(self._states.items())
         ]
 
     async def remove(self, prefix: str) -> None:
         """Remove every queue and topic whose name begins so, with all that it holds."""
         await self.start()
         await self.backend(prefix).remove(prefix)
-        self._lanes = {q: lane for q, lane in self._lanes.items() if not q.startswith(prefix)}
+        self._states = {q: state for q, state in self._states.items() if not q.startswith(prefix)}
         self.topics.forget(prefix)
 
     # --------------------------------------------------------------------------- inside
@@ -362,30 +362,30 @@ class Queues:
         """Return where a queue is stored."""
         return self._internal if queue.startswith(INTERNAL) else self._users
 
-    def lane(self, queue: str) -> QueueState:
+    def state(self, queue: str) -> QueueState:
         """Return what is known of a queue."""
-        lane = self._lanes.get(queue)
-        if lane is None:
+        state = self._states.get(queue)
+        if state is None:
             options = UNLIMITED if queue.startswith(INTERNAL) else DEFAULT
-            lane = self._lanes[queue] = QueueState(queue, options)
-        return lane
+            state = self._states[queue] = QueueState(queue, options)
+        return state
 
     def _attempts(self, queue: str) -> int:
-        lane = self._lanes.get(queue)
-        return (lane.options if lane else DEFAULT).max_attempts
+        state = self._states.get(queue)
+        return (state.options if state else DEFAULT).max_attempts
 
     def _apply(self, moves: Sequence[Move]) -> None:
-        """Book what the backend has made durable; wake whom it concerns."""
+        """Count what the backend has made durable; wake claims and producers."""
         now = self._clock.wall()
         for move in moves:
-            lane = self.lane(move.queue)
-            lane.apply(move, now=now)
-            if move.target == "ready":
-                if lane.topic:
-                    self.waiters.wake_all(move.queue)
+            state = self.state(move.queue)
+            state.apply(move, now=now)
+            if move.target == ItemState.READY:
+                if state.topic:
+                    self.wait_list.wake_all(move.queue)
                 else:
-                    self.waiters.wake(move.queue, move.items)
-            elif lane.topic:
+                    self.wait_list.wake(move.queue, move.items)
+            elif state.topic:
                 self.topics.dropped(move.queue)
-            elif lane.waiting:
-                lane.admit()
+            elif state.waiting:
+                state.admit()

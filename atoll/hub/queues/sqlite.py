@@ -1,7 +1,8 @@
 """Queues on disk: rows of the hub's database, durable before anything is acknowledged.
 
-What is asked for while a commit is under way shares the next one, and puts that meet there become
-one statement of many rows: a busy hub spends its time on items, not on statements.
+Operations that arrive while a commit is under way share the next one (`atoll.hub.db.database`), and
+puts that meet there become few statements of many rows: a busy hub spends its time on items, not on
+statements.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from atoll.hub.queues.backend import (
     DROPPED,
     NOTHING,
     Amount,
+    Capabilities,
     DeadLetter,
     HeldBlobs,
+    ItemState,
     Listener,
     Loaded,
     Move,
@@ -51,7 +54,6 @@ from atoll.hub.queues.sqlite_sql import (
     prepare,
     take,
 )
-from atoll.hub.queues.write_batcher import Put, WriteBatcher
 from atoll.wire.messages import QueueEntry, QueueItem, QueueOptions, TopicItem
 
 __all__ = ["SCHEMA", "SqliteBackend"]
@@ -60,6 +62,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Put = tuple[str, Sequence[QueueEntry]]
+"""A queue, and what is put into it."""
+
 _AT_ONCE = 20_000
 """Rows that one round of house-keeping deletes."""
 
@@ -67,13 +72,14 @@ _AT_ONCE = 20_000
 class SqliteBackend:
     """Named queues in the hub's database; see `atoll.hub.queues.backend.Backend`."""
 
+    capabilities = Capabilities()
+
     def __init__(self, database: Database, *, clock: Clock, blobs: HeldBlobs | None = None) -> None:
         self._database = database
         self._clock = clock
         self._blobs = blobs
         self._next = database.write_now(prepare)
         self._done = 0
-        self._pump = WriteBatcher(database, store=self._store, moved=self._heard)
         self.attempts: Callable[[str], int] = no_attempts
         self.moved: Listener = no_notifications
 
@@ -91,7 +97,17 @@ class SqliteBackend:
         self, queue: str, entries: Sequence[QueueEntry], *, drop: Amount
     ) -> asyncio.Future[Stored]:
         """Store items once per key."""
-        return self._pump.put(queue, entries, drop=drop)
+        put = (queue, entries)
+        if drop == NOTHING:
+            return self._database.write_each(self._store, put, self._notify)
+
+        def work(connection: sqlite3.Connection, moves: list[Move]) -> Stored:
+            self._drop_oldest(connection, moves, queue, drop)
+            ((stored, more),) = self._store(connection, [put])
+            moves += more
+            return stored
+
+        return self._do(work)
 
     async def known(self, queue: str, keys: Sequence[str]) -> dict[str, int]:
         """Return the numbers of items that have these keys."""
@@ -129,7 +145,7 @@ class SqliteBackend:
                     f" lease = seq || '.' || ?, request = ?, until = ? WHERE {AMONG}",
                     (mark, request, now + lease_s, json.dumps(seqs)),
                 )
-                moves += sum_moves(queue, "ready", "leased", sizes)
+                moves += sum_moves(queue, ItemState.READY, ItemState.LEASED, sizes)
                 items = [
                     msgspec.structs.replace(i, attempt=i.attempt + 1, lease=lease_name(i.seq, mark))
                     for i in items
@@ -146,9 +162,9 @@ class SqliteBackend:
             found = of_leases(connection, queue, leases)
             rows = [row for row in found.values() if row[1] != "done"]
             self._end(connection, [(seq, blob) for seq, _, _, blob in rows], until)
-            for state in ("leased", "ready", "dead"):
+            for state in (ItemState.LEASED, ItemState.READY, ItemState.DEAD):
                 sizes = [nbytes for _, other, nbytes, _ in rows if other == state]
-                moves += sum_moves(queue, state, "done", sizes)
+                moves += sum_moves(queue, state, ItemState.DONE, sizes)
             return [lease for lease in leases if lease not in found]
 
         return await self._do(work)
@@ -201,7 +217,7 @@ class SqliteBackend:
         until = self._clock.wall() + retention_s(queue)
 
         def work(connection: sqlite3.Connection, moves: list[Move]) -> None:
-            for state in ("ready", "dead"):
+            for state in (ItemState.READY, ItemState.DEAD):
                 rows = connection.execute(
                     "SELECT seq, nbytes, blob, put FROM queue_items"
                     f" WHERE queue = ? AND state = '{state}' ORDER BY seq LIMIT {_AT_ONCE}",
@@ -209,8 +225,8 @@ class SqliteBackend:
                 ).fetchall()
                 old = [row for row in rows if row[3] < before]
                 self._end(connection, [(seq, blob) for seq, _, blob, _ in old], until)
-                moves += sum_moves(queue, state, "dropped", [row[1] for row in old])
-                if old and state == "ready":
+                moves += sum_moves(queue, state, ItemState.DROPPED, [row[1] for row in old])
+                if old and state == ItemState.READY:
                     connection.execute(POSITION, (queue, DROPPED, old[-1][0]))
 
         await self._do(work)
@@ -239,7 +255,7 @@ class SqliteBackend:
                 f"UPDATE queue_items SET state = 'ready', attempt = 0 WHERE {AMONG}",
                 (json.dumps([row[0] for row in rows]),),
             )
-            moves += sum_moves(queue, "dead", "ready", [row[1] for row in rows])
+            moves += sum_moves(queue, ItemState.DEAD, ItemState.READY, [row[1] for row in rows])
             return len(rows)
 
         return await self._do(work)
@@ -251,7 +267,7 @@ class SqliteBackend:
         def work(connection: sqlite3.Connection, moves: list[Move]) -> int:
             rows = dead(connection, queue, seqs)
             self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
-            moves += sum_moves(queue, "dead", "dropped", [row[1] for row in rows])
+            moves += sum_moves(queue, ItemState.DEAD, ItemState.DROPPED, [row[1] for row in rows])
             return len(rows)
 
         return await self._do(work)
@@ -301,29 +317,36 @@ class SqliteBackend:
             continue
 
     async def close(self) -> None:
-        """Wait until what was begun is done."""
-        await self._pump.close()
+        """Do nothing: the database finishes what was begun when it is closed."""
 
     # --------------------------------------------------------------------------- inside
 
     def _do(self, work: Callable[[sqlite3.Connection, list[Move]], T]) -> asyncio.Future[T]:
-        return self._pump.do(work)
+        """Begin a write that notes its moves; the listener hears them once they are durable."""
 
-    def _heard(self, moves: Sequence[Move]) -> None:
-        self.moved(moves)
+        def with_moves(connection: sqlite3.Connection) -> tuple[T, list[Move]]:
+            moves: list[Move] = []
+            return work(connection, moves), moves
+
+        return self._database.write_later(with_moves, self._notify)
+
+    def _notify(self, done: tuple[T, list[Move]]) -> T:
+        value, moves = done
+        if moves:
+            self.moved(moves)
+        return value
 
     def _store(
-        self, connection: sqlite3.Connection, puts: Sequence[Put], moves: list[Move]
-    ) -> list[Stored]:
-        """Store the items of puts, in a transaction."""
-        for put in puts:
-            self._drop_oldest(connection, moves, put.queue, put.drop)
+        self, connection: sqlite3.Connection, puts: Sequence[Put]
+    ) -> list[tuple[Stored, list[Move]]]:
+        """Store the items of puts; the first of them has the moves of all."""
+        moves: list[Move] = []
         first = self._next
-        self._next += sum(len(put.entries) for put in puts)
-        asked = [(put.queue, put.entries) for put in puts]
-        return insert(
-            connection, asked, first=first, now=self._clock.wall(), blobs=self._blobs, moves=moves
+        self._next += sum(len(entries) for _, entries in puts)
+        stored = insert(
+            connection, puts, first=first, now=self._clock.wall(), blobs=self._blobs, moves=moves
         )
+        return [(one, moves if place == 0 else []) for place, one in enumerate(stored)]
 
     def _end(
         self, connection: sqlite3.Connection, rows: Sequence[tuple[int, str]], until: float
@@ -362,7 +385,7 @@ class SqliteBackend:
         cursor.close()
         until = self._clock.wall() + retention_s(queue)
         self._end(connection, [(seq, blob) for seq, _, blob in rows], until)
-        moves += sum_moves(queue, "ready", "dropped", [row[1] for row in rows])
+        moves += sum_moves(queue, ItemState.READY, ItemState.DROPPED, [row[1] for row in rows])
         if rows:
             connection.execute(POSITION, (queue, DROPPED, rows[-1][0]))
 
@@ -384,11 +407,12 @@ class SqliteBackend:
             f"SELECT seq, queue, key, attempt, nbytes FROM queue_items WHERE {where}", (value,)
         ).fetchall()
         for seq, queue, key, attempt, nbytes in rows:
-            state = "dead" if attempt >= self.attempts(queue) else "ready"
+            last = attempt >= self.attempts(queue)
+            state = ItemState.DEAD if last else ItemState.READY
             connection.execute(
                 "UPDATE queue_items SET state = ?, reason = ? WHERE seq = ?", (state, reason, seq)
             )
-            moves.append(Move(queue, "leased", state, 1, nbytes))
-            if state == "dead":
+            moves.append(Move(queue, ItemState.LEASED, state, 1, nbytes))
+            if last:
                 log.warning("item %r of queue %r is a dead letter: %s", key, queue, reason)
         return len(rows)

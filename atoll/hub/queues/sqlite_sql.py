@@ -1,11 +1,7 @@
-"""What is looked up in the tables of queues.
+"""The statements of `SqliteBackend`: look-ups, the insert of many items, and the tables.
 
-Stores many items of many puts with few statements.
-
-A statement per item would be simpler, but between two of them the interpreter changes threads: on
-a busy hub that costs more than SQLite does.
-
-The tables of queues in the hub's database, and how those of earlier versions become these.
+The insert stores the items of many puts with few statements. A statement per item would be simpler,
+but between two of them the interpreter changes threads: on a busy hub that costs more than SQLite.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from atoll.hub.db.database import span
 from atoll.hub.queues.backend import (
     MAX_CLAIM_BYTES,
     HeldBlobs,
+    ItemState,
     Loaded,
     Move,
     Stored,
@@ -238,7 +235,10 @@ def _moves(rows: Sequence[tuple[Any, ...]], known: dict[int, int]) -> list[Move]
     moves: dict[str, list[int]] = {}
     for row in new:
         moves.setdefault(row[1], []).append(row[5])
-    return [Move(queue, "new", "ready", len(sizes), sum(sizes)) for queue, sizes in moves.items()]
+    return [
+        Move(queue, ItemState.NEW, ItemState.READY, len(sizes), sum(sizes))
+        for queue, sizes in moves.items()
+    ]
 
 
 SCHEMA = """

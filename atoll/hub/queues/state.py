@@ -1,6 +1,6 @@
-"""One queue in the memory of the hub: how much is in it, who waits for room, how fast it moves.
+"""One queue in the memory of the hub: counts, limits, rates, and the producers that wait for room.
 
-Who waits for items of a queue or topic.
+`WaitList` holds the claims and reads that wait for items.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from atoll.errors import QueueFull
-from atoll.hub.queues.backend import Amount, Move
+from atoll.hub.queues.backend import Amount, ItemState, Move
 from atoll.wire.messages import QueueOptions
 
 RATE_S = 10
 """Seconds over which rates are taken."""
+
+_COUNTED = (ItemState.READY, ItemState.LEASED, ItemState.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +65,35 @@ class _Producer:
 
 
 class QueueState:
-    """The counts of one queue, its limits, and the line of producers that wait."""
+    """The counts of one queue, its limits, and the producers that wait."""
 
     def __init__(self, queue: str, options: QueueOptions) -> None:
         self.queue = queue
         self.options = options
         self.declared = False
-        """Whether somebody has said what its options are."""
+        """Whether its options were set."""
         self.topic = False
         self.subscribers = 0
-        self._items = {"ready": 0, "leased": 0, "dead": 0}
-        self._bytes = {"ready": 0, "leased": 0, "dead": 0}
+        self._items = dict.fromkeys(_COUNTED, 0)
+        self._bytes = dict.fromkeys(_COUNTED, 0)
         self._reserved_items = 0
         self._reserved_bytes = 0
-        self._line: collections.deque[_Producer] = collections.deque()
-        self.came, self.went = Rate(), Rate()
+        self._producers: collections.deque[_Producer] = collections.deque()
+        self.rate_in, self.rate_out = Rate(), Rate()
 
     # ------------------------------------------------------------------------------ counts
 
     @property
     def depth(self) -> QueueDepth:
         """How many items are in which state."""
-        return QueueDepth(self._items["ready"], self._items["leased"], self._items["dead"])
+        return QueueDepth(
+            self._items[ItemState.READY], self._items[ItemState.LEASED], self._items[ItemState.DEAD]
+        )
 
     @property
     def ready(self) -> int:
         """Items that may be claimed."""
-        return self._items["ready"]
+        return self._items[ItemState.READY]
 
     @property
     def nbytes(self) -> int:
@@ -99,22 +103,22 @@ class QueueState:
     @property
     def waiting(self) -> int:
         """Producers that wait for room."""
-        return len(self._line)
+        return len(self._producers)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is known of it that would be lost with this object."""
+        """Whether this object holds nothing that is not stored elsewhere."""
         return not (
-            self.declared or self._line or self._reserved_items or any(self._items.values())
+            self.declared or self._producers or self._reserved_items or any(self._items.values())
         )
 
     def row(self, *, now: float, oldest: float | None, consumers: int) -> dict[str, Any]:
-        """Return what people want to know of it.
+        """Return its row for the dashboard and the CLI.
 
         Args:
             now: Wall time.
             oldest: When its oldest ready item was put, if there is one.
-            consumers: Who waits for an item.
+            consumers: Claims that wait for an item.
         """
         depth, options = self.depth, self.options
         return {
@@ -125,8 +129,8 @@ class QueueState:
             "dead": depth.dead,
             "bytes": self.nbytes,
             "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
-            "in_per_s": self.came.per_s(now=now),
-            "out_per_s": self.went.per_s(now=now),
+            "in_per_s": self.rate_in.per_s(now=now),
+            "out_per_s": self.rate_out.per_s(now=now),
             "max_items": options.max_items,
             "max_bytes": options.max_bytes,
             "overflow": "drop-oldest" if self.topic else options.overflow,
@@ -134,13 +138,15 @@ class QueueState:
             "subscribers": self.subscribers if self.topic else consumers,
         }
 
-    def load(self, state: str, amount: Amount) -> None:
+    def load(self, state: ItemState, amount: Amount) -> None:
         """Take over what was stored before this life of the hub."""
         self._items[state] = amount.items
         self._bytes[state] = amount.nbytes
 
     def apply(self, move: Move, *, now: float) -> None:
-        """Book a move; admit producers if it made room."""
+        """Count a move."""
+        if move.source == move.target:
+            return
         if move.source in self._items:
             self._items[move.source] -= move.items
             self._bytes[move.source] -= move.nbytes
@@ -149,16 +155,16 @@ class QueueState:
         if move.target in self._items:
             self._items[move.target] += move.items
             self._bytes[move.target] += move.nbytes
-        if move.source == "new":
-            self.came.add(move.items, now=now)
-        elif move.target == "done":
-            self.went.add(move.items, now=now)
+        if move.source == ItemState.NEW:
+            self.rate_in.add(move.items, now=now)
+        elif move.target == ItemState.DONE:
+            self.rate_out.add(move.items, now=now)
 
     # -------------------------------------------------------------------------------- room
 
     def reserve(self, need: Amount) -> bool:
-        """Take room for a put if there is some and nobody waits; give it back with `free`."""
-        if self._line or not self._fits(need):
+        """Take room for a put if there is some and no producer waits; `free` gives it back."""
+        if self._producers or not self._fits(need):
             return False
         self._take(need)
         return True
@@ -175,7 +181,7 @@ class QueueState:
             items = max(0, self._held_items + need.items - options.max_items)
         if options.max_bytes:
             nbytes = max(0, self._held_bytes + need.nbytes - options.max_bytes)
-        if items > self._items["ready"] or nbytes > self._bytes["ready"]:
+        if items > self._items[ItemState.READY] or nbytes > self._bytes[ItemState.READY]:
             raise self.full(need)
         self._take(need)
         return Amount(items, nbytes)
@@ -189,7 +195,7 @@ class QueueState:
         if not self._could_fit(need) or wait_s <= 0:
             raise self.full(need)
         producer = _Producer(need, asyncio.get_running_loop().create_future())
-        self._line.append(producer)
+        self._producers.append(producer)
         try:
             await asyncio.wait([producer.admitted], timeout=wait_s)
         except asyncio.CancelledError:
@@ -197,8 +203,8 @@ class QueueState:
                 self.free(need)
             raise
         finally:
-            if producer in self._line:
-                self._line.remove(producer)
+            if producer in self._producers:
+                self._producers.remove(producer)
                 self.admit()  # a smaller one behind it may fit
         if not producer.admitted.done():
             raise self.full(need)
@@ -210,8 +216,8 @@ class QueueState:
 
     def admit(self) -> None:
         """Let producers in as far as there is room, in the order in which they came."""
-        while self._line and self._fits(self._line[0].need):
-            producer = self._line.popleft()
+        while self._producers and self._fits(self._producers[0].need):
+            producer = self._producers.popleft()
             self._take(producer.need)
             producer.admitted.set_result(None)
 
@@ -230,11 +236,11 @@ class QueueState:
 
     @property
     def _held_items(self) -> int:
-        return self._items["ready"] + self._items["leased"] + self._reserved_items
+        return self._items[ItemState.READY] + self._items[ItemState.LEASED] + self._reserved_items
 
     @property
     def _held_bytes(self) -> int:
-        return self._bytes["ready"] + self._bytes["leased"] + self._reserved_bytes
+        return self._bytes[ItemState.READY] + self._bytes[ItemState.LEASED] + self._reserved_bytes
 
     def _fits(self, need: Amount) -> bool:
         options = self.options
@@ -258,13 +264,13 @@ MAX_WAIT_S = 60.0
 
 
 class WaitList:
-    """Those who wait for an item, in line per queue: one put wakes one of them, not all."""
+    """Claims that wait, in order of arrival per queue: one put wakes one of them, not all."""
 
     def __init__(self) -> None:
         self._lines: dict[str, collections.deque[asyncio.Future[None]]] = {}
 
     def wake(self, queue: str, number: int = 1) -> None:
-        """Wake those who have waited longest at this queue, so many if there are."""
+        """Wake up to `number` claims of this queue, the oldest first."""
         line = self._lines.get(queue)
         while line and number > 0:
             woken = line.popleft()
@@ -273,7 +279,7 @@ class WaitList:
                 number -= 1
 
     def wake_all(self, queue: str) -> None:
-        """Wake everybody at this queue."""
+        """Wake all that wait at this queue."""
         self.wake(queue, len(self._lines.get(queue, ())))
 
     def number(self, queue: str) -> int:
@@ -291,11 +297,11 @@ class WaitList:
         """Return what `attempt` finds, trying again at every wake-up until the time is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_s, MAX_WAIT_S)
-        more = True  # whoever leaves without having emptied the queue wakes the next in line
+        more = True  # a claim that did not empty the queue wakes the next one
         woken: asyncio.Future[None] = loop.create_future()
         try:
             while True:
-                # In line before looking: a put in between must find somebody to wake.
+                # Waits before it looks: a put in between must find a claim to wake.
                 woken = loop.create_future()
                 self._lines.setdefault(queue, collections.deque()).append(woken)
                 items = await attempt()

@@ -1,6 +1,6 @@
-"""Topics: a durable log that everybody reads for himself.
+"""Topics: a durable log that each subscription reads for itself.
 
-A topic is stored as a queue that nobody claims from: what is ready stays until there are too many
+A topic is stored as a queue without claims: what is ready stays until there are too many
 items, too many bytes, or they are too old. Each named subscription has a position of its own, up to
 which it has acknowledged; it outlives its readers and the hub.
 """
@@ -32,7 +32,7 @@ class Topics:
         self._positions: dict[str, dict[str, int]] = {}
         """Of subscriptions, by topic; filled at a topic's first use."""
         self._changed: set[str] = set()
-        """Topics that have dropped items since somebody read from them."""
+        """Topics that have dropped items since the last read."""
 
     def dropped(self, topic: str) -> None:
         """Note that a topic has dropped items."""
@@ -97,7 +97,7 @@ class Topics:
         async def attempt() -> list[TopicItem]:
             return await backend.peek(topic, after=place, limit=number)
 
-        items = await self._queues.waiters.until_some(topic, attempt, limit=number, wait_s=wait_s)
+        items = await self._queues.wait_list.until_some(topic, attempt, limit=number, wait_s=wait_s)
         return TopicItems(items, positions.get(subscription, position), missed)
 
     async def ack(self, topic: str, subscription: str, *, seq: int) -> None:
@@ -122,16 +122,16 @@ class Topics:
         """Return the positions of a topic's subscriptions; make the topic if it is new."""
         check_name("topic", topic)
         await self._queues.start()
-        lane = self._queues.lane(topic)
-        if not lane.topic:
-            if not lane.idle:
+        state = self._queues.state(topic)
+        if not state.topic:
+            if not state.idle:
                 raise wrong_kind(topic, topic=False)
             await self._queues.declare(topic, QueueOptions(overflow="drop-oldest"), topic=True)
         positions = self._positions.get(topic)
         if positions is None:
             found = await self._queues.backend(topic).positions(topic)
             positions = self._positions.setdefault(topic, found)
-            lane.subscribers = len(positions.keys() - {DROPPED})
+            state.subscribers = len(positions.keys() - {DROPPED})
         return positions
 
     async def _subscribe(self, topic: str, name: str, start: Literal["new", "oldest"]) -> int:
@@ -146,5 +146,5 @@ class Topics:
         position = await backend.last(topic) if start == "new" else positions.get(DROPPED, 0)
         await backend.set_position(topic, name, position)
         positions.setdefault(name, position)
-        self._queues.lane(topic).subscribers = len(positions.keys() - {DROPPED})
+        self._queues.state(topic).subscribers = len(positions.keys() - {DROPPED})
         return positions[name]

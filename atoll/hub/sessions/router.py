@@ -80,7 +80,7 @@ class Router:
         self._recovery = recovery
         self._rejections = rejections
         self._tasks = tasks
-        self._queues = QueueHandlers(stores.queue, rights=QueueAccess(stores.jobs))
+        self._queues = QueueHandlers(stores.queue, access=QueueAccess(stores.jobs))
         self._handlers: dict[type[Message], Handler] = {
             **self._queues.handlers,
             LogLines: self._log_lines,

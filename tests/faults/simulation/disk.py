@@ -13,8 +13,9 @@ from atoll.config import dump_spec, parse_spec
 from atoll.errors import StorageFull
 from atoll.hub.db.stores import SCHEMAS
 from atoll.hub.jobs.jobs import Job
-from atoll.hub.queues.memory import MemoryBackend
+from atoll.hub.queues import sqlite
 from atoll.hub.queues.queues import Queues
+from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.hub.rounds import store as round_book_module
 from atoll.hub.security import tickets as tickets_module
 from atoll.hub.storage import checkpoints as checkpoints_module
@@ -61,7 +62,8 @@ class Disk:
             "INSERT INTO jobs (job, created, spec, files, record) VALUES (?, ?, ?, ?, ?)",
             _job_row(spec),
         )
-        self.queue = DurableQueue(scheduler)
+        self._items = sqlite3.connect(":memory:", isolation_level=None)
+        self.queue = DurableQueue(scheduler, self._items)
         self.files: dict[str, bytes] = {}
         self.parts: dict[int, dict[str, str]] = {}
         """Of checkpoints: round -> name of the part -> who sent it."""
@@ -76,13 +78,15 @@ class Disk:
 
     def close(self) -> None:
         self.connection.close()
+        self._items.close()
 
 
 class DurableQueue(Queues):
     """The queue in memory, with its promise of durability kept across lives of the hub."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(MemoryBackend(clock=scheduler), clock=scheduler)
+    def __init__(self, scheduler: Scheduler, connection: sqlite3.Connection) -> None:
+        database: Any = InstantDatabase(connection)
+        super().__init__(SqliteBackend(database, clock=scheduler), clock=scheduler)
         self.keys: list[str] = []
 
     async def put(
@@ -90,6 +94,38 @@ class DurableQueue(Queues):
     ) -> QueuePutDone:
         self.keys.append(key)
         return await super().put(queue, key=key, payload=payload, blob=blob, wait_s=wait_s)
+
+
+class InstantDatabase:
+    """Stands in for `Database`: each write is a transaction of its own and takes no time."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.executescript(sqlite.SCHEMA)
+
+    def write_now(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        with self._connection:
+            self._connection.execute("BEGIN")
+            return fn(self._connection)
+
+    async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        return self.write_now(fn)
+
+    async def write_later(
+        self, fn: Callable[[sqlite3.Connection], Any], on_commit: Callable[[Any], T]
+    ) -> T:
+        return on_commit(self.write_now(fn))
+
+    async def write_each(
+        self,
+        fn: Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]],
+        argument: object,
+        on_commit: Callable[[Any], T],
+    ) -> T:
+        return on_commit(self.write_now(lambda connection: fn(connection, [argument])[0]))
+
+    async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        return fn(self._connection)
 
 
 class SimulatedDatabase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,7 @@ def test_a_cancelled_wait_does_not_disturb_the_writer(database: Database) -> Non
     asyncio.run(work())
 
 
-def test_a_full_disk_is_told_and_what_was_there_stays(database: Database) -> None:
+def test_a_full_disk_is_reported_and_old_data_stay(database: Database) -> None:
     def shrink(connection: sqlite3.Connection) -> None:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count={pages + 2}")
@@ -198,3 +198,64 @@ def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
     first.close()
     with pytest.raises(HubError, match="newer Atoll"):
         Database(path)
+
+
+def test_neighbours_of_one_function_become_one_call(database: Database) -> None:
+    calls: list[list[str]] = []
+
+    def insert_all(connection: sqlite3.Connection, given: Sequence[str]) -> list[int]:
+        calls.append(list(given))
+        for name in given:
+            insert(connection, name)
+        return [len(name) for name in given]
+
+    async def work() -> None:
+        writes = [database.write_each(insert_all, name, str) for name in ("a", "bb", "ccc")]
+        between = asyncio.ensure_future(database.write(inserting("d")))
+        await asyncio.sleep(0)
+        last = database.write_each(insert_all, "eeee", str)
+        assert await asyncio.gather(*writes, last) == ["1", "2", "3", "4"]
+        await between
+        assert await database.read(names) == ["a", "bb", "ccc", "d", "eeee"]
+
+    asyncio.run(work())
+    assert calls == [["a", "bb", "ccc"], ["eeee"]]
+
+
+def test_one_of_many_neighbours_fails_alone(database: Database) -> None:
+    def insert_all(connection: sqlite3.Connection, given: Sequence[str]) -> list[str]:
+        for name in given:
+            insert(connection, name)
+        return list(given)
+
+    async def work() -> None:
+        writes = [database.write_each(insert_all, name, str.upper) for name in "abac"]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert [str(one) if isinstance(one, str) else type(one).__name__ for one in outcomes] == [
+            *("A", "B", "IntegrityError", "C")
+        ]
+        assert await database.read(names) == ["a", "b", "c"]
+
+    asyncio.run(work())
+
+
+def test_a_commit_is_noted_even_if_its_caller_is_gone(database: Database) -> None:
+    noted: list[str] = []
+
+    async def work() -> None:
+        gone = database.write_later(lambda c: insert(c, "a"), lambda _: noted.append("a"))
+        gone.cancel()
+        await database.write(inserting("b"))
+
+    asyncio.run(work())
+    assert noted == ["a"]
+    assert database.read_now(names) == ["a", "b"]
+
+
+def test_a_second_event_loop_goes_on_where_the_first_was_left(database: Database) -> None:
+    async def leave() -> None:
+        database.write_later(inserting("a"), lambda value: value)
+
+    asyncio.run(leave())
+    asyncio.run(database.write(inserting("b")))
+    assert database.read_now(names) == ["a", "b"]

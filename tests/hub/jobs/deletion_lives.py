@@ -92,7 +92,7 @@ async def delete(folder: Path, queue: str, kill_at: int, note: Path) -> None:
 
 def watch_removals(instants: Instants) -> None:
     """Count what is removed beside the database, too."""
-    from atoll.hub.queues import nats_client
+    from atoll.hub.queues import nats_streams
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -104,14 +104,14 @@ def watch_removals(instants: Instants) -> None:
 
     for name in ("unlink", "rmdir"):
         setattr(os, name, watched(getattr(os, name)))
-    remove = nats_client.NatsStore.remove
+    remove = nats_streams.NatsStreams.remove
 
     async def removed(self: Any, queue: str) -> None:
         instants.passes("before a stream goes")
         await remove(self, queue)
         instants.passes("after a stream went")
 
-    nats_client.NatsStore.remove = removed  # type: ignore[method-assign]
+    nats_streams.NatsStreams.remove = removed  # type: ignore[method-assign]
 
 
 async def look(folder: Path, queue: str, note: Path) -> str:

@@ -78,7 +78,7 @@ def test_a_job_has_its_own_queues_and_those_its_file_lists(hub: HubServer) -> No
             assert refused(two.request(ask)), ask
 
 
-def test_nobody_sets_options_of_the_hubs_own_queues(hub: HubServer) -> None:
+def test_the_hubs_own_queues_have_fixed_options(hub: HubServer) -> None:
     with Peer(hub, "ops") as operator:
         assert refused(operator.request(QueueOpen("node/box", QueueOptions(max_items=1))))
 

@@ -1,4 +1,4 @@
-"""Both queues keep the contract; the one on disk keeps it through kill -9."""
+"""Queues in SQLite keep the contract, also through kill -9."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from atoll.clock import VirtualClock
 from atoll.hub.db.database import Database
 from atoll.hub.queues import sqlite
 from atoll.hub.queues.backend import DONE_KEPT_S
-from atoll.hub.queues.memory import MemoryBackend
 from atoll.hub.queues.queues import QueueDepth, Queues
 from atoll.hub.queues.sqlite import SqliteBackend
 from atoll.hub.queues.sqlite_sql import OF_LEASES
@@ -29,12 +28,6 @@ from tests.contracts.topic_suite import TopicContract
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class TestMemoryQueue(QueueContract, LimitsContract, TopicContract):
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Queues]:
-        yield Queues(MemoryBackend(clock=self.clock), clock=self.clock)
 
 
 class TestSqliteQueue(QueueContract, LimitsContract, TopicContract):
@@ -115,7 +108,7 @@ PRODUCER = textwrap.dedent(
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
 def test_sigkill_keeps_acknowledged_and_revives_no_done(tmp_path: Path) -> None:
     path = tmp_path / "hub.sqlite"
-    told: dict[str, set[str]] = {"put": set(), "claimed": set(), "acked": set()}
+    seen: dict[str, set[str]] = {"put": set(), "claimed": set(), "acked": set()}
     for _ in range(2):  # twice: the second life starts from what a kill left
         with subprocess.Popen(
             [sys.executable, "-c", PRODUCER, str(path)],
@@ -126,10 +119,10 @@ def test_sigkill_keeps_acknowledged_and_revives_no_done(tmp_path: Path) -> None:
             assert process.stdout is not None
             lines = 0
             for line in process.stdout:
-                if not line.endswith("\n"):  # the kill cut it short: nobody was told
+                if not line.endswith("\n"):  # the kill cut it short
                     continue
                 verb, key = line.split()
-                told[verb].add(key)
+                seen[verb].add(key)
                 lines += 1
                 if lines == 300:
                     process.send_signal(signal.SIGKILL)
@@ -149,18 +142,18 @@ def test_sigkill_keeps_acknowledged_and_revives_no_done(tmp_path: Path) -> None:
             while items := await queue.claim("q", lease_s=1000.0, limit=1000):
                 back |= {item.key: item.attempt for item in items}
             dead = {letter.key for letter in await queue.dead_letters("q", limit=10_000)}
-            assert told["put"] - told["acked"] - _unknown(told) <= set(back) | dead
-            assert not told["acked"] & (set(back) | dead)
-            assert all(back[key] >= 2 for key in told["claimed"] - told["acked"] if key in back)
+            assert seen["put"] - seen["acked"] - _unknown(seen) <= set(back) | dead
+            assert not seen["acked"] & (set(back) | dead)
+            assert all(back[key] >= 2 for key in seen["claimed"] - seen["acked"] if key in back)
         finally:
             database.close()
 
     run(look())
 
 
-def _unknown(told: dict[str, set[str]]) -> set[str]:
+def _unknown(seen: dict[str, set[str]]) -> set[str]:
     """Return keys whose ack may have been durable although the kill cut the word of it off."""
-    return {key for key in told["claimed"] - told["acked"] if not key.endswith("3")}
+    return {key for key in seen["claimed"] - seen["acked"] if not key.endswith("3")}
 
 
 def test_tables_of_an_earlier_version_become_the_present_ones(tmp_path: Path) -> None:

@@ -1,0 +1,269 @@
+"""One queue in NATS as this life of the hub has seen it: its leases and what was given back.
+
+The server decides; this is what it does not say: which item a lease is of, which request claimed
+it, when the lease ends by the hub's clock. A hub that starts knows none of it, and learns an item
+when it is delivered again or when a consumer names its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from atoll.hub.db.database import Database
+from atoll.hub.queues.backend import Amount, HeldBlobs, ItemState, lease_seq
+from atoll.hub.queues.nats_records import ItemRecord
+from atoll.hub.queues.nats_streams import Delivery, StoredMessage, StreamState
+from atoll.wire.messages import QueueEntry
+
+KEYS_KEPT = 100_000
+"""Keys and done items of one queue that the hub remembers beside the server."""
+
+
+@dataclass(slots=True, eq=False)
+class NatsItem:
+    """An item that was delivered and is not done."""
+
+    seq: int
+    key: str
+    nbytes: int
+    blob: str
+    put: float
+    delivery: int = 0
+    """Number of its last delivery."""
+    deliveries: int = 0
+    state: ItemState = ItemState.READY
+    attempt: int = 0
+    lease: str = ""
+    until: float = 0.0
+    request: str = ""
+    reason: str = ""
+    recorded: bool = False
+    """Whether there is a record of it."""
+
+    @property
+    def address(self) -> tuple[int, int]:
+        """What the server wants to know which delivery an answer is to."""
+        return self.seq, self.delivery
+
+
+class QueueBlobs:
+    """Large payloads of items, held in the hub's database while the items are not done."""
+
+    def __init__(self, database: Database, blobs: HeldBlobs | None) -> None:
+        self._database = database
+        self._blobs = blobs
+
+    async def hold(self, queue: str, entries: Sequence[QueueEntry]) -> None:
+        """Keep the blobs of items that are about to be stored."""
+        blobs = self._blobs
+        held = [entry for entry in entries if entry.blob]
+        if blobs is None or not held:
+            return
+
+        def work(connection: sqlite3.Connection) -> None:
+            for entry in held:
+                blobs.hold(connection, entry.blob, _owner(queue, entry.key))
+
+        await self._database.write(work)
+
+    async def drop(self, queue: str, items: Iterable[NatsItem | StoredMessage]) -> None:
+        """Let go of the blobs of items that ended."""
+        blobs = self._blobs
+        owners = [_owner(queue, item.key) for item in items if item.blob]
+        if blobs is None or not owners:
+            return
+
+        def work(connection: sqlite3.Connection) -> None:
+            for owner in owners:
+                blobs.drop(connection, owner)
+
+        await self._database.write(work)
+
+    async def drop_all(self, prefix: str) -> None:
+        """Let go of the blobs of all queues whose name begins so."""
+        blobs = self._blobs
+        if blobs is not None:
+            await self._database.write(lambda c: blobs.drop_all(c, f"queue/{prefix}"))
+
+
+class NatsQueue:
+    """What is known of one queue or topic.
+
+    Args:
+        state: What the server says of its stream.
+        records: Dead letters, and items that were put back from there.
+    """
+
+    def __init__(self, state: StreamState, records: Sequence[ItemRecord]) -> None:
+        self.name = state.queue
+        self.topic = state.topic
+        self.last = state.last
+        """Number of the newest item."""
+        self.delivered = state.delivered
+        """Number of the newest item that was ever delivered."""
+        self._created = state.created
+        self.items: dict[int, NatsItem] = {}
+        self.bases: dict[int, int] = {}
+        """Deliveries that do not count as attempts, of items that were put back."""
+        self._done: collections.OrderedDict[int, str] = collections.OrderedDict()
+        self.keys: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self.putting = asyncio.Lock()
+        self.changing = asyncio.Lock()
+        """Held while items change their state, so that nothing is delivered in between."""
+        for record in records:
+            if record.dead:
+                self.items[record.seq] = _dead(record)
+            else:
+                self.bases[record.seq] = record.deliveries
+        self.amounts = self._amounts(state)
+        self.unknown = self.amounts[ItemState.LEASED].items
+        """Items that were delivered before this hub began, and were not seen since."""
+        self.unsure = bool(self.unknown)
+        """Whether the server may have delivered what this hub does not know."""
+
+    def _amounts(self, state: StreamState) -> dict[ItemState, Amount]:
+        """Return how much is in which state; bytes are shares of the server's figure."""
+        each = state.nbytes // max(1, state.messages)
+        ready = state.messages if self.topic else min(state.pending, state.messages)
+        dead = sum(item.nbytes for item in self.items.values())
+        leased = max(0, state.messages - ready - len(self.items))
+        return {
+            ItemState.READY: Amount(ready, ready * each),
+            ItemState.LEASED: Amount(leased, leased * each),
+            ItemState.DEAD: Amount(len(self.items), dead),
+        }
+
+    # ------------------------------------------------------------------------- looking
+
+    def of_state(self, state: ItemState, seqs: Sequence[int] | None = None) -> list[NatsItem]:
+        """Return the items in this state (of these numbers, unless None), oldest first."""
+        found = [
+            item
+            for item in self.items.values()
+            if item.state == state and (seqs is None or item.seq in seqs)
+        ]
+        return sorted(found, key=lambda item: item.seq)
+
+    def of_request(self, request: str) -> list[NatsItem]:
+        """Return the items that were leased under this request."""
+        leased = self.of_state(ItemState.LEASED) if request else []
+        return [item for item in leased if item.request == request]
+
+    def is_done(self, seq: int) -> bool:
+        """Return whether this hub has seen the item's end."""
+        return seq in self._done
+
+    def knows(self, lease: str) -> bool | None:
+        """Return whether a lease is the last one of its item; None: this hub cannot say."""
+        seq = lease_seq(lease)
+        if lease != self._lease_of(lease):
+            return False
+        if seq in self.items:
+            return self.items[seq].lease == lease
+        return self._done[seq] == lease if seq in self._done else None
+
+    def lease(self, seq: int, attempt: int, delivery: int) -> str:
+        """Return the name of a lease. A later hub recognises it by its last part."""
+        text = f"{seq}.{attempt}.{delivery}"
+        mark = hashlib.blake2b(text.encode(), key=self._created.encode()[:64], digest_size=8)
+        return f"{text}.{mark.hexdigest()}"
+
+    def _lease_of(self, lease: str) -> str:
+        parts = lease.split(".")
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts[:3]):
+            return ""
+        return self.lease(int(parts[0]), int(parts[1]), int(parts[2]))
+
+    # ------------------------------------------------------------------------- changing
+
+    def adopt(self, lease: str, message: StoredMessage) -> NatsItem:
+        """Return an item that an earlier hub has leased, by the lease that a consumer names."""
+        _, attempt, delivery, _ = lease.split(".")
+        item = _item(message)
+        item.lease, item.attempt, item.delivery = lease, int(attempt), int(delivery)
+        item.deliveries = item.attempt + self.bases.get(item.seq, 0)
+        item.state, item.recorded = ItemState.LEASED, item.seq in self.bases
+        self.items[item.seq] = item
+        self.unknown = max(0, self.unknown - 1)
+        return item
+
+    def deliver(self, delivery: Delivery) -> tuple[NatsItem, bool]:
+        """Note a delivery; return its item, and whether an earlier hub has delivered it before."""
+        seq = delivery.message.seq
+        self.delivered = max(self.delivered, seq)
+        item = self.items.get(seq)
+        earlier = item is None and delivery.count > 1 and self.unknown > 0
+        if item is None:
+            item = self.items[seq] = _item(delivery.message)
+            item.recorded = seq in self.bases
+            self.unknown -= earlier
+        item.delivery = delivery.number
+        # A server that was killed may have forgotten some deliveries.
+        item.deliveries = max(item.deliveries + 1, delivery.count)
+        return item, earlier
+
+    def attempts_of(self, item: NatsItem) -> int:
+        """Return how many deliveries count as attempts."""
+        return max(1, item.deliveries - self.bases.get(item.seq, 0))
+
+    def finish(self, item: NatsItem) -> None:
+        """Forget an item that is done; its lease is remembered for an answer that was lost."""
+        del self.items[item.seq]
+        self.bases.pop(item.seq, None)
+        self._done[item.seq] = item.lease
+        if len(self._done) > KEYS_KEPT:
+            self._done.popitem(last=False)
+
+    def learn(self, key: str, seq: int) -> None:
+        """Note an item that was just stored."""
+        self.last = max(self.last, seq)
+        self.keys[key] = seq
+        if len(self.keys) > KEYS_KEPT:
+            self.keys.popitem(last=False)
+
+    def record(self, item: NatsItem, *, dead: bool) -> ItemRecord:
+        """Return the record of an item that is a dead letter, or was put back from there."""
+        return ItemRecord(
+            queue=self.name,
+            seq=item.seq,
+            dead=dead,
+            deliveries=item.deliveries,
+            delivery=item.delivery,
+            key=item.key,
+            nbytes=item.nbytes,
+            blob=item.blob,
+            put=item.put,
+            attempt=item.attempt,
+            lease=item.lease,
+            reason=item.reason,
+        )
+
+
+def _item(message: StoredMessage) -> NatsItem:
+    return NatsItem(message.seq, message.key, message.nbytes, message.blob, message.put)
+
+
+def _dead(record: ItemRecord) -> NatsItem:
+    return NatsItem(
+        seq=record.seq,
+        key=record.key,
+        nbytes=record.nbytes,
+        blob=record.blob,
+        put=record.put,
+        delivery=record.delivery,
+        deliveries=record.deliveries,
+        state=ItemState.DEAD,
+        attempt=record.attempt,
+        lease=record.lease,
+        reason=record.reason,
+        recorded=True,
+    )
+
+
+def _owner(queue: str, key: str) -> str:
+    return f"queue/{queue}/{key}"
