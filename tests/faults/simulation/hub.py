@@ -39,11 +39,11 @@ class SimulatedSession:
     """Stands in for the hub's `Session`: messages travel as objects over one connection."""
 
     def __init__(
-        self, *, address: str, incarnation: str, identity: Identity, info: Any, outbox: Any,
+        self, *, address: str, incarnation: str, identity: Identity, info: Any, send_queue: Any,
         last_heard: float, **more: Any,
     ) -> None:  # fmt: skip
         self.address, self.incarnation, self.identity = address, incarnation, identity
-        self.info, self.outbox = info, outbox
+        self.info, self.send_queue = info, send_queue
         self.generation = 0
         self.connected = False
         self.gone_since = 0.0
@@ -247,17 +247,14 @@ class HubLife(Process):
             asyncio._set_running_loop(None)
 
 
-def no_outbox(**kwargs: Any) -> SendQueue:
+def no_send_queue(**kwargs: Any) -> SendQueue:
     """Stand in for `SendQueue`, of which a simulated session uses nothing."""
-    return cast(SendQueue, _NoOutbox())
+    return cast(SendQueue, _NoSendQueue())
 
 
-class _NoOutbox:
-    def drop_passing(self) -> None:
+class _NoSendQueue:
+    def drop_transient(self) -> None:
         """Do nothing."""
-
-    def drop_parcels(self) -> list[Any]:
-        return []
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: []

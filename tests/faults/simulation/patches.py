@@ -32,7 +32,7 @@ import atoll.wire.chunks
 from tests.faults.simulation.checkpoints import SimulatedCheckpoints
 from tests.faults.simulation.direct import SimulatedDirect
 from tests.faults.simulation.fibers import SimulatedFuture
-from tests.faults.simulation.hub import SimulatedSession, no_outbox
+from tests.faults.simulation.hub import SimulatedSession, no_send_queue
 from tests.faults.simulation.processes import SimulatedReducers
 from tests.faults.simulation.threads import Executor
 
@@ -72,7 +72,7 @@ def table(world: World) -> list[tuple[Any, str, Any]]:
         (atoll.hub.app, "Checkpoints", SimulatedCheckpoints),
         (atoll.hub.app, "ReducerProcesses", SimulatedReducers),
         (atoll.hub.sessions.session, "Session", SimulatedSession),
-        (atoll.hub.sessions.session, "SendQueue", no_outbox),
+        (atoll.hub.sessions.session, "SendQueue", no_send_queue),
         (atoll.reducer.server, "ThreadPoolExecutor", lambda **k: Executor(fibers)),
         (atoll.reducer.server, "threading", threading),
         (atoll.reducer.parameter_server_endpoint, "threading", threading),
