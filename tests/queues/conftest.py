@@ -52,7 +52,7 @@ def channel_to(hub: HubServer, session: str, scratch: Path) -> Iterator[Channel]
 
 
 @pytest.fixture(params=["alone", "hub", "hub_with_nats"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QueueRegistry]:
+def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QueueRegistry]:
     """Queues without a hub, with one, and with one whose queues are in NATS: all do the same."""
     with contextlib.ExitStack() as stack:
         channel: Channel = InMemoryChannel()

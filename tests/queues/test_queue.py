@@ -17,8 +17,8 @@ from tests.queues.conftest import channel_to
 BOUND_S = 60.0
 
 
-def test_what_is_put_is_claimed_in_order_and_acknowledged(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q")
+def test_what_is_put_is_claimed_in_order_and_acknowledged(registry: QueueRegistry) -> None:
+    queue = registry.queue("q")
     numbers = queue.put_many([{"n": n} for n in range(20)])
     assert numbers == sorted(numbers)
     items = queue.claim(50)
@@ -28,8 +28,8 @@ def test_what_is_put_is_claimed_in_order_and_acknowledged(shelf: QueueRegistry) 
     assert queue.claim() == []
 
 
-def test_the_same_key_is_stored_once(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q")
+def test_the_same_key_is_stored_once(registry: QueueRegistry) -> None:
+    queue = registry.queue("q")
     assert queue.put("a", key="k") == queue.put("b", key="k")
     (item,) = queue.claim(10)
     assert (item.key, item.value) == ("k", "a")
@@ -38,8 +38,8 @@ def test_the_same_key_is_stored_once(shelf: QueueRegistry) -> None:
     assert queue.claim() == []
 
 
-def test_tensors_larger_than_a_message_go_there_and_back(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q")
+def test_tensors_larger_than_a_message_go_there_and_back(registry: QueueRegistry) -> None:
+    queue = registry.queue("q")
     sent = {"x": torch.randn(600, 600), "y": torch.arange(10)}
     queue.put(sent)
     queue.put({"x": np.ones(1000, np.float32)})
@@ -52,9 +52,9 @@ def test_tensors_larger_than_a_message_go_there_and_back(shelf: QueueRegistry) -
 
 
 def test_item_is_acked_after_its_block_or_released_on_error(
-    shelf: QueueRegistry,
+    registry: QueueRegistry,
 ) -> None:
-    queue = shelf.queue("q")
+    queue = registry.queue("q")
     queue.put("job")
     (item,) = queue.claim()
     with pytest.raises(ZeroDivisionError), item:
@@ -66,8 +66,8 @@ def test_item_is_acked_after_its_block_or_released_on_error(
     assert queue.claim() == []
 
 
-def test_expired_lease_is_lost_to_its_first_consumer(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q")
+def test_expired_lease_is_lost_to_its_first_consumer(registry: QueueRegistry) -> None:
+    queue = registry.queue("q")
     queue.put("x")
     (first,) = queue.claim(lease_s=0.05)
     (second,) = queue.claim(wait_s=BOUND_S)
@@ -80,8 +80,8 @@ def test_expired_lease_is_lost_to_its_first_consumer(shelf: QueueRegistry) -> No
     second.ack()
 
 
-def test_an_item_given_back_too_often_is_not_claimed_any_more(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q", max_attempts=2)
+def test_an_item_given_back_too_often_is_not_claimed_any_more(registry: QueueRegistry) -> None:
+    queue = registry.queue("q", max_attempts=2)
     queue.put("poison")
     for _ in range(2):
         (item,) = queue.claim()
@@ -89,23 +89,23 @@ def test_an_item_given_back_too_often_is_not_claimed_any_more(shelf: QueueRegist
     assert queue.claim() == []
 
 
-def test_a_full_queue_refuses_and_takes_what_came_before(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q", max_items=3)
+def test_a_full_queue_refuses_and_takes_what_came_before(registry: QueueRegistry) -> None:
+    queue = registry.queue("q", max_items=3)
     puts = [queue.put_later(n) for n in range(5)]
     failed = [isinstance(put.exception(BOUND_S), QueueFull) for put in puts]
     assert failed == [False, False, False, True, True]
     assert [item.value for item in queue.claim(10)] == [0, 1, 2]
 
 
-def test_a_queue_that_drops_keeps_the_newest(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q", max_items=4, overflow="drop-oldest")
+def test_a_queue_that_drops_keeps_the_newest(registry: QueueRegistry) -> None:
+    queue = registry.queue("q", max_items=4, overflow="drop-oldest")
     for n in range(10):
         queue.put(n)
     assert [item.value for item in queue.claim(10)] == [6, 7, 8, 9]
 
 
-def test_producer_waits_until_there_is_room(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q", max_items=4, overflow="wait")
+def test_producer_waits_until_there_is_room(registry: QueueRegistry) -> None:
+    queue = registry.queue("q", max_items=4, overflow="wait")
     seen: list[int] = []
 
     def consume() -> None:
@@ -121,8 +121,8 @@ def test_producer_waits_until_there_is_room(shelf: QueueRegistry) -> None:
     assert seen == list(range(40))
 
 
-def test_a_wait_for_room_that_never_comes_ends_at_its_deadline(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q", max_items=1, overflow="wait")
+def test_a_wait_for_room_that_never_comes_ends_at_its_deadline(registry: QueueRegistry) -> None:
+    queue = registry.queue("q", max_items=1, overflow="wait")
     queue.put(1)
     with pytest.raises((QueueFull, DeadlineExceeded)):
         queue.put(2, timeout_s=0.2)
@@ -131,8 +131,8 @@ def test_a_wait_for_room_that_never_comes_ends_at_its_deadline(shelf: QueueRegis
     assert queue.put(3, timeout_s=BOUND_S) > 0
 
 
-def test_every_item_reaches_one_consumer_only(shelf: QueueRegistry) -> None:
-    queue = shelf.queue("q")
+def test_every_item_reaches_one_consumer_only(registry: QueueRegistry) -> None:
+    queue = registry.queue("q")
     total, lock = 200, threading.Lock()
     got: list[int] = []
 
@@ -153,26 +153,28 @@ def test_every_item_reaches_one_consumer_only(shelf: QueueRegistry) -> None:
     assert sorted(got) == list(range(total))
 
 
-def test_wrong_options_and_names_are_explained(shelf: QueueRegistry) -> None:
+def test_wrong_options_and_names_are_explained(registry: QueueRegistry) -> None:
     with pytest.raises(ConfigError, match="max_items"):
-        shelf.queue("q", max_item=3)
+        registry.queue("q", max_item=3)
     with pytest.raises(ConfigError, match="overflow"):
-        shelf.queue("q", overflow="explode")
+        registry.queue("q", overflow="explode")
     with pytest.raises(ConfigError, match="name of a queue"):
-        shelf.queue("")
+        registry.queue("")
 
 
 def test_iterating_ends_when_the_run_is_asked_to_stop(hub: HubServer, tmp_path: Path) -> None:
     seen: list[Item] = []
     with channel_to(hub, "job/w7", tmp_path) as channel:
-        shelf = QueueRegistry(channel, prefix="job", reader="w7", stopping=lambda: len(seen) == 3)
-        queue: Queue = shelf.queue("stop")
+        registry = QueueRegistry(
+            channel, prefix="job", reader="w7", stopping=lambda: len(seen) == 3
+        )
+        queue: Queue = registry.queue("stop")
         queue.put_many([1, 2, 3, 4])
         for item in queue:
             item.ack()
             seen.append(item)
         assert [item.value for item in seen] == [1, 2, 3]
-        assert shelf.close(timeout_s=BOUND_S)
+        assert registry.close(timeout_s=BOUND_S)
 
 
 def test_puts_survive_a_broken_connection_once_each(hub: HubServer, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ def values(entries: list[Entry]) -> list[object]:
     return [entry.value for entry in entries]
 
 
-def test_every_subscription_reads_everything_for_itself(shelf: QueueRegistry) -> None:
-    topic = shelf.topic("t")
+def test_every_subscription_reads_everything_for_itself(registry: QueueRegistry) -> None:
+    topic = registry.topic("t")
     one, two = topic.subscribe("one"), topic.subscribe("two")
     for n in range(5):
         topic.publish(n)
@@ -26,8 +26,8 @@ def test_every_subscription_reads_everything_for_itself(shelf: QueueRegistry) ->
     assert one.read() == []
 
 
-def test_a_late_subscriber_begins_where_it_wants(shelf: QueueRegistry) -> None:
-    topic = shelf.topic("t")
+def test_a_late_subscriber_begins_where_it_wants(registry: QueueRegistry) -> None:
+    topic = registry.topic("t")
     topic.subscribe("early")
     topic.publish("old")
     late = topic.subscribe("late")
@@ -37,8 +37,8 @@ def test_a_late_subscriber_begins_where_it_wants(shelf: QueueRegistry) -> None:
     assert values(all_of_it.read(10)) == ["old", "new"]
 
 
-def test_a_subscription_goes_on_behind_what_it_acknowledged(shelf: QueueRegistry) -> None:
-    topic = shelf.topic("t")
+def test_a_subscription_goes_on_behind_what_it_acknowledged(registry: QueueRegistry) -> None:
+    topic = registry.topic("t")
     first = topic.subscribe("s")
     for n in range(4):
         topic.publish(n)
@@ -49,8 +49,8 @@ def test_a_subscription_goes_on_behind_what_it_acknowledged(shelf: QueueRegistry
     assert values(again.read(10)) == [2, 3]
 
 
-def test_retention_by_count_drops_the_oldest_and_says_so(shelf: QueueRegistry) -> None:
-    topic = shelf.topic("t", max_items=3)
+def test_retention_by_count_drops_the_oldest_and_says_so(registry: QueueRegistry) -> None:
+    topic = registry.topic("t", max_items=3)
     reader = topic.subscribe("s", start="oldest")
     for n in range(8):
         topic.publish(n)
@@ -58,8 +58,8 @@ def test_retention_by_count_drops_the_oldest_and_says_so(shelf: QueueRegistry) -
     assert reader.missed
 
 
-def test_a_waiting_reader_hears_at_once_and_skips_to_the_newest(shelf: QueueRegistry) -> None:
-    topic = shelf.topic("weights")
+def test_a_waiting_reader_hears_at_once_and_skips_to_the_newest(registry: QueueRegistry) -> None:
+    topic = registry.topic("weights")
     reader = topic.subscribe("s")
     found: list[Entry] = []
     waiting = threading.Thread(target=lambda: found.extend(reader.read(wait_s=BOUND_S)))
