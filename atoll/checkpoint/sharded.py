@@ -28,13 +28,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
+from atoll.checkpoint.files import Buffer, Written, write_file
 from atoll.checkpoint.format.dcp_storage import PieceReader, Pieces, PieceWriter, piece_file
 from atoll.checkpoint.format.layout import lay_out
 from atoll.checkpoint.format.weights import MODEL_PREFIX
 from atoll.checkpoint.state.ranks import RankGroup, broadcast_text
 from atoll.checkpoint.state.same_model import check_same_model, check_same_optimizer
 from atoll.checkpoint.state.sharded_state import ShardedState, Trained
-from atoll.checkpoint.stores.files import Buffer, Written, write_file
 from atoll.checkpoint.stores.folder import Folder, check_part
 from atoll.checkpoint.stores.store import versions
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing

@@ -1,1 +1,5 @@
-"""The command line: one file per verb; whatever is heavy is imported inside the verb."""
+"""The command line: `main.py` registers the verbs of `commands/`.
+
+May import anything, inside the functions; starting `atoll --help` loads nothing heavy.
+Start with `main.py`.
+"""

@@ -1,4 +1,8 @@
-"""Text and images to batches: what is held out, tokenizers, shards and resumable streams."""
+"""Text and images to batches: what is held out, tokenizers, shards and resumable streams.
+
+May import errors, ids and task.
+Start with `dataset.py`, then `stream.py`.
+"""
 
 from atoll.data.corpora import CORPORA, IMAGE_CORPORA, Corpus, Document, is_images, load_corpus
 from atoll.data.cursor import Cursor

@@ -1,4 +1,8 @@
-"""Models that come with Atoll; any other PyTorch model works as well."""
+"""Models that come with Atoll; any other PyTorch model works as well.
+
+May import errors, ids and config.
+Start with `registry.py` and `contract.py`.
+"""
 
 from atoll.models.causal_lm import CausalLM
 from atoll.models.classifier import Classifier

@@ -1,1 +1,5 @@
-"""Reinforcement learning: many policies, each with its own environment, and one pooled critic."""
+"""Reinforcement learning: a policy per machine, and one critic that pools their experience.
+
+May import train, run, queues and what they may; see tests/test_layers.py.
+Start with `run.py`, then `actor/actor.py` and `critic/role.py`.
+"""

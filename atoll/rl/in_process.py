@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import ConfigError, DataError
 from atoll.rl.actor.collector import Collector
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.algorithms.ppo import Ppo
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.environment import task_of
 from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.seeds import seed_for
+from atoll.rl.trajectory import Trajectory
 
 LAST = 20
 """Episodes over which a return is averaged."""

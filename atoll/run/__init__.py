@@ -1,4 +1,8 @@
-"""A PyTorch script's part in a job: `atoll.join()` and what it returns, on every rank."""
+"""A PyTorch script's part in a job: `atoll.join()` and what it returns, on every rank.
+
+May import train and what it may.
+Start with `connect.py`, then `member.py`.
+"""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ from atoll.config.rl_tables import RlTable
 from atoll.net.http.client import HubClient
 from atoll.net.sync_link import connect
 from atoll.queues import HubChannel, QueueRegistry
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.channel.latest import LatestValue
 from atoll.rl.critic.critic import Critic
 from atoll.rl.critic.service import ServiceValues, ValueService
 from atoll.rl.environments.spaces import Actions, TaskSpec
+from atoll.rl.trajectory import Trajectory
 from bench.kit.hub_process import hub
 from bench.kit.report import emit
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.spaces import Actions, TaskSpec
+from atoll.rl.trajectory import Trajectory
 
 
 def table(**changes: object) -> RlTable:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE, Actions, TaskSpec
 from atoll.rl.nets.policy import Policy
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 SPACES = {
     DISCRETE: Actions(kind=DISCRETE, sizes=(3,)),

@@ -25,17 +25,16 @@ from pathlib import Path
 from atoll.checkpoint.background.messages import (
     FolderTarget,
     HubTarget,
-    Region,
     WriteOrder,
     WriterSetup,
 )
 from atoll.checkpoint.background.supervisor import Supervisor
 from atoll.checkpoint.background.writer_process import COMMAND
+from atoll.checkpoint.files import Moment, unobserved
 from atoll.checkpoint.format.disk_image import DiskImage
 from atoll.checkpoint.format.memory_image import MemoryImage, image_nbytes
 from atoll.checkpoint.format.part import SHARED, Part
-from atoll.checkpoint.stores.files import Moment, unobserved
-from atoll.checkpoint.stores.shared_memory import PAGE_BYTES, SharedMemory, remove_leftovers
+from atoll.checkpoint.shared_memory import PAGE_BYTES, Region, SharedMemory, remove_leftovers
 from atoll.checkpoint.stores.store import stamped, versions
 from atoll.errors import CheckpointError, StorageFull
 from atoll.task import RemoteState

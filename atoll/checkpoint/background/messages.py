@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.checkpoint.shared_memory import Region
 from atoll.errors import WireError
 
 
@@ -46,17 +47,6 @@ class WriterSetup(msgspec.Struct, frozen=True, tag=True):
     """First line: where checkpoints go. Tokens travel here, not on a command line."""
 
     target: FolderTarget | HubTarget
-
-
-class Region(msgspec.Struct, frozen=True):
-    """Where the file of one part lies, in memory that both processes see."""
-
-    name: str
-    nbytes: int
-    offset: int
-    descriptor: int
-    """Inherited by the writer; -1: open the path."""
-    path: str
 
 
 class WriteOrder(msgspec.Struct, frozen=True, tag=True, kw_only=True):

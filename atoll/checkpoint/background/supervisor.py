@@ -26,7 +26,7 @@ from atoll.checkpoint.background.messages import (
     Written,
 )
 from atoll.checkpoint.background.writer_process import WriterProcess
-from atoll.checkpoint.stores.files import Moment
+from atoll.checkpoint.files import Moment
 from atoll.errors import (
     AtollError,
     CheckpointCorrupt,

@@ -27,19 +27,19 @@ from atoll.checkpoint.background.messages import (
     FolderTarget,
     HubTarget,
     Ready,
-    Region,
     WriteOrder,
     WriterSetup,
     Written,
     read_command,
 )
-from atoll.checkpoint.stores.files import Moment, unobserved
+from atoll.checkpoint.files import Moment, unobserved
+from atoll.checkpoint.shared_memory import Region
 from atoll.checkpoint.stores.folder import Folder, PartFile
 from atoll.errors import AtollError, CheckpointError, HubUnreachable
 from atoll.wire.retention import Keep
 
 if TYPE_CHECKING:
-    from atoll.checkpoint.stores.copies import Copier
+    from atoll.checkpoint.background.copies import Copier
 
 
 class Superseded(Exception):
@@ -71,7 +71,7 @@ class Writer:
         self._give_up_at = 0.0
         self._copier: Copier | None = None
         if isinstance(self._target, FolderTarget) and self._target.to:
-            from atoll.checkpoint.stores.copies import CheckpointCopies, Copier
+            from atoll.checkpoint.background.copies import CheckpointCopies, Copier
 
             target = self._target
             copies = CheckpointCopies(Path(target.folder), target.to, job=target.job, moment=moment)

@@ -31,9 +31,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from atoll.checkpoint.files import Written, write_file
 from atoll.checkpoint.format.layout import TensorSpan, read_layout
 from atoll.checkpoint.format.part import part_blocks
-from atoll.checkpoint.stores.files import Written, write_file
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
 PIECES = "pieces"

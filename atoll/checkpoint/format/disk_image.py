@@ -11,11 +11,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.checkpoint.background.messages import Region
+from atoll.checkpoint.files import storage_errors
 from atoll.checkpoint.format.layout import lay_out
 from atoll.checkpoint.format.part import Part, part_blocks
-from atoll.checkpoint.stores.files import storage_errors
-from atoll.checkpoint.stores.shared_memory import PAGE_BYTES, PREFIX
+from atoll.checkpoint.shared_memory import PAGE_BYTES, PREFIX, Region
 
 
 class DiskImage:

@@ -13,9 +13,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from atoll.checkpoint.files import Buffer
 from atoll.checkpoint.format.layout import TensorSpan, lay_out, read_layout
 from atoll.checkpoint.format.part import Part
-from atoll.checkpoint.stores.files import Buffer
 from atoll.errors import CheckpointError
 
 

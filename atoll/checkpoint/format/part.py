@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from atoll.checkpoint.files import Buffer
 from atoll.checkpoint.format.layout import lay_out
-from atoll.checkpoint.stores.files import Buffer
 from atoll.errors import CheckpointCorrupt
 from atoll.task import RemoteState
 from atoll.wire.manifest import SHARED_PART, member_part

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.part import part_blocks, read_part
-from atoll.checkpoint.stores.files import write_file
 from atoll.errors import CheckpointCorrupt, CheckpointMissing
 
 MODEL_PREFIX = "model/"

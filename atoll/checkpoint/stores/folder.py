@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.checkpoint.stores.files import (
+from atoll.checkpoint.files import (
     TEMPORARY_PREFIX,
     Buffer,
     Moment,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.part import Part, part_blocks, read_part
-from atoll.checkpoint.stores.files import write_file
 from atoll.checkpoint.stores.folder import check_part, missing, open_manifest
 from atoll.checkpoint.stores.store import stamped
 from atoll.errors import CheckpointMissing, HubUnreachable

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from atoll.checkpoint.stores.files import flush_folder, write_file
+from atoll.checkpoint.files import flush_folder, write_file
 from atoll.checkpoint.stores.folder import check_part, missing, open_manifest
 from atoll.errors import AtollError, CheckpointError, CheckpointMissing, ConfigError
 from atoll.wire.manifest import MANIFEST_NAME, Manifest, ManifestPart, checkpoint_folder, round_of

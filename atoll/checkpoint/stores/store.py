@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from atoll import __version__
+from atoll.checkpoint.files import Moment, unobserved
 from atoll.checkpoint.format.part import STATE, Part, part_blocks, read_part
-from atoll.checkpoint.stores.files import Moment, unobserved
 from atoll.checkpoint.stores.folder import Folder, PartFile
 from atoll.wire.manifest import SCORE, SHARED_PART, STAMP, Manifest, stamp_of
 from atoll.wire.retention import Keep

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from atoll.checkpoint.stores.files import BLOCK_BYTES, Moment, Written, unobserved
+from atoll.checkpoint.files import BLOCK_BYTES, Moment, Written, unobserved
 from atoll.errors import CheckpointError, CheckpointMissing, HubUnreachable
 from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.http.client import SLOW_ANSWER_S

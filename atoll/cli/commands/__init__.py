@@ -1,1 +1,5 @@
-"""."""
+"""The verbs of `atoll`, one file each; heavy imports stand inside the functions.
+
+May import anything, inside the verb.
+Start with `run.py`.
+"""

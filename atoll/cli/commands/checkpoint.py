@@ -135,7 +135,7 @@ def export(
             )  # fmt: skip
         export_sharded(place.folder, manifest.round, target, texts=texts)
     else:
-        from atoll.checkpoint.format.portable import export_weights
+        from atoll.checkpoint.portable import export_weights
 
         with tempfile.TemporaryDirectory(prefix="atoll-export-") as scratch:
             shared = place.part(manifest.round, SHARED_PART, Path(scratch))
@@ -178,7 +178,7 @@ def import_(
 
 def _import_file(source: Path, *, into: str, runs: Path) -> tuple[Path, int]:
     """Make a checkpoint of plain weights."""
-    from atoll.checkpoint.format.portable import import_weights
+    from atoll.checkpoint.portable import import_weights
     from atoll.checkpoint.stores.folder import Folder
     from atoll.errors import ConfigError
 
@@ -195,7 +195,7 @@ def _import_checkpoint(
     source: str, *, into: str, round_: int, runs: Path, hub: str
 ) -> tuple[Path, int]:
     """Bring all parts of a checkpoint, the manifest last."""
-    from atoll.checkpoint.stores.files import write_file
+    from atoll.checkpoint.files import write_file
     from atoll.checkpoint.stores.folder import check_part
     from atoll.cli.checkpoint_place import RemotePlace, choose, find
     from atoll.errors import AtollError

@@ -29,9 +29,7 @@ def is_loopback(address: str) -> bool:
 
 def address_towards(host: str, port: int) -> str:
     """Return this machine's address towards another; empty: there is no way. Nothing is sent."""
-    from atoll.node.machine.bandwidth import (
-        own_address,  # which also measures, and so knows the hub
-    )
+    from atoll.node.machine.bandwidth import own_address
 
     return own_address(f"http://{at_address(host, port)}")
 

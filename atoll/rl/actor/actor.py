@@ -17,7 +17,6 @@ from atoll.config.rl_roles import Seat, seats
 from atoll.errors import AtollError, DataError, DeadlineExceeded
 from atoll.rl.actor.collector import Collector
 from atoll.rl.actor.learners import make_actor_learner
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.algorithms.a3c import ParametersOf
 from atoll.rl.channel.actor import ActorChannel, spec_named
 from atoll.rl.compatibility import check_tasks
@@ -27,6 +26,7 @@ from atoll.rl.environments.film import record
 from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.seeds import seed_for
 from atoll.rl.state_saver import StateSaver
+from atoll.rl.trajectory import Trajectory
 from atoll.run import Run
 from atoll.strategies.registry import read_options, resolve
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.errors import DataError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.environments.vector_env import Rollout, VectorEnv
 from atoll.rl.nets.distributions import ActionSampler
 from atoll.rl.nets.policy import RunningNorm
+from atoll.rl.trajectory import Trajectory
 
 
 class Acting(Protocol):

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import AtollError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.actor.value_sources import AskedValues, OwnValues, PulledValues, Source
 from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.algorithms.impala import load_snapshot
@@ -25,6 +24,7 @@ from atoll.rl.critic.service import ServiceValues
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
 from atoll.rl.state_saver import load_module, parts_of, prefixed
+from atoll.rl.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 

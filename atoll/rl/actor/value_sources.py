@@ -10,11 +10,11 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import AtollError
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.critic.critic import Critic
 from atoll.rl.critic.service import ServiceValues
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.state_saver import parts_of, prefixed
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import (
     explained_variance,
     n_step,
@@ -35,6 +34,7 @@ from atoll.rl.algorithms.trained_policy import TrainedPolicy
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.optimizer import EPSILON
 from atoll.rl.nets.policy import HEAD_GAIN, HIDDEN_GAIN, Policy, linear
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 LARGEST_DISCOUNT = 0.999
 """Of which the unit of values is derived; without discounting it would have no limit."""

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import unknown
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import (
     approximate_divergence,
     explained_variance,
@@ -34,6 +33,7 @@ from atoll.rl.algorithms.trained_policy import TrainedPolicy
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
 from atoll.rl.state_saver import load_module, parts_of, prefixed
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 VERSION = "version"
 """Name of the number of updates in a snapshot."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import (
     approximate_divergence,
     clipped_policy_loss,
@@ -31,6 +30,7 @@ from atoll.rl.algorithms.losses import (
     standardised,
 )
 from atoll.rl.algorithms.trained_policy import TrainedPolicy
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[int]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.channel.messages import decode_trajectory, encode_trajectory
+from atoll.rl.trajectory import Trajectory
 
 KEPT = 2
 """Trajectories that are kept of each policy, the newest."""

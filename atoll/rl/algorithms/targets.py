@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.losses import gae, vtrace
 from atoll.rl.nets.policy import Policy
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
 class Evaluates(Protocol):

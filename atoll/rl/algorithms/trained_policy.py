@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError, LossNotFinite
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.optimizer import (
     adam,
@@ -23,6 +22,7 @@ from atoll.rl.nets.optimizer import (
 )
 from atoll.rl.nets.policy import Policy
 from atoll.rl.state_saver import load_module, parts_of, prefixed
+from atoll.rl.trajectory import Trajectory
 
 
 class TrainedPolicy:

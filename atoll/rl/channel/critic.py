@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
 from atoll.rl.channel.actor_queue import ActorQueue, Arrived
+from atoll.rl.channel.actor_registry import ActorRegistry, SeenSequences, load_seen
 from atoll.rl.channel.critic_heartbeat import CriticHeartbeat
 from atoll.rl.channel.latest import LatestValue, Publisher
 from atoll.rl.channel.messages import SENT_AT, decode_snapshot, decode_trajectory, encode_snapshot
@@ -30,7 +31,6 @@ from atoll.rl.channel.names import (
     most_unsaved,
     queue_options,
 )
-from atoll.rl.critic.actor_registry import ActorRegistry, SeenSequences, load_seen
 from atoll.rl.environments.spaces import TaskSpec
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from atoll.errors import DataError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.spaces import CONTINUOUS, TaskSpec
+from atoll.rl.trajectory import Trajectory
 
 FORMAT = 1
 """Version of all messages; others are refused."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.ppo import in_order, minibatches
 from atoll.rl.algorithms.replay import ReplayBuffer
 from atoll.rl.algorithms.targets import Evaluates, Targets, corrected_targets, own_targets
@@ -19,6 +18,7 @@ from atoll.rl.nets.optimizer import adam, limit_gradients, load_optimizer_tensor
 from atoll.rl.nets.value import Encoder, ValueNet
 from atoll.rl.nets.value_heads import OWN, UNCONDITIONED, ValueHead, ValueHeads
 from atoll.rl.state_saver import load_module, parts_of, prefixed
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 log = logging.getLogger(__name__)
 

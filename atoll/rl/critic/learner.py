@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.impala import ImpalaLearner
 from atoll.rl.channel.critic import CriticChannel
 from atoll.rl.critic.critic import Critic
@@ -22,6 +21,7 @@ from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.policy import Policy
 from atoll.rl.seeds import seed_for
 from atoll.rl.state_saver import parts_of, prefixed
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 
 class SeparateCritics:

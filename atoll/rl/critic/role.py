@@ -13,11 +13,11 @@ from torch import nn
 from atoll.checkpoint import save_weights
 from atoll.config import JobSpec
 from atoll.errors import ConfigError, DataError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.channel.critic import CriticChannel, Decode, Received
 from atoll.rl.channel.messages import decode_trajectory
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.state_saver import StateSaver
+from atoll.rl.trajectory import Trajectory
 from atoll.run import Run
 
 log = logging.getLogger(__name__)

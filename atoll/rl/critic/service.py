@@ -15,7 +15,6 @@ from atoll.errors import AtollError, DataError, DeadlineExceeded
 from atoll.ids import new_token
 from atoll.queues import Item, Topic
 from atoll.queues.serialization import encode, size
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.channel.latest import WAIT_S, Background
 from atoll.rl.channel.messages import (
     ABOUT,
@@ -25,6 +24,7 @@ from atoll.rl.channel.messages import (
     with_metadata,
 )
 from atoll.rl.channel.names import QueueNames, QueueProvider
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 
 log = logging.getLogger(__name__)
 

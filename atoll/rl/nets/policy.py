@@ -27,7 +27,7 @@ from atoll.rl.environments.spaces import CONTINUOUS, TaskSpec
 from atoll.rl.nets.distributions import Distribution, distribution, outputs
 
 if TYPE_CHECKING:
-    from atoll.rl.actor.trajectory import Trajectory
+    from atoll.rl.trajectory import Trajectory
 
 
 CLIP = 10.0

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from atoll.errors import CheckpointCorrupt, ConfigError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.nets.value import ValueNet
+from atoll.rl.trajectory import Trajectory
 
 JOINT, UNCONDITIONED, OWN = "joint", "unconditioned", "own"
 

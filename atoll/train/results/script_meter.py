@@ -11,13 +11,7 @@ from atoll.group.base import Group
 from atoll.group.connect import Connection
 from atoll.strategies.base import SyncResult
 from atoll.task import Task
-from atoll.train.results.metrics import (
-    REPORT_EVERY_S,
-    Meter,
-    Recorder,
-    Totals,
-    metrics_outbox,
-)
+from atoll.train.results.metrics import REPORT_EVERY_S, Meter, Recorder, Totals, metrics_outbox
 
 
 class ScriptMeter:

@@ -23,11 +23,11 @@ from atoll.checkpoint import (
     Saved,
     Skipped,
 )
-from atoll.checkpoint.stores import shared_memory as memory_module
-from atoll.checkpoint.stores.shared_memory import PREFIX
+from atoll.checkpoint import shared_memory as memory_module
+from atoll.checkpoint.shared_memory import PREFIX
 from atoll.errors import CheckpointError
 from tests.checkpoint.savers import WAIT_S, Events, newest, save, target
-from tests.checkpoint.stores.test_files import small_disk
+from tests.checkpoint.test_files import small_disk
 from tests.patience import PATIENCE_S, PROMPT_S
 
 posix = pytest.mark.skipif(os.name != "posix", reason="stops processes by signals")
@@ -281,7 +281,7 @@ def test_tensor_that_cannot_be_saved_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_writer_imports_no_torch() -> None:
-    code = "import sys, atoll.checkpoint.background.writer, atoll.checkpoint.stores.copies\n"
+    code = "import sys, atoll.checkpoint.background.writer, atoll.checkpoint.background.copies\n"
     code += "sys.exit('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.part import part_blocks, read_part
-from atoll.checkpoint.stores.files import write_file
 from atoll.errors import CheckpointCorrupt, CheckpointError
 
 TYPES = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.checkpoint import SHARED, HubStore, Part, member_part
-from atoll.checkpoint.stores.files import hash_file
+from atoll.checkpoint.files import hash_file
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, HubUnreachable
 from atoll.hub.app import HubOptions
 from atoll.hub.server import HubServer

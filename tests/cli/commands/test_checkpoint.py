@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from atoll.checkpoint import DirectoryStore, Part, collect, describe, resume
+from atoll.checkpoint.background.copies import CheckpointCopies
 from atoll.checkpoint.sharded import save_sharded
-from atoll.checkpoint.stores.copies import CheckpointCopies
 from atoll.cli import hub_access
 from atoll.cli import main as command
 from atoll.hub.app import HubOptions

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from atoll.config import parse_spec
-from atoll.hub.jobs.record import (
-    Job,
-    describe_island,
-    job_facts,
-    policy_steps,
-    steps_of,
-)
+from atoll.hub.jobs.record import Job, describe_island, job_facts, policy_steps, steps_of
 
 SPEC = """
 [job]

@@ -9,10 +9,10 @@ import torch
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import DataError
 from atoll.rl.actor.collector import Collector
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.environments.environment import task_of
 from atoll.rl.environments.vector_env import VectorEnv
 from atoll.rl.nets.policy import Policy, RunningNorm
+from atoll.rl.trajectory import Trajectory
 
 WORLD = "tests.rl.worlds:counter"
 

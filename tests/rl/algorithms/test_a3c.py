@@ -15,9 +15,9 @@ from torch import Tensor
 from atoll.config.rl_tables import RlTable
 from atoll.errors import DataError
 from atoll.group.single import SingleGroup
-from atoll.rl.actor.trajectory import ValuedTrajectory
 from atoll.rl.algorithms.a3c import A3c
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE
+from atoll.rl.trajectory import ValuedTrajectory
 from atoll.run import Run
 from tests.rl.walks import task_of, valued, walk
 

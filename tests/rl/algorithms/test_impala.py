@@ -13,12 +13,12 @@ from torch import Tensor
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import CheckpointCorrupt, ConfigError, DataError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.algorithms.impala import ImpalaLearner, load_snapshot
 from atoll.rl.algorithms.losses import vtrace
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, TaskSpec
 from atoll.rl.nets.policy import Policy
+from atoll.rl.trajectory import Trajectory
 from tests.rl.walks import task_of, walk
 
 SMALL = RlTable(

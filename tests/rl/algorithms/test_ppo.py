@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from atoll.config.rl_tables import PolicyTable, RlTable
 from atoll.errors import CheckpointCorrupt, DataError, LossNotFinite
 from atoll.rl.actor.collector import Collector
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.ppo import Ppo
 from atoll.rl.critic.critic import Critic
 from atoll.rl.environments.environment import task_of as task_in
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE
 from atoll.rl.environments.vector_env import VectorEnv
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 from tests.rl.walks import task_of, valued, walk
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.config.rl_tables import RlTable
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.ppo import Ppo
 from atoll.rl.environments.spaces import CONTINUOUS, DISCRETE, MULTI_DISCRETE
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 from tests.rl.walks import SPACES, task_of, valued, walk
 
 Array = NDArray[Any]

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.algorithms.targets import corrected_targets, own_targets
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 from tests.rl.lived import lived
 
 

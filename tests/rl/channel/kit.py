@@ -19,13 +19,12 @@ from atoll.config.rl_tables import RlTable
 from atoll.errors import HubUnreachable
 from atoll.queues import Channel, InMemoryChannel, QueueRegistry
 from atoll.queues.serialization import Parts
-from atoll.rl.actor.trajectory import Trajectory
-from atoll.rl.channel import actor_queue, critic_heartbeat, latest
+from atoll.rl.channel import actor_queue, actor_registry, critic_heartbeat, latest
 from atoll.rl.channel.actor import ActorChannel
 from atoll.rl.channel.critic import CriticChannel
-from atoll.rl.critic import actor_registry
 from atoll.rl.environments.spaces import Actions, TaskSpec
 from atoll.rl.state_saver import StateSaver
+from atoll.rl.trajectory import Trajectory
 from atoll.wire.messages import Message
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from atoll.errors import DataError
 from atoll.queues.serialization import decode, encode, size
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.channel.messages import (
     ABOUT,
     decode_snapshot,
@@ -21,6 +20,7 @@ from atoll.rl.channel.messages import (
     with_metadata,
 )
 from atoll.rl.environments.spaces import Actions
+from atoll.rl.trajectory import Trajectory
 from tests.rl.channel.kit import SPEC, trajectory
 
 

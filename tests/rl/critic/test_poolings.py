@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.rl.actor.trajectory import Trajectory
 from atoll.rl.critic.critic import Critic
+from atoll.rl.trajectory import Trajectory
 from tests.rl.lived import lived, table, task
 
 

@@ -10,9 +10,9 @@ import torch
 
 from atoll.config.rl_tables import RlTable
 from atoll.errors import ConfigError, DeadlineExceeded
-from atoll.rl.actor.trajectory import Trajectory, ValuedTrajectory
 from atoll.rl.critic import service
 from atoll.rl.critic.service import ServiceValues, ValueService
+from atoll.rl.trajectory import Trajectory, ValuedTrajectory
 from tests.patience import PATIENCE_S, PROMPT_S
 from tests.rl.channel.kit import alone, desk, hurry, trajectory
 

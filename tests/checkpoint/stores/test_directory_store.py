@@ -14,7 +14,7 @@ from atoll.checkpoint.stores.folder import check_part
 from atoll.errors import CheckpointCorrupt, CheckpointMissing, StorageFull
 from atoll.wire.manifest import MANIFEST_NAME
 from atoll.wire.retention import Keep
-from tests.checkpoint.stores.test_files import small_disk
+from tests.checkpoint.test_files import small_disk
 from tests.patience import PATIENCE_S
 
 PARTS = (SHARED, "w0.safetensors", "w1.safetensors")

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from atoll.checkpoint.files import write_file
 from atoll.checkpoint.format.nested import TREE
 from atoll.checkpoint.format.part import STATE, part_blocks, read_part
 from atoll.checkpoint.format.weights import MODEL_PREFIX, plain_names
 from atoll.checkpoint.state.capture import weights_only
-from atoll.checkpoint.stores.files import write_file
 from atoll.checkpoint.stores.folder import Folder
 from atoll.checkpoint.stores.store import stamped, versions
 from atoll.errors import CheckpointCorrupt, CheckpointMissing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from atoll.rl.critic.actor_registry import MOST_GAPS, SeenSequences
+from atoll.rl.channel.actor_registry import MOST_GAPS, SeenSequences
 
 
 def test_each_number_is_new_once_in_any_order() -> None:

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from atoll.checkpoint import BackgroundSaver, DirectoryStore
+from atoll.checkpoint.background.copies import JOURNAL, CheckpointCopies, Journal, copy_all
 from atoll.checkpoint.background.messages import Copied, CopyFailed, FolderTarget, Report
-from atoll.checkpoint.stores.copies import JOURNAL, CheckpointCopies, Journal, copy_all
 from atoll.checkpoint.stores.remote import Remote, hidden, locate
 from atoll.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, ConfigError
 from atoll.ids import new_suffix
@@ -188,7 +188,7 @@ def test_job_is_found_at_or_below_a_url(tmp_path: Path, url: str) -> None:
 def test_trouble_is_reported_and_the_copy_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.checkpoint.stores.copies.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("atoll.checkpoint.background.copies.FIRST_PAUSE_S", 0.05)
     fill(tmp_path, 1)
     blocked = tmp_path / "elsewhere"
     blocked.write_text("a file where a folder should be")
@@ -303,8 +303,8 @@ def test_store_that_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
 
 
 def test_many_threads_may_wake_one_copier(tmp_path: Path) -> None:
+    from atoll.checkpoint.background.copies import Copier
     from atoll.checkpoint.background.messages import WriterIdle
-    from atoll.checkpoint.stores.copies import Copier
 
     for round_ in (1, 2, 3):
         fill(tmp_path, round_)

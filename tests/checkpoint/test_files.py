@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.checkpoint.stores.files import Buffer, hash_file, write_file
+from atoll.checkpoint.files import Buffer, hash_file, write_file
 from atoll.errors import StorageFull
 from tests.patience import PATIENCE_S
 
@@ -95,7 +95,7 @@ def test_file_size_limit_is_told_and_the_old_file_stays(tmp_path: Path) -> None:
     script = f"""
 import resource
 from pathlib import Path
-from atoll.checkpoint.stores.files import write_file
+from atoll.checkpoint.files import write_file
 from atoll.errors import StorageFull
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 try:

@@ -17,9 +17,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
-from atoll.checkpoint.stores.files import storage_errors
+from atoll.checkpoint.files import storage_errors
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,17 @@ PAGE_BYTES = 4096
 
 _POPULATE = 23
 """MADV_POPULATE_WRITE: get all pages now instead of one by one at the first touch."""
+
+
+class Region(msgspec.Struct, frozen=True):
+    """Where the file of one part lies, in memory that both processes see."""
+
+    name: str
+    nbytes: int
+    offset: int
+    descriptor: int
+    """Inherited by the writer; -1: open the path."""
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

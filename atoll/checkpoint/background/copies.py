@@ -8,7 +8,7 @@ part, so that whoever takes over after a kill sends only what is missing. Copies
 for want of room: the store has rules of its own for that. Only manifests of rounds later than
 those of the run are withdrawn, because the run went on another way.
 
-Also a program, `python -m atoll.checkpoint.stores.copies`, which the hub runs beside itself.
+Also a program, `python -m atoll.checkpoint.background.copies`, which the hub runs beside itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 
 from atoll.checkpoint.background.child import Reporter, lower_priority
 from atoll.checkpoint.background.messages import Copied, CopyFailed, Report, WriterIdle
-from atoll.checkpoint.stores.files import Moment, unobserved, write_file
+from atoll.checkpoint.files import Moment, unobserved, write_file
 from atoll.checkpoint.stores.folder import Folder
 from atoll.checkpoint.stores.remote import Remote
 from atoll.errors import AtollError, CheckpointMissing
