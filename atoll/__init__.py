@@ -19,27 +19,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PLACES = {
-    "NoSync": "atoll.strategies.outer.single",
-    "Asynchronous": "atoll.strategies.parameter_server.asynchronous",
+    "NoSync": "atoll.methods.periodic",
+    "Asynchronous": "atoll.methods.parameter_server",
     "AtollError": "atoll.errors",
-    "Average": "atoll.strategies.outer.average",
-    "Cocktail": "atoll.strategies.outer.cocktail",
-    "DeMo": "atoll.strategies.outer.demo",
-    "DiLoCo": "atoll.strategies.outer.diloco",
-    "Eager": "atoll.strategies.outer.eager",
-    "EveryStep": "atoll.strategies.outer.every_step",
-    "Gossip": "atoll.strategies.outer.gossip",
+    "Average": "atoll.methods.periodic",
+    "Cocktail": "atoll.methods.every_step",
+    "DeMo": "atoll.methods.every_step",
+    "DiLoCo": "atoll.methods.periodic",
+    "Eager": "atoll.methods.overlapped",
+    "EveryStep": "atoll.methods.every_step",
+    "Gossip": "atoll.methods.decentralized",
     "MemoryGroups": "atoll.group.in_process.groups",
-    "NoLoCo": "atoll.strategies.outer.noloco",
-    "OneBitAdam": "atoll.strategies.outer.onebit_adam",
-    "Pairwise": "atoll.strategies.outer.pairwise",
-    "PowerSGD": "atoll.strategies.outer.powersgd",
+    "NoLoCo": "atoll.methods.decentralized",
+    "OneBitAdam": "atoll.methods.every_step",
+    "Pairwise": "atoll.methods.decentralized",
+    "PowerSGD": "atoll.methods.every_step",
     "Run": "atoll.run",
-    "Server": "atoll.strategies.parameter_server.server",
-    "SignMajority": "atoll.strategies.outer.sign_majority",
-    "SlowMo": "atoll.strategies.outer.slowmo",
-    "Sparta": "atoll.strategies.outer.sparta",
-    "Streaming": "atoll.strategies.outer.streaming",
+    "Server": "atoll.methods.parameter_server",
+    "SignMajority": "atoll.methods.every_step",
+    "SlowMo": "atoll.methods.periodic",
+    "Sparta": "atoll.methods.every_step",
+    "Streaming": "atoll.methods.overlapped",
     "join": "atoll.run",
 }
 """Public name -> module that defines it."""
@@ -47,25 +47,20 @@ _PLACES = {
 if TYPE_CHECKING:
     from atoll.errors import AtollError
     from atoll.group.in_process.groups import MemoryGroups
+    from atoll.methods.decentralized import Gossip, NoLoCo, Pairwise
+    from atoll.methods.every_step import (
+        Cocktail,
+        DeMo,
+        EveryStep,
+        OneBitAdam,
+        PowerSGD,
+        SignMajority,
+        Sparta,
+    )
+    from atoll.methods.overlapped import Eager, Streaming
+    from atoll.methods.parameter_server import Asynchronous, Server
+    from atoll.methods.periodic import Average, DiLoCo, NoSync, SlowMo
     from atoll.run import Run, join
-    from atoll.strategies.outer.average import Average
-    from atoll.strategies.outer.cocktail import Cocktail
-    from atoll.strategies.outer.demo import DeMo
-    from atoll.strategies.outer.diloco import DiLoCo
-    from atoll.strategies.outer.eager import Eager
-    from atoll.strategies.outer.every_step import EveryStep
-    from atoll.strategies.outer.gossip import Gossip
-    from atoll.strategies.outer.noloco import NoLoCo
-    from atoll.strategies.outer.onebit_adam import OneBitAdam
-    from atoll.strategies.outer.pairwise import Pairwise
-    from atoll.strategies.outer.powersgd import PowerSGD
-    from atoll.strategies.outer.sign_majority import SignMajority
-    from atoll.strategies.outer.single import NoSync
-    from atoll.strategies.outer.slowmo import SlowMo
-    from atoll.strategies.outer.sparta import Sparta
-    from atoll.strategies.outer.streaming import Streaming
-    from atoll.strategies.parameter_server.asynchronous import Asynchronous
-    from atoll.strategies.parameter_server.server import Server
 
 __all__ = [
     "Asynchronous",

@@ -34,11 +34,10 @@ from atoll.data import BatchStream, HeldOut, Shards, load_dataset
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup as GroupOfOne
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import DiLoCo, NoSync
 from atoll.models import GPT, GPTConfig
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.single import NoSync
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.evaluate import evaluate

@@ -28,9 +28,9 @@ from atoll.codec import make_codec
 from atoll.config import TrainTable
 from atoll.data import Shards
 from atoll.group.single import SingleGroup
+from atoll.methods.periodic import NoSync as AloneOptions
 from atoll.models import GPT, GPTConfig
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.outer.single import NoSync as AloneOptions
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.loop import Loop

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "atoll"
 LEAVES = {"errors", "ids", "clock"}
 TRAINING = {
     "gate", "task", "island", "models", "data", "codec", "group", "strategies", "checkpoint",
-    "recovery",
+    "recovery", "methods",
 }  # fmt: skip
 EVERYTHING_BELOW_NODE = {
     *LEAVES, *TRAINING, "config", "wire", "code", "net", "reducer", "queues", "train", "run", "rl",
@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "ids": {"errors"},
     "clock": set(),
-    "config": {"errors", "ids"},
+    "methods": {"errors"},
+    "config": {"errors", "ids", "methods"},
     "wire": {"errors", "ids"},
     "code": {"errors", "ids"},
     "net": {*LEAVES, "config", "wire"},
@@ -40,17 +41,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "task": {"errors", "ids", "gate"},
     "island": {*LEAVES, "config"},
     "models": {"errors", "ids", "config"},
-    "codec": {"errors"},
+    "codec": {"errors", "methods"},
     "data": {"errors", "ids", "task"},
     # Members and the reducer must do the very same sum, so group borrows its pure arithmetic.
     "group": {*LEAVES, "config", "wire", "rounds", "net", "codec", "reducer"},
     "reducer": {*LEAVES, "config", "wire", "net", "codec"},
-    "strategies": {*LEAVES, "config", "wire", "task", "island", "models", "codec", "group"},
+    "strategies": {
+        *LEAVES,
+        "methods",
+        "config",
+        "wire",
+        "task",
+        "island",
+        "models",
+        "codec",
+        "group",
+    },
     "checkpoint": {*LEAVES, "wire", "net", "gate", "task"},
     "recovery": {*LEAVES, "wire", "net", "gate", "task", "checkpoint"},
     "queues": {*LEAVES, "wire", "net"},
     "train": {*LEAVES, *TRAINING, "config", "wire", "net", "queues"},
-    "plan": {*LEAVES, "config", "task", "data", "codec", "group", "strategies", "train"},
+    "plan": {*LEAVES, "methods", "config", "task", "data", "codec", "group", "strategies", "train"},
     "run": {*LEAVES, *TRAINING, "config", "wire", "queues", "train"},
     "rl": {
         *LEAVES,
@@ -78,6 +89,10 @@ WITHOUT_TORCH = [
     "atoll.wire",
     "atoll.net",
     "atoll.hub",
+    "atoll.methods.table",
+    "atoll.methods.codecs",
+    "atoll.strategies.compatibility",
+    "atoll.strategies.traffic_table",
     "atoll.node.agent.agent",
     "atoll.cli",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -153,13 +153,13 @@ class Stateless:
     needs_allgather = False
 
     @property
-    def base(self) -> Self:
+    def base(self) -> Codec:
         """This codec itself: it wraps no other."""
-        return self
+        return cast("Codec", self)
 
-    def mean_codec(self, packet: Packet | None = None) -> Self:
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return this codec: a mean is a vector like any other."""
-        return self
+        return self.base
 
     def restore_mean(
         self,

@@ -36,8 +36,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.base import Packet, Stateless, check_vector, output
+from atoll.codec.base import Codec, Packet, Stateless, check_vector, output
 from atoll.codec.seeds import mixed, random_words
+from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError, WireError
 
 LARGEST_RANK = 256
@@ -88,6 +89,14 @@ class LowRank(Stateless):
         self._starts: dict[str, Tensor] = {}
         """Q of every matrix, by `key/number`."""
         self._provisional: dict[str, Tensor] = {}
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `lowrank:rank`."""
+        given.at_most(1)
+        if not given.values:
+            raise given.wrong()
+        return cls(given.whole(0))
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn which matrices a vector is made of."""

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
+from atoll.methods.table import method_named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,15 +171,6 @@ class CheckpointTable:
     """Folder or object store for copies, as an fsspec URL, e.g. `s3://bucket/runs`; empty: none."""
 
 
-SERVED = frozenset(
-    {
-        "asynchronous", "server",
-        "async-diloco", "parameter-server", "stale-synchronous", "async-sgd",
-    }
-)  # fmt: skip
-"""Outer strategies, and presets of them, whose members meet at servers, one member too."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyTable:
     """`[strategy]`: inner x outer x codec; anything left out comes from the preset."""
@@ -237,12 +229,14 @@ class JobSpec:
     @property
     def alone(self) -> bool:
         """Whether every member trains a model of its own."""
-        return (self.strategy.outer or self.strategy.preset) == "alone"
+        method = method_named(self.strategy.outer, self.strategy.preset)
+        return method is not None and not method.exchanges
 
     @property
     def served(self) -> bool:
-        """Whether its members meet at servers."""
-        return (self.strategy.outer or self.strategy.preset) in SERVED
+        """Whether its members meet at parameter servers, even if there is one member only."""
+        method = method_named(self.strategy.outer, self.strategy.preset)
+        return method is not None and method.needs_servers
 
     @property
     def kind(self) -> str:

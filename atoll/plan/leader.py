@@ -1,16 +1,14 @@
 """What the first rank of an island keeps in main memory for its dealings with other members.
 
 The outer strategy is set up on a model without memory, and the vectors that it then holds are
-counted. What it makes only later, in its first rounds, is told in `LATER` and `KEPT_BY_CODEC`;
-tests hold both against strategies that have run.
+counted. What it makes only in its first rounds is declared by the rows of the method and of the
+codec (`later_vectors`, `kept_vectors`); tests compare both with strategies that have run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,39 +17,14 @@ from torch import Tensor
 from atoll.codec.registry import make_codec
 from atoll.config import JobSpec
 from atoll.group.single import SingleGroup
-from atoll.strategies.registry import Resolved, build_outer, read_options
+from atoll.methods.codecs import CODECS
+from atoll.strategies.resolve import Resolved
 from atoll.strategies.vectors.flat import iter_tensors
 from atoll.task import Task
 from atoll.train.build import whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
 FLOAT_BYTES = 4
-
-
-def _outer_optimizer(options: Any) -> float:
-    """Return how many vectors an outer optimizer keeps."""
-    momentum = getattr(options, "outer_momentum", 0.0)
-    words = {"adam": 2.0, "sgd": 0.0}
-    return words.get(getattr(options, "outer_optimizer", "nesterov"), float(momentum > 0))
-
-
-LATER: Mapping[str, Callable[[Any], float]] = MappingProxyType(
-    {
-        "diloco": _outer_optimizer,
-        "streaming": _outer_optimizer,
-        "eager": lambda options: 1.0 + 2.0 * _outer_optimizer(options),
-        "slowmo": lambda _: 1.0,
-        "sparta": lambda options: _outer_optimizer(options) if options.every else 0.0,
-        "demo": lambda _: 1.0,
-        "onebit_adam": lambda _: 4.0,
-    }
-)
-"""Outer strategy -> vectors as long as the model that it makes in its first rounds."""
-
-KEPT_BY_CODEC: Mapping[str, float] = MappingProxyType({"feedback": 3.0, "ef21": 2.0})
-"""Wrapper of a codec -> vectors that it keeps: a residual and two to work in, or two estimates."""
-
-ALONE = "alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +71,8 @@ def leader_memory(
     Raises:
         ConfigError: an option or the codec is unknown or out of range.
     """
-    options, codec = read_options(resolved), make_codec(resolved.codec)
-    outer = build_outer(resolved)
+    method, codec = resolved.method, make_codec(resolved.codec)
+    outer = resolved.build()
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = whole_model(spec, dataset)
         task = Task(model, build_optimizer(model, spec.train), member="w0", last=spec.train.steps)
@@ -113,11 +86,10 @@ def leader_memory(
     vectors = {_key(t): t for t in iter_tensors([outer, codec]) if _key(t) not in known}
     elements = task.num_parameters + sum(b.numel() for b in task.buffers())
     kept = sum(t.untyped_storage().nbytes() for t in vectors.values())
-    later = LATER.get(resolved.outer, lambda _: 0.0)(options)
-    if resolved.outer == ALONE:
+    if not method.exchanges:
         return LeaderMemory(picture, kept, 0, largest)
-    words = re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
-    later += sum(KEPT_BY_CODEC.get(word, 0.0) for word in words)
+    words = CODECS.keys() & re.findall(r"[a-z][a-z0-9_]*", resolved.codec)
+    later = method.later_vectors + sum(CODECS[word].kept_vectors for word in words)
     packets = 2 * codec.nbytes(elements)
     outer_bytes = kept + round(later * FLOAT_BYTES * elements)
     return LeaderMemory(picture, outer_bytes, 2 * FLOAT_BYTES * elements + packets, largest)

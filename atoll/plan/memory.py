@@ -22,9 +22,8 @@ from atoll.plan.cutting import faked
 from atoll.plan.leader import leader_memory
 from atoll.plan.ranks import Maker, RankMemory
 from atoll.plan.stages import Cut
-from atoll.strategies.compatibility import check
+from atoll.strategies.compatibility import check_job
 from atoll.strategies.inner.options import InnerOptions
-from atoll.strategies.registry import resolve
 from atoll.train.build import check_data, load_data, whole_model
 from atoll.train.optim.optimizers import build_optimizer
 
@@ -110,11 +109,7 @@ def plan_memory(spec: JobSpec, *, data: Dataset | ImageDataset | None = None) ->
             given=f"a job of kind {spec.kind!r}",
             expected="a job of the built-in trainer: [model], [train] and [strategy]",
         )
-    resolved, job = resolve(spec.strategy, steps=spec.train.steps), spec.job
-    check(
-        resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
-        optimizer=spec.train.optimizer,
-    )  # fmt: skip
+    resolved = check_job(spec)
     dataset = data if data is not None else sizes_of(spec)
     recipe = InnerOptions.of(spec)
     with torch.random.fork_rng(devices=[]):

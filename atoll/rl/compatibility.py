@@ -14,7 +14,7 @@ from atoll.errors import ConfigError
 from atoll.rl.environments.spaces import TaskSpec
 from atoll.rl.text.compatibility import check_text
 from atoll.strategies import compatibility
-from atoll.strategies.registry import resolve
+from atoll.strategies.resolve import resolve
 
 TEXT = "text:"
 """Start of the environment of a language model."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
-from atoll.strategies.compatibility import check, named
-from atoll.strategies.registry import resolve_outer, without_shared_steps
+from atoll.strategies.compatibility import check
+from atoll.strategies.resolve import Resolved, resolve_outer, without_shared_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class Agreement:
                 given="a second call of run.wrap",
                 remedy="give one optimizer all parameters, in groups",
             )
-        resolved = named(self.options, self.codec)
-        if spread:
-            resolved = dataclasses.replace(resolved, inner="hybrid")
+        inner = "hybrid" if spread else "local"
+        resolved = Resolved(method=self.options, inner=inner, codec=self.codec)
         check(resolved, nodes=nodes, policy=self.policy)

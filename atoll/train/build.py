@@ -33,8 +33,7 @@ from atoll.group.policy import GroupPolicy
 from atoll.models import IMAGES, MODELS, TEXT, CausalLM, CausalLMConfig, build_model, model_row
 from atoll.models.pretrained import load_tokenizer
 from atoll.strategies.base import Outer
-from atoll.strategies.compatibility import check
-from atoll.strategies.registry import build_outer, resolve
+from atoll.strategies.compatibility import check_job
 from atoll.task import Task
 from atoll.train.optim.lazy_compiler import leave_out_compiler
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
@@ -101,15 +100,11 @@ def build(spec: JobSpec, *, member: str, slot: int, num_slots: int) -> Built:
         ConfigError: the job names something that does not exist.
         DataError: the text is missing or too small.
     """
-    resolved, job = resolve(spec.strategy, steps=spec.train.steps), spec.job
-    check(
-        resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
-        optimizer=spec.train.optimizer,
-    )  # fmt: skip
+    resolved = check_job(spec)
     if spec.job.threads:
         torch.set_num_threads(spec.job.threads)
     seed = spec.job.seed
-    outer, codec = build_outer(resolved), make_codec(resolved.codec)
+    outer, codec = resolved.build(), make_codec(resolved.codec)
     dataset = load_data(spec)
     model = whole_model(spec, dataset)
     optimizer = build_optimizer(model, spec.train)

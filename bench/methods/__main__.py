@@ -13,6 +13,7 @@ no new run after that time and reports what there is; `--report` runs nothing at
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from atoll.clock import RealClock
-from atoll.strategies.registry import OUTERS, PRESETS, load
+from atoll.methods.table import METHODS, PRESETS
 from bench.kit.report import emit, render
 from bench.methods.comparing import compare
 from bench.methods.ledger import Ledger
@@ -160,8 +161,8 @@ def main() -> None:
     seeds = given.seeds or (1 if given.quick else 3)
     if not given.report:
         rows = chosen(given.rows, quick=given.quick)
-        for path in OUTERS.values():  # now: the sources may be others before the last row's turn
-            load(path)
+        for method in METHODS.values():  # now: the sources may change before the last row's turn
+            importlib.import_module(method.implementation.partition(":")[0])
         fill(ledger, plan(rows, members=members, seeds=seeds, setting=setting), deadline=deadline)
     result = result_of(ledger, setting, clock=Clock(step_s=given.step_s))
     sys.stderr.write(render([{**s, "figures": ""} for s in result["shapes"]]) + "\n")

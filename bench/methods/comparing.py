@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.codec import Codec, make_codec
 from atoll.data import BatchStream
-from atoll.strategies.registry import OUTERS, load
+from atoll.methods.table import PRESETS
 from atoll.train.optim.optimizers import learning_rate
 from bench.methods.running import Trial, shortened, train
 from tests.contracts.collected import suites_of
@@ -52,7 +52,7 @@ def compare(trial: Trial) -> dict[str, Any]:
 
 def _changed(trial: Trial) -> set[str]:
     """Return the options that are switched on."""
-    return {name for name, value in trial.resolved().options.items() if value}
+    return {name for name, value in trial.options().items() if value}
 
 
 def _is_plain(codec: str) -> bool:
@@ -64,8 +64,8 @@ def _is_plain(codec: str) -> bool:
 
 
 def _on_language_model(trial: Trial) -> dict[str, Any]:
-    resolved = shortened(trial, STEPS).resolved().options
-    options = dict(trial.row.options) | {k: v for k, v in SHORT.items() if k in resolved}
+    named = PRESETS[trial.row.preset].options.keys() | trial.row.options.keys()
+    options = dict(trial.row.options) | {k: v for k, v in SHORT.items() if k in named}
     row = dataclasses.replace(trial.row, options=options)
     trial = shortened(dataclasses.replace(trial, row=row), STEPS)
     name, reference = REFERENCES[trial.resolved().outer]
@@ -89,7 +89,7 @@ def _steps_of_rounds(trial: Trial, rounds: int) -> list[int]:
     """Return after which step each round of a reference's trajectory was."""
     if rounds in (1, STEPS):
         return [STEPS] if rounds == 1 else list(range(1, STEPS + 1))
-    options = trial.resolved().options
+    options = trial.options()
     warm, every = int(options.get("shared_steps", 0)), int(options["every"])
     first = [warm] if warm else []
     return [*first, *range(warm + every, STEPS, every), STEPS]
@@ -98,7 +98,7 @@ def _steps_of_rounds(trial: Trial, rounds: int) -> list[int]:
 def _streams(trial: Trial) -> list[Iterator[tuple[Tensor, Tensor]]]:
     """Return the members' batches: slot 0's during the shared start, the own ones after."""
     shards = trial.setting.shards(trial.seed, trial.members)
-    batch, shared_steps = trial.setting.batch, trial.resolved().options.get("shared_steps", 0)
+    batch, shared_steps = trial.setting.batch, trial.options().get("shared_steps", 0)
 
     def of(slot: int) -> Iterator[tuple[Tensor, Tensor]]:
         shared = BatchStream(shards, slot=0, batch=batch)
@@ -152,12 +152,12 @@ def _data_parallel(trial: Trial) -> Trajectory:
 def _local_sgd(trial: Trial) -> Trajectory:
     return local_sgd(
         trial.setting.model(trial.seed), _streams(trial), steps=STEPS, inner=_inner(trial),
-        every=trial.resolved().options["every"], wire=_wire(trial, key="delta", exact_start=False),
+        every=trial.options()["every"], wire=_wire(trial, key="delta", exact_start=False),
     )  # fmt: skip
 
 
 def _diloco(trial: Trial) -> Trajectory:
-    options = trial.resolved().options
+    options = trial.options()
     warm = int(options.get("shared_steps", 0))
     return diloco(
         trial.setting.model(trial.seed), _streams(trial), steps=STEPS, inner=_inner(trial),
@@ -181,7 +181,7 @@ REFERENCES: dict[str, tuple[str, Callable[[Trial], Trajectory]]] = {
 
 def _with_formula(trial: Trial) -> dict[str, Any]:
     """Compare all contract suites of the outer strategy with their formulas."""
-    suites = suites_of(load(OUTERS[trial.resolved().outer]))
+    suites = suites_of(type(trial.resolved().method))
     distances = []
     for suite in suites:
         runs = train_together(suite.options, members=MEMBERS_OF_FORMULA, steps=suite.steps)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import ConfigError
-from atoll.strategies.catalogue import METHODS
+from atoll.methods.table import PRESETS
 from bench.methods.ledger import Ledger
 from bench.methods.modelled import Clock
 from bench.methods.setting import FULL
@@ -140,8 +140,8 @@ def chosen(rows: Sequence[Row]) -> list[Row]:
 
 def figures(rows: Sequence[Row], to: Path) -> None:
     """Draw the figure of every page in a folder that has rows."""
-    for name in sorted({entry.page for entry in METHODS.values()}):
-        presets = [preset for preset, each in METHODS.items() if each.page == name]
+    for name in sorted({entry.page for entry in PRESETS.values()}):
+        presets = [preset for preset, each in PRESETS.items() if each.page == name]
         path = to / Path(name).relative_to("docs/methods")
         if path.exists() and any(row["strategy"] in presets for row in rows):
             figure = path.parent / "figures" / f"{path.stem}.svg"

@@ -20,7 +20,7 @@ from atoll.group.single import SingleGroup as GroupOfOne
 from atoll.models import GPT
 from atoll.strategies.base import SyncResult
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.registry import Resolved, read_options, resolve
+from atoll.strategies.resolve import Resolved, resolve
 from atoll.task import Task
 from atoll.train.batches import MemberStream
 from atoll.train.evaluate import evaluate
@@ -93,6 +93,10 @@ class Trial:
         table = StrategyTable(preset=self.row.preset, codec=self.row.codec, options=options)
         return resolve(table, steps=self.setting.steps)
 
+    def options(self) -> dict[str, Any]:
+        """Return all options of the outer strategy."""
+        return dataclasses.asdict(self.resolved().method)  # type: ignore[call-overload, no-any-return]
+
 
 def run(trial: Trial) -> dict[str, Any]:
     """Train and return the record of a run: plain values."""
@@ -123,7 +127,7 @@ def run(trial: Trial) -> dict[str, Any]:
 
 def train(trial: Trial, *, keep: frozenset[int] = frozenset(), evaluated: bool = True) -> list[Any]:
     """Train all members of a trial and return their outcomes in member order."""
-    options = read_options(trial.resolved())
+    options = trial.resolved().method
     model = trial.setting.model(trial.seed)
     bodies = [copy.deepcopy(model) for _ in range(trial.members)]
 

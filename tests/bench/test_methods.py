@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from atoll.strategies.catalogue import METHODS
-from atoll.strategies.registry import PRESETS, build_outer
-from atoll.strategies.traffic_table import measure_traffic
+from atoll.methods.table import PRESETS
+from atoll.strategies.measured_traffic import measure_traffic
 from bench.methods import index
 from bench.methods.__main__ import plan
 from bench.methods.comparing import compare
@@ -47,7 +46,7 @@ def test_rows_have_names_of_their_own_and_presets_that_exist() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_every_row_builds(row: Any) -> None:
     trial = Trial(row, row.members[0], 0, FULL)
-    assert build_outer(trial.resolved()) is not None
+    assert trial.resolved().build() is not None
     assert FULL.table(row.train).steps == FULL.steps
 
 
@@ -168,7 +167,7 @@ def test_the_rows_of_the_table_have_what_was_asked_for() -> None:
 def test_figures_are_small_reproducible_and_keep_text(tmp_path: Path) -> None:
     plots = pytest.importorskip("bench.methods.plots", reason="needs matplotlib")
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    records = [record(name, 1.0 + n / 50) for n, name in enumerate(METHODS)]
+    records = [record(name, 1.0 + n / 50) for n, name in enumerate(PRESETS)]
     rows = make_rows(records, [], clock=Clock())
     paths = [tmp_path / name for name in ("one.svg", "two.svg")]
     for path in paths:

@@ -27,9 +27,10 @@ def suites_of(options: type[Any]) -> list[type[StrategySuite]]:
 
 def collect(contract: type[T], folder: str) -> list[type[T]]:
     """Return the subclasses of a contract that the test files of a folder hold."""
-    for path in sorted((TESTS / folder).glob("test_*.py")):
+    for path in sorted((TESTS / folder).rglob("test_*.py")):
         if contract.__name__ in path.read_text(encoding="utf-8"):
-            importlib.import_module(f"tests.{folder}.{path.stem}")
+            place = path.relative_to(TESTS).with_suffix("")
+            importlib.import_module(".".join(("tests", *place.parts)))
     found: list[type[T]] = []
     todo = list(contract.__subclasses__())
     while todo:

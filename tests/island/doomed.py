@@ -35,7 +35,7 @@ from atoll.strategies.inner import gather_scatter, sharded_optimizer
 from atoll.strategies.inner.gradient_norm import GradientNorm
 from atoll.strategies.inner.sharded_optimizer import LocalShard
 from atoll.strategies.inner.worker import Worker
-from atoll.strategies.registry import build_outer, resolve
+from atoll.strategies.resolve import resolve
 from atoll.train.state.committed import adopt
 from atoll.train.state.saving import Moment, Saving
 from tests.island.leading import Member, led, table
@@ -121,7 +121,7 @@ def _be_a_rank(start: Start, rank: int) -> None:
 
 def diloco(member: Member, group: Any) -> Outer:
     options = {"every": EVERY, "shared_steps": 0}
-    outer = build_outer(resolve(StrategyTable(outer="diloco", codec="fp32", options=options)))
+    outer = resolve(StrategyTable(outer="diloco", codec="fp32", options=options)).build()
     outer.setup(member.task, group=group, codec=make_codec("fp32"))
     member.outer = outer
     return outer

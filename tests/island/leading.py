@@ -9,10 +9,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from atoll.codec.registry import make_codec
 from atoll.config import MeshShape, TrainTable
 from atoll.group.single import SingleGroup
 from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.island.world import build_mesh
+from atoll.methods.periodic import NoSync as AloneOptions
 from atoll.strategies.base import Inner, Outer
 from atoll.strategies.inner.divide import split_model
 from atoll.strategies.inner.host_model import HostModel
@@ -21,7 +23,6 @@ from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.inner.options import InnerOptions
 from atoll.strategies.inner.remote_optimizer import RemoteOptimizer, RemoteScaler
 from atoll.strategies.inner.worker import BUILD, Divide, Worker
-from atoll.strategies.outer.single import NoSync as AloneOptions
 from atoll.task import Task
 from atoll.train.optim.optimizers import StepSchedule, build_optimizer, learning_rate
 from tests.island.reference import CPU, batch_for, gpt
@@ -76,8 +77,8 @@ def by_itself(name: str, train: TrainTable, **words: Any) -> Member:
 
 
 def outer_of(task: Task) -> Outer:
-    outer = AloneOptions(every=1000).build()
-    outer.setup(task, group=SingleGroup(), codec=None)  # type: ignore[arg-type]
+    outer: Outer = AloneOptions(every=1000).build()
+    outer.setup(task, group=SingleGroup(), codec=make_codec("fp32"))
     return outer
 
 

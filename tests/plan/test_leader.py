@@ -14,7 +14,7 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.plan.leader import leader_memory
 from atoll.strategies.inner.local import Local, language_model_loss
-from atoll.strategies.registry import build_outer, resolve
+from atoll.strategies.resolve import resolve
 from atoll.strategies.vectors.flat import iter_tensors
 from atoll.task import Task
 from atoll.train.build import whole_model
@@ -57,7 +57,7 @@ def test_outer_state_is_what_members_keep_after_rounds(tmp_path: Path, name: str
         model: Any = whole_model(spec)
         own = {_key(t) for t in (*model.parameters(), *model.buffers())}
         task = Task(model, build_optimizer(model, spec.train), member=group.me, last=100)
-        outer, codec = build_outer(resolved), make_codec(resolved.codec)
+        outer, codec = resolved.build(), make_codec(resolved.codec)
         outer.setup(task, group=group, codec=codec)
         outer.begin(task)
         inner = Local(language_model_loss, clip=1.0)

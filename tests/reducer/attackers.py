@@ -14,7 +14,7 @@ from atoll.errors import AtollError
 from atoll.group.base import Group, Reduced, Work
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
 from atoll.group.policy import GroupPolicy
-from atoll.strategies.outer.every_step import EveryStep
+from atoll.methods.every_step import EveryStep
 from tests.contracts.strategy_suite import Batch, Run, small_model, start_run
 from tests.patience import PATIENCE_S
 

@@ -8,20 +8,22 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from atoll.config import read_spec
 from atoll.errors import ConfigError
-from atoll.strategies.catalogue import ADMISSIONS, AGGREGATES, CODECS, COLLECTIVES, METHODS
-from atoll.strategies.options import defaults_of, options_of
-from atoll.strategies.registry import OUTERS, PRESETS, load, read_options, resolve
+from atoll.methods.codecs import CODECS
+from atoll.methods.parts import ADMISSIONS, AGGREGATES, COLLECTIVES
+from atoll.methods.table import METHODS, PRESETS
+from atoll.strategies.resolve import resolve
 from atoll.strategies.traffic_table import Scale, one_row, part_rows, rows
 from tests.patience import PATIENCE_S
 
 SCALE = Scale(parameters=1_000_000, peers=4, steps=100)
-TABLES = [METHODS, CODECS, AGGREGATES, COLLECTIVES, ADMISSIONS]
+TABLES: list[Mapping[str, Any]] = [PRESETS, CODECS, AGGREGATES, COLLECTIVES, ADMISSIONS]
 
 
 def test_entries_say_what_they_are_and_are_for() -> None:
@@ -52,14 +54,11 @@ def test_arxiv_numbers_begin_with_the_year() -> None:
                     assert written <= paper.year <= written + 1, paper
 
 
-@pytest.mark.parametrize("outer", OUTERS)
-def test_options_read_from_the_source_are_those_of_the_class(outer: str) -> None:
-    fields = {field.name: field for field in dataclasses.fields(load(OUTERS[outer]))}
-    found = options_of(outer)
-    assert [option.name for option in found] == list(fields)
-    for option in found:
-        assert option.default == fields[option.name].default, option.name
-        assert option.line, f"{option.name} of {outer} has no words below it"
+@pytest.mark.parametrize("outer", METHODS)
+def test_every_option_has_a_default_and_a_line(outer: str) -> None:
+    for option in METHODS[outer].options():
+        assert isinstance(option.default, bool | int | float | str), option.name
+        assert option.line.endswith((".", ")")), f"{option.name} of {outer} has no line"
 
 
 def test_a_row_has_the_traffic_that_the_strategy_itself_tells() -> None:
@@ -76,12 +75,12 @@ def test_the_shared_start_of_a_short_run_is_taken_into_account() -> None:
     assert [each["shared_steps"] for each in options] == [10, 100]
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *OUTERS])
+@pytest.mark.parametrize("name", [*PRESETS, *METHODS])
 def test_what_is_to_be_pasted_is_a_job_file_that_means_the_same(name: str) -> None:
     row = one_row(name, SCALE)
     spec = read_spec(tomllib.loads(row["toml"]))
     resolved = resolve(spec.strategy)
-    options = dataclasses.asdict(read_options(resolved))
+    options = dataclasses.asdict(resolved.method)  # type: ignore[call-overload]
     assert options == {option["name"]: option["value"] for option in row["options"]}
     assert resolved.outer == row["outer"]
 
@@ -92,15 +91,17 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_defaults_without_torch_are_the_defaults() -> None:
-    assert defaults_of("diloco")["outer_lr"] == 0.7
+    defaults = {option.name: option.default for option in METHODS["diloco"].options()}
+    assert defaults["outer_lr"] == 0.7
     assert [row["name"] for row in part_rows("codecs", SCALE)][:2] == ["fp32", "fp16"]
 
 
 def test_words_and_options_need_no_torch() -> None:
     program = (
-        "import sys, atoll.strategies.traffic_table as w, atoll.strategies.options as o\n"
+        "import sys, atoll.strategies.traffic_table as w\n"
         "import atoll.strategies.compatibility\n"
-        "[o.options_of(name) for name in o.OUTERS]\n"
+        "from atoll.methods.table import METHODS\n"
+        "[method.options() for method in METHODS.values()]\n"
         "w.part_rows('collectives', w.Scale(parameters=9, peers=2, steps=1))\n"
         "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
     )
@@ -132,8 +133,8 @@ def test_the_list_fits_the_screen_and_names_everything(width: int) -> None:
     text = atoll("--parameters", "1M", "--steps", "20", width=width)
     lines = text.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
-    for name in METHODS:
-        assert any(line.startswith(name + " ") for line in lines) is (name in PRESETS)
+    for name in PRESETS:
+        assert any(line.startswith(name + " ") for line in lines), name
     assert ("paper" in lines[0]) is (width == 160)
 
 
@@ -165,7 +166,7 @@ def test_the_other_tables_are_listed(kind: str) -> None:
 
 def test_json_has_the_same_rows() -> None:
     found: Any = json.loads(atoll("--json", "--parameters", "115008", "--peers", "2"))
-    assert [row["name"] for row in found] == [name for name in METHODS if name in PRESETS]
+    assert [row["name"] for row in found] == list(PRESETS)
     assert {"name", "line", "good_for", "papers", "page", "per_step"} <= set(found[0])
 
 

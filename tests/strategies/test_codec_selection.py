@@ -10,8 +10,8 @@ from atoll.codec import make_codec
 from atoll.codec.wrappers.auto import STEPS, auto_inside
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.periodic import Average
 from atoll.strategies.codec_selection import codec_state, load_codec_state
-from atoll.strategies.outer.average import Average
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
 from tests.patience import PATIENCE_S
 

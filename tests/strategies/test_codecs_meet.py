@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from atoll.codec.registry import CODECS, WRAPPERS
 from atoll.codec.wrappers.auto import auto_inside
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.ids import session_id
+from atoll.methods.codecs import CODECS
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import Average
 from atoll.net.endpoint import PLAIN, HubEndpoint
 from atoll.net.sync_link import SyncLink, connect
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, batches, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName
@@ -24,7 +24,6 @@ from tests.strategies.on_routes import wide_model
 STEPS = 4
 SPECS = [
     *(row.example for row in CODECS.values()),
-    *(wrapper.example for wrapper in WRAPPERS.values()),
     "topk:0.3|int8", "randomk:0.5|topk:0.5|int4", "feedback(topk:0.2)", "feedback(randomk:0.25)",
     "feedback(lowrank:1)", "feedback(int2)", "feedback(sign)",
 ]  # fmt: skip

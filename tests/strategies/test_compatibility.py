@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 
-from atoll.codec.registry import CODECS, WRAPPERS, make_codec
+from atoll.codec.registry import make_codec
 from atoll.config import StrategyTable, parse_spec
 from atoll.errors import ConfigError
 from atoll.group.policy import GroupPolicy
+from atoll.methods.codecs import CODECS
+from atoll.methods.decentralized import is_grid
+from atoll.methods.table import METHODS, PRESETS
 from atoll.strategies import compatibility
-from atoll.strategies.codec_support import GATHERING, PAIRED, SERVED, TASTES
-from atoll.strategies.compatibility import check, is_grid, named
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.registry import OUTERS, PRESETS, Resolved, build_outer, resolve
-from atoll.strategies.traffic_table import measure_traffic
+from atoll.strategies.compatibility import check
+from atoll.strategies.measured_traffic import measure_traffic
+from atoll.strategies.resolve import Resolved, read_method, resolve
+
+
+def chosen(outer: str, codec: str = "fp32", *, inner: str = "local", **options: Any) -> Resolved:
+    """Return an outer strategy with options and a codec."""
+    return Resolved(method=read_method(outer, options), inner=inner, codec=codec)
 
 
 def refusal(
@@ -30,7 +36,7 @@ def refusal(
     **options: Any,
 ) -> ConfigError:
     """Return the error that a combination ends in."""
-    resolved = Resolved(inner="local", outer=outer, codec=codec, options=options)
+    resolved = chosen(outer, codec, **options)
     with pytest.raises(ConfigError) as caught:
         check(resolved, nodes=nodes, min_nodes=min_nodes, route=route, policy=policy)
     assert caught.value.given is not None
@@ -53,7 +59,7 @@ def test_sparse_codec_is_refused_where_packets_are_summed(collective: str) -> No
         assert 'collective = "auto"' in str(error.remedy)
     assert "every hop" in refusal("every_step", "feedback(int8)", policy=policy).what
     check(
-        Resolved(inner="local", outer="every_step", codec="fp32", options={}),
+        chosen("every_step"),
         nodes=4,
         policy=policy,
     )
@@ -62,7 +68,8 @@ def test_sparse_codec_is_refused_where_packets_are_summed(collective: str) -> No
 
 def test_codecs_that_gather_are_known_by_their_names() -> None:
     for name, row in CODECS.items():
-        assert make_codec(row.example).needs_allgather is (name in GATHERING), name
+        if not row.wraps or row.needs_allgather:
+            assert make_codec(row.example).needs_allgather is row.needs_allgather, name
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_what_is_offered_instead_of_a_rule_works() -> None:
 def test_robust_rules_want_vectors_that_can_be_compared() -> None:
     error = refusal("diloco", "feedback(topk:0.1)", policy=GroupPolicy(aggregate="median"))
     assert "randomk" in str(error.remedy)
-    dense = Resolved(inner="local", outer="diloco", codec="feedback(randomk:0.1)", options={})
+    dense = chosen("diloco", "feedback(randomk:0.1)")
     check(dense, nodes=4, policy=GroupPolicy(aggregate="median"))
 
 
@@ -112,17 +119,18 @@ def test_only_gradients_are_summed_and_not_buffers() -> None:
         assert 'reduction = "sum"' in str(refusal(outer, policy=policy).remedy)
 
 
-@pytest.mark.parametrize("outer", sorted((PAIRED | SERVED | compatibility.SWAPPED) & set(OUTERS)))
+@pytest.mark.parametrize(
+    "outer", [name for name, method in METHODS.items() if not method().has_mean]
+)
 def test_methods_without_mean_take_no_rule_or_collective(outer: str) -> None:
     for policy in (GroupPolicy(aggregate="median"), GroupPolicy(collective="ring")):
         assert "no mean of all" in refusal(outer, policy=policy).what
 
 
-@pytest.mark.parametrize("outer", OUTERS)
+@pytest.mark.parametrize("outer", METHODS)
 def test_codec_is_refused_exactly_where_the_method_does(outer: str) -> None:
-    examples = [row.example for row in CODECS.values()]
-    for example in [*examples, *(wrapper.example for wrapper in WRAPPERS.values())]:
-        resolved = Resolved(inner="local", outer=outer, codec=example, options={})
+    for example in (row.example for row in CODECS.values()):
+        resolved = chosen(outer, example)
         try:
             measure_traffic(resolved, elements=500, peers=4, steps=4)
         except ConfigError:
@@ -131,12 +139,13 @@ def test_codec_is_refused_exactly_where_the_method_does(outer: str) -> None:
             check(resolved, nodes=4)
 
 
-@pytest.mark.parametrize("outer", sorted(TASTES.keys() & OUTERS.keys()))
+@pytest.mark.parametrize("outer", [name for name, row in METHODS.items() if row.codecs])
 def test_the_codec_that_is_offered_instead_works(outer: str) -> None:
-    taste = TASTES[outer]
-    unfit = "ef21(topk:0.1)" if "ef21" in taste.refused else "feedback(topk:0.1)"
+    support = METHODS[outer].codecs
+    assert support is not None
+    unfit = "ef21(topk:0.1)" if "ef21" in support.refused else "feedback(topk:0.1)"
     offered = str(refusal(outer, unfit).remedy).split("'")[1]
-    resolved = Resolved(inner="local", outer=outer, codec=offered, options={})
+    resolved = chosen(outer, offered)
     check(resolved, nodes=4)
     measure_traffic(resolved, elements=500, peers=4, steps=4)
 
@@ -147,7 +156,7 @@ def test_momentum_of_nothing_is_refused(name: str) -> None:
     assert "plain SGD" in error.what
     working = {"outer_optimizer": "sgd", "outer_momentum": 0.0}
     check(resolve(StrategyTable(options=working)), nodes=4)
-    build_outer(Resolved(inner="local", outer="diloco", codec="fp32", options=working))
+    chosen("diloco", **working).build()
 
 
 @pytest.mark.parametrize(("every", "fragments", "delay"), [(10, 5, 2), (10, 4, 3), (3, 4, 0)])
@@ -159,16 +168,16 @@ def test_fragments_whose_rounds_would_overlap_are_refused(
     first, second = re.findall(r"(\w+) = (\d+)", str(error.remedy))
     for name, value in (first, second):
         options = given | {name: int(value)}
-        resolved = Resolved(inner="local", outer="streaming", codec="fp32", options=options)
+        resolved = chosen("streaming", **options)
         check(resolved, nodes=4)
-        build_outer(resolved)
+        resolved.build()
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 7, 11])
 def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
     error = refusal("gossip", nodes=nodes, graph="torus")
     offered = int(re.findall(r"nodes = (\d+)", str(error.remedy))[0])
-    torus = Resolved(inner="local", outer="gossip", codec="fp32", options={"graph": "torus"})
+    torus = chosen("gossip", graph="torus")
     check(torus, nodes=offered)
     assert is_grid(offered)
 
@@ -176,8 +185,8 @@ def test_members_that_make_no_grid_are_refused_a_torus(nodes: int) -> None:
 @pytest.mark.parametrize("inner", ["ddp", "fsdp", "tensor", "pipeline", "hybrid"])
 def test_island_gradients_are_not_combined_with_others(inner: str) -> None:
     using = {"every_step", "powersgd", "demo", "sign_majority", "onebit_adam"}
-    for outer in OUTERS:
-        resolved = Resolved(inner=inner, outer=outer, codec="fp32", options={"push_sum": True})
+    for outer in METHODS:
+        resolved = chosen(outer, inner=inner)
         if outer not in using:
             compatibility.check_island_gradients(_plan(resolved))
             continue
@@ -194,7 +203,7 @@ def test_island_gradients_are_not_combined_with_others(inner: str) -> None:
 
 def _plan(resolved: Resolved) -> compatibility.Plan:
     return compatibility.Plan(
-        outer=resolved.outer, codec=resolved.codec, options=resolved.options, nodes=2,
+        method=resolved.method, codec=resolved.codec, nodes=2,
         min_nodes=2, route="auto", policy=GroupPolicy(), optimizer="adamw", inner=resolved.inner,
     )  # fmt: skip
 
@@ -208,11 +217,9 @@ def test_one_bit_adam_wants_adam() -> None:
 
 def test_uneven_graphs_want_push_sum() -> None:
     assert "push_sum = true" in str(refusal("gossip", graph="random").remedy)
-    uneven = Resolved(
-        inner="local", outer="gossip", codec="fp32", options={"graph": "random", "push_sum": True}
-    )
+    uneven = chosen("gossip", graph="random", push_sum=True)
     check(uneven, nodes=4)
-    build_outer(uneven)
+    uneven.build()
 
 
 def test_backups_leave_somebody_to_wait_for() -> None:
@@ -220,21 +227,16 @@ def test_backups_leave_somebody_to_wait_for() -> None:
     assert "backups = 1" in str(refusal("server", nodes=4, min_nodes=2, backups=2).remedy)
 
 
-@pytest.mark.parametrize("outer", sorted(SERVED))
+@pytest.mark.parametrize("outer", [name for name, row in METHODS.items() if row.needs_servers])
 def test_parameter_servers_are_refused_without_the_relay(outer: str) -> None:
     assert "relay" in refusal(outer, route="direct").what
-    check(Resolved(inner="local", outer=outer, codec="fp32", options={}), nodes=1, route="direct")
+    check(chosen(outer), nodes=1, route="direct")
 
 
 def test_every_rule_says_why_in_its_first_line() -> None:
     for rule in compatibility.RULES:
         assert rule.__doc__
         assert rule.__doc__.strip().endswith(".")
-
-
-def test_script_options_are_checked_by_table_name() -> None:
-    found = named(DiLoCo(every=7), "int8")
-    assert (found.outer, found.codec, found.options["every"]) == ("diloco", "int8", 7)
 
 
 def test_bad_job_file_is_refused_by_command_and_worker() -> None:

@@ -14,9 +14,9 @@ from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.policy import GroupPolicy
 from atoll.hub.server import HubServer
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.registry import build_outer, resolve
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import DiLoCo
+from atoll.strategies.resolve import resolve
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, small_model, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName, start_hub
@@ -45,7 +45,7 @@ def test_words_of_a_job_file_become_the_policy_and_are_shown() -> None:
     )
     resolved = resolve(parse_spec(text).strategy)
     assert resolved.policy == GroupPolicy(aggregate="trimmed:1", admission="norms:3")
-    assert resolved.options["every"] == 9
+    assert resolved.method == DiLoCo(every=9)
     assert resolved.names() == {
         "inner": "local", "outer": "diloco", "codec": "feedback(int8)",
         "aggregate": "trimmed:1", "admission": "norms:3",
@@ -64,7 +64,7 @@ def test_words_of_a_job_file_become_the_policy_and_are_shown() -> None:
 )
 def test_typing_errors_are_answered_with_the_nearest_word(line: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
-        build_outer(resolve(parse_spec(f"[strategy]\n{line}").strategy))
+        resolve(parse_spec(f"[strategy]\n{line}").strategy).build()
 
 
 def set_policy(group: Group, **words: str) -> Group:

@@ -9,10 +9,9 @@ import torch
 
 from atoll.config import TrainTable
 from atoll.data import BatchStream, HeldOut, Shards
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import Average, DiLoCo
 from atoll.models import GPT, GPTConfig
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.every_step import EveryStep
 from atoll.train.optim.optimizers import learning_rate
 from bench.diloco import MEMBERS, Setting, deviations, reference, train
 from tests.reference.algorithms import Inner as ReferenceInner

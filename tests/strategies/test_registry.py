@@ -5,37 +5,41 @@ import sys
 
 import pytest
 
-from atoll.config import StrategyTable
-from atoll.config.tables import SERVED
+from atoll.config import JobSpec, StrategyTable
 from atoll.errors import ConfigError
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.registry import OUTERS, PRESETS, build_outer, resolve, resolve_outer
+from atoll.methods.periodic import Average, DiLoCo
+from atoll.methods.table import METHODS, PRESETS
+from atoll.strategies.resolve import resolve, resolve_outer
 from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_builds(preset: str) -> None:
     resolved = resolve(StrategyTable(preset=preset))
-    assert resolved.outer in OUTERS
-    assert build_outer(resolved).shared_steps >= 0
+    assert resolved.outer in METHODS
+    assert resolved.build().shared_steps >= 0
 
 
 def test_what_a_job_names_wins_over_its_preset() -> None:
     table = StrategyTable(preset="diloco", codec="fp32", options={"every": 7})
     resolved = resolve(table)
     assert (resolved.outer, resolved.codec) == ("diloco", "fp32")
-    assert resolved.options["every"] == 7
+    assert resolved.method == DiLoCo(**{**PRESETS["diloco"].options, "every": 7})
 
 
 def test_presets_shared_start_is_at_most_a_tenth() -> None:
-    assert resolve(StrategyTable(), steps=2_000).options["shared_steps"] == 170
-    assert resolve(StrategyTable(), steps=100).options["shared_steps"] == 10
-    written = StrategyTable(options={"shared_steps": 90})
-    assert resolve(written, steps=100).options["shared_steps"] == 90
+    def shared(table: StrategyTable, steps: int) -> int:
+        method = resolve(table, steps=steps).method
+        assert isinstance(method, DiLoCo)
+        return method.shared_steps
+
+    assert shared(StrategyTable(), 2_000) == 170
+    assert shared(StrategyTable(), 100) == 10
+    assert shared(StrategyTable(options={"shared_steps": 90}), 100) == 90
 
 
 def test_options_of_a_preset_do_not_reach_another_outer_strategy() -> None:
-    assert resolve(StrategyTable(preset="diloco", outer="average")).options == {}
+    assert resolve(StrategyTable(preset="diloco", outer="average")).method == Average()
 
 
 @pytest.mark.parametrize(
@@ -52,9 +56,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(table: StrategyTable, hint
 
 
 def test_an_unknown_option_is_answered_with_the_nearest() -> None:
-    resolved = resolve(StrategyTable(options={"outer_lrr": 0.5}))
     with pytest.raises(ConfigError, match="did you mean 'outer_lr'"):
-        build_outer(resolved)
+        resolve(StrategyTable(options={"outer_lrr": 0.5}))
 
 
 def test_scripts_may_name_a_preset_an_outer_or_give_options() -> None:
@@ -67,7 +70,7 @@ def test_scripts_may_name_a_preset_an_outer_or_give_options() -> None:
 
 def test_naming_strategies_loads_no_torch() -> None:
     code = (
-        "import sys; from atoll.config import StrategyTable; import atoll.strategies.registry as t;"
+        "import sys; from atoll.config import StrategyTable; import atoll.strategies.resolve as t;"
         "t.resolve(StrategyTable()); sys.exit('torch' in sys.modules)"
     )
     assert (
@@ -77,6 +80,7 @@ def test_naming_strategies_loads_no_torch() -> None:
 
 
 def test_hubs_know_which_words_need_servers() -> None:
-    outers = {"asynchronous", "server"}
-    assert outers <= OUTERS.keys()
-    assert outers | {name for name, row in PRESETS.items() if row.outer in outers} == SERVED
+    presets = {name for name in PRESETS if JobSpec(strategy=StrategyTable(preset=name)).served}
+    assert presets == {"async-diloco", "parameter-server", "stale-synchronous", "async-sgd"}
+    outers = {name for name in METHODS if JobSpec(strategy=StrategyTable(outer=name)).served}
+    assert outers == {"asynchronous", "server"}

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from atoll.group.base import Group
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.every_step import EveryStep
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import Average, DiLoCo
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, plain_training, start_run, train_together
 from tests.group.hub_world import HubWorld

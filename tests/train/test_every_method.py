@@ -12,8 +12,8 @@ from torch.amp import GradScaler
 
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.table import PRESETS
 from atoll.run import Run
-from atoll.strategies.registry import PRESETS
 from tests.contracts.strategy_suite import BATCH, adamw, batches, squared_error
 
 MEMBERS, STEPS, BAD_STEP = 4, 12, 5

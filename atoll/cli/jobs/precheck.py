@@ -1,4 +1,4 @@
-"""Finds wrong names in a job before anything is started for it."""
+"""Checks the names and options in a job before it is submitted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from atoll.node.imports import load
 from atoll.node.machine.probe import torch_version
 
 OUR_OWN = "atoll."
-"""Start of the modules whose environments come with Atoll."""
+"""Prefix of the modules whose environments come with Atoll."""
 
 
 def check_can_train() -> None:
-    """Refuse to make this machine a node when its workers could not start.
+    """Refuse to make this machine a node if its workers could not start.
 
     Raises:
         ConfigError: torch is not installed here.
@@ -27,33 +27,28 @@ def check_can_train() -> None:
 
 
 def check_names(spec: JobSpec, *, here: bool = False) -> int:
-    """Refuse names and options that no machine will know; return the parameters of the model.
+    """Refuse names and options that do not exist; return the number of parameters of the model.
 
-    What needs torch is checked only where torch is installed; the workers check all of it again.
-    The number is 0 where it cannot be known: without torch, for policies, for a program of
-    somebody's own, or for a pretrained model that is not on this machine.
+    What needs torch is checked only if torch is installed; the workers check all of it again. The
+    number is 0 if it is not known: without torch, for policies, for a script or a command, and for
+    a pretrained model that is not on this machine.
 
     Args:
         spec: The job.
-        here: It runs on this machine alone, so what it needs has to be here.
+        here: The job runs on this machine alone, so what it needs must be on it.
 
     Raises:
         ConfigError: a strategy, an option, a codec, a model or an environment is unknown, or they
             cannot work together; the nearest that works is named.
-        DataError: the job runs here, and the model that it names is not here.
+        DataError: the job runs here, and its model is not on this machine.
     """
     if spec.kind == "rl":
         _check_policies(spec, here=here)
     if spec.kind != "trainer":
         return 0
-    from atoll.strategies.compatibility import check
-    from atoll.strategies.registry import build_outer, resolve
+    from atoll.strategies.compatibility import check_job
 
-    resolved, job = resolve(spec.strategy), spec.job
-    check(
-        resolved, nodes=job.nodes, min_nodes=job.min_nodes, route=job.route,
-        optimizer=spec.train.optimizer,
-    )  # fmt: skip
+    resolved = check_job(spec)
     if not torch_version():
         return 0
     load("torch")
@@ -66,7 +61,7 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
 
     leave_out_compiler()
     make_codec(resolved.codec)
-    build_outer(resolved)
+    resolved.build()  # options that are out of range are refused here
     check_data(spec)
     try:
         with torch.device("meta"):  # shapes only: costs neither time nor memory
@@ -79,9 +74,9 @@ def check_names(spec: JobSpec, *, here: bool = False) -> int:
 
 
 def _check_policies(spec: JobSpec, *, here: bool) -> None:
-    """Refuse policies that cannot learn together; make their environments where they will live.
+    """Refuse policies that cannot learn together; make their environments once to see their tasks.
 
-    Those of the job's own code are made by the workers alone: its code does not run before that.
+    Environments in the job's own code are left to the workers: that code must not run before.
     """
     from atoll.rl.compatibility import check, check_tasks, is_text
 

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.base import Packet, Stateless, check_packet, check_vector, output
+from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vector, output
 from atoll.codec.quantized.cast import STRIP
 from atoll.codec.quantized.packing import Bytes, Floats, look_up_table, pack, packed_bytes, unpack
 from atoll.codec.quantized.scales import (
@@ -38,6 +38,7 @@ from atoll.codec.quantized.scales import (
     scales_bytes,
     write_scales,
 )
+from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError
 
 DEFAULT_BLOCK = 256
@@ -103,6 +104,12 @@ class Blocks(Stateless, ABC):
         self.spec = f"{self.name}:{block}"
         self._table = look_up_table(self.levels, bits=self.bits)
         self._highest = float(np.finfo(np.float32).max) / float(np.nanmax(np.abs(self.levels)))
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `name:block`."""
+        given.at_most(1)
+        return cls(given.whole(DEFAULT_BLOCK))
 
     @abstractmethod
     def measure(self, x: Tensor, *, scratch: Tensor) -> Tensor:

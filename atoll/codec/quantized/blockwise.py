@@ -30,13 +30,15 @@ allocated once per call: 10-15 ms and 436 faults (`python -m bench.codecs`, one 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.base import Packet, Stateless, check_packet, check_vector, output
+from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vector, output
 from atoll.codec.quantized.cast import STRIP
+from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError
 
 DEFAULT_BLOCK = 256
@@ -69,6 +71,12 @@ class BlockwiseInt8(Stateless):
         self.block = block
         self.spec = f"int8:{block}"
         self._rows = STRIP // block
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `int8:block`."""
+        given.at_most(1)
+        return cls(given.whole(DEFAULT_BLOCK))
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""

@@ -6,14 +6,15 @@ check sees. bf16 has the range of fp32 and 8 bits of precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.base import Packet, Stateless, check_packet, check_vector, output
+from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vector, output
+from atoll.codec.spec import Arguments
 
 STRIP = 32_000
 """Elements handled at once: 125 KiB of float32 stay in a core's own cache through all passes,
@@ -46,6 +47,12 @@ class Cast(Stateless):
         self.spec = name
         self._format = _FORMATS[name]
         self._width = self._format.dtype.itemsize
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `fp32`, `fp16` or `bf16`."""
+        given.at_most(0)
+        return cls(given.name)
 
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet."""

@@ -16,13 +16,17 @@ have a fixed length, not Elias coding, so that a packet's size is known beforeha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.codec.base import Codec
 from atoll.codec.quantized.blocks import DEFAULT_BLOCK, Blocks
 from atoll.codec.quantized.packing import Bytes
 from atoll.codec.seeds import mixed
+from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError
 
 DEFAULT_LEVELS = 127
@@ -55,6 +59,12 @@ class QSGD(Blocks):
         super().__init__(DEFAULT_BLOCK)
         self.spec = f"qsgd:{levels}"
         self._round = 0
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `qsgd:levels`."""
+        given.at_most(1)
+        return cls(given.whole(DEFAULT_LEVELS))
 
     def set_round(self, round_: int) -> None:
         """Draw other numbers in every round."""

@@ -26,15 +26,16 @@ which does not centre. Differs: half is rounded to even, and chunks have a fixed
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.base import Packet, Stateless, check_packet, check_vector, output
+from atoll.codec.base import Codec, Packet, Stateless, check_packet, check_vector, output
 from atoll.codec.quantized.packing import Bytes, Floats
 from atoll.codec.sparse.positions import Indices
+from atoll.codec.spec import Arguments
 from atoll.errors import ConfigError
 
 CHUNK = 65_536
@@ -67,6 +68,14 @@ class Sigma8(Stateless):
         self.width, self.centred = width, centred
         self.block = CHUNK
         self.spec = f"sigma8:{width}:centred" if centred else f"sigma8:{width}"
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `sigma8:width` or `sigma8:width:centred`."""
+        given.at_most(2)
+        if given.values[1:] not in ((), ("centred",)):
+            raise given.wrong()
+        return cls(given.whole(RANGES[0]), centred=len(given.values) == 2)
 
     @property
     def grain(self) -> int:

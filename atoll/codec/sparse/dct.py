@@ -20,6 +20,8 @@ each tensor, and positions take 2 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from atoll.codec.base import Codec, Packet, check_packet, output
 from atoll.codec.quantized.packing import Bytes
 from atoll.codec.sparse.cosine import cosines
 from atoll.codec.sparse.positions import Indices
+from atoll.codec.spec import Arguments
 from atoll.codec.wrappers.selecting import Selecting
 from atoll.errors import ConfigError, WireError
 
@@ -64,6 +67,14 @@ class Dct(Selecting):
         self._cosines = cosines(SIDE).float()
         self._whole = torch.round(cosines(SIDE) * 2**_BASIS_BITS)
         self._per_chunk = min(2 * kept, _BITMAP_BYTES)
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `dct:kept|values`."""
+        given.at_most(1)
+        if not given.values:
+            raise given.wrong()
+        return cls(given.whole(0), *inner)
 
     def count(self, elements: int) -> int:
         """Return how many coefficients are sent."""

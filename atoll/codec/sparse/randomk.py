@@ -19,6 +19,7 @@ their probabilities; without replacement as in Wang et al. 2023, "CocktailSGD".
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor
 from atoll.codec.base import Codec, Packet
 from atoll.codec.quantized.packing import Bytes
 from atoll.codec.seeds import mixed, permutation
+from atoll.codec.spec import Arguments
 from atoll.codec.wrappers.selecting import Selecting, Where, check_density
 from atoll.errors import ConfigError
 
@@ -64,6 +66,14 @@ class RandomK(Selecting):
         """Elements after which the blocks of both codecs begin anew."""
         self._round = 0
         self._scales = scaled
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `randomk:density|values` or `randomk:density:plain|values`."""
+        given.at_most(2)
+        if given.values[1:] not in ((), ("plain",)):
+            raise given.wrong()
+        return cls(given.share(), *inner, scaled=len(given.values) < 2)
 
     @property
     def needs_allgather(self) -> bool:  # type: ignore[override]

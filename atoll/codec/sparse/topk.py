@@ -11,6 +11,8 @@ per tensor, and without sampling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.codec.quantized.packing import Bytes
 from atoll.codec.sparse.positions import positions_bytes, read_positions, write_positions
+from atoll.codec.spec import Arguments
 from atoll.codec.wrappers.selecting import Selecting, Where, check_density
 
 _MAGNITUDE = np.int32(0x7FFF_FFFF)
@@ -39,6 +42,12 @@ class TopK(Selecting):
     def __init__(self, density: float, values: Codec) -> None:
         self.density = check_density("topk", density)
         super().__init__(f"topk:{density:g}", values)
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `topk:density|values`."""
+        given.at_most(1)
+        return cls(given.share(), *inner)
 
     def count(self, elements: int) -> int:
         """Return how many numbers are sent."""

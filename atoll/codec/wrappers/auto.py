@@ -23,8 +23,10 @@ from torch import Tensor
 
 from atoll.codec.base import Codec, Packet
 from atoll.codec.costs import seconds
-from atoll.codec.wrappers.feedback import SHARED
-from atoll.errors import ConfigError, WireError
+from atoll.codec.registry import make_codec
+from atoll.codec.spec import Arguments
+from atoll.codec.wrappers.wrapper import SHARED, Wrapper, wrong_codec
+from atoll.errors import ConfigError
 
 SLOWEST, STEPS = 1e3, 48
 """The ladder begins at 1 KB/s and goes up by the square root of two: to 12 GB/s."""
@@ -36,10 +38,12 @@ TELLING_BYTES = 1 << 16
 """Packets below this are not measured: how long they take is a matter of delay."""
 FIRST = 10
 """In each of so many first rounds members try to agree, until somebody has measured a link."""
+PLAIN = ("fp32", "bf16", "int8")
+"""What `auto` without brackets chooses from."""
 _CHOICE = f"{SHARED}auto.choice"
 
 
-class Auto:
+class Auto(Wrapper):
     """Delegates to one of several codecs; see the module's docstring.
 
     Args:
@@ -58,7 +62,7 @@ class Auto:
                 expected="at least two, e.g. auto(fp32,bf16,int8)",
                 remedy="put the wrapper outside: feedback(auto(fp32,int8,int4))",
             )
-        self.candidates = list(candidates)
+        super().__init__(candidates)
         self.spec = spec
         self.choice = 0
         """Number of the codec in use."""
@@ -67,15 +71,18 @@ class Auto:
         self._elements = 0
         self._bytes_per_s: float | None = None
 
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `auto` or `auto(codec,codec,...)`."""
+        given.at_most(0)
+        if not inner:
+            return cls([make_codec(spec) for spec in PLAIN], spec="auto")
+        return cls(inner, spec=f"auto({','.join(codec.spec for codec in inner)})")
+
     @property
     def base(self) -> Codec:
         """The codec in use."""
-        return self.candidates[self.choice]
-
-    @property
-    def needs_allgather(self) -> bool:
-        """As the codec in use."""
-        return self.base.needs_allgather
+        return self.parts[self.choice]
 
     # ---------------------------------------------------------------- measuring and choosing
 
@@ -123,7 +130,7 @@ class Auto:
                 codec.spec, elements=elements, nbytes=codec.nbytes(elements),
                 bytes_per_s=bytes_per_s,
             )
-            for codec in self.candidates
+            for codec in self.parts
         ]  # fmt: skip
         return next(i for i, cost in enumerate(costs) if cost <= PATIENCE * min(costs))
 
@@ -131,56 +138,24 @@ class Auto:
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn the shapes, and how many elements a vector has."""
+        super().set_shapes(shapes)
         self._elements = sum(math.prod(shape) for shape in shapes)
-        for codec in self.candidates:
-            codec.set_shapes(shapes)
 
-    def set_round(self, round_: int) -> None:
-        """Tell the codecs the round."""
-        for codec in self.candidates:
-            codec.set_round(round_)
+    def of(self, elements: int) -> Codec:
+        """Return the codec in use."""
+        return self.base
 
-    def nbytes(self, elements: int) -> int:
-        """Return the length of a packet of the codec in use."""
-        return self.base.nbytes(elements)
-
-    def encode(self, x: Tensor, *, key: str = "x") -> Packet:
-        """Return the packet of the codec in use."""
-        return self.base.encode(x, key=key)
-
-    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
-        """Return the vector of a packet of any of the codecs."""
-        return self._of(packet).decode(packet, out=out)
-
-    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
-        """Add the vector of a packet of any of the codecs."""
-        self._of(packet).decode_add(packet, out=out, weight=weight)
-
-    def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return what encodes a mean of such packets."""
-        return self.base.mean_codec(packet)
-
-    def restore_mean(
-        self,
-        mean: Tensor,
-        *,
-        key: str,
-        contributors: Sequence[str] = (),
-        weight: float = 1.0,
-        alone: bool = False,
-    ) -> Tensor:
-        """Return the mean as it is."""
-        return mean
-
-    def finish(self, *, committed: bool) -> None:
-        """Tell all codecs."""
-        for codec in self.candidates:
-            codec.finish(committed=committed)
+    def decoder(self, packet: Packet) -> Codec:
+        """Return the candidate of a packet."""
+        for codec in self.parts:
+            if codec.spec == packet.codec:
+                return codec
+        raise wrong_codec(packet, " or ".join(codec.spec for codec in self.parts))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the choice, which is equal on all members, and the codecs' own states."""
         state = {_CHOICE: torch.tensor([self.choice, int(self.agreed)])}
-        for number, codec in enumerate(self.candidates):
+        for number, codec in enumerate(self.parts):
             state |= {f"{number}.{name}": value for name, value in codec.state_dict().items()}
         return state
 
@@ -188,27 +163,17 @@ class Auto:
         """Take up a state."""
         if _CHOICE in state:
             choice, agreed = (int(value) for value in state[_CHOICE])
-            if not 0 <= choice < len(self.candidates):
+            if not 0 <= choice < len(self.parts):
                 raise ConfigError(
                     "this state is of another codec", given=f"choice {choice}",
-                    expected=f"one of the {len(self.candidates)} codecs of {self.spec}",
+                    expected=f"one of the {len(self.parts)} codecs of {self.spec}",
                 )  # fmt: skip
             self.choice, self.agreed = choice, bool(agreed)
-        for number, codec in enumerate(self.candidates):
+        for number, codec in enumerate(self.parts):
             prefix = f"{number}."
             codec.load_state_dict(
                 {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             )
-
-    def _of(self, packet: Packet) -> Codec:
-        """Return the codec of a packet."""
-        for codec in self.candidates:
-            if codec.spec == packet.codec:
-                return codec
-        raise WireError(
-            "a packet was given to the wrong codec",
-            given=repr(packet.codec), expected=" or ".join(c.spec for c in self.candidates),
-        )  # fmt: skip
 
 
 def auto_inside(codec: Codec) -> Auto | None:

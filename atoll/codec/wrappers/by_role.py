@@ -24,14 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codec.base import Codec, Packet, Stateless, check_vector, output
+from atoll.codec.base import Codec, Packet, check_vector, output
 from atoll.codec.lowrank import LowRank
+from atoll.codec.spec import Arguments
+from atoll.codec.wrappers.wrapper import Wrapper, wrong_codec
 from atoll.errors import ConfigError, WireError
 
 _MOST_RUNS = 1 << 20
 
 
-class ByRole(Stateless):
+class ByRole(Wrapper):
     """Delegates by the shapes of tensors.
 
     Args:
@@ -53,8 +55,20 @@ class ByRole(Stateless):
                     given=repr(self.spec), expected="e.g. by_role(topk:0.01,bf16)",
                     remedy="put the wrapper outside: feedback(by_role(topk:0.01,bf16))",
                 )  # fmt: skip
+        super().__init__([matrices, others])
         self.matrices, self.others = matrices, others
         self._runs: list[int] = []
+
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `by_role(matrices,others)`."""
+        given.at_most(0)
+        if len(inner) != 2:
+            raise ConfigError(
+                "by_role takes a codec for matrices and one for all else",
+                given=repr(given.spec), expected=f"e.g. {given.example}",
+            )  # fmt: skip
+        return cls(*inner)
 
     def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
         """Learn which parts of a vector are matrices."""
@@ -65,11 +79,6 @@ class ByRole(Stateless):
                 runs.append(0)
             runs[-1] += math.prod(shape)
         self._runs = runs
-
-    def set_round(self, round_: int) -> None:
-        """Tell both the round."""
-        self.matrices.set_round(round_)
-        self.others.set_round(round_)
 
     def _of(self, elements: int) -> list[int]:
         """Return the runs of a vector."""
@@ -82,6 +91,10 @@ class ByRole(Stateless):
     def nbytes(self, elements: int) -> int:
         """Return the exact length of a packet, by the shapes that are known now."""
         return self._length(self._of(elements))
+
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
+        """Return this codec: a mean is a vector like any other."""
+        return self
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the packet of a vector, shape (n,)."""
@@ -124,11 +137,7 @@ class ByRole(Stateless):
             WireError: the packet is of another codec, or it contradicts itself.
         """
         if packet.codec != self.spec:
-            raise WireError(
-                "a packet was given to the wrong codec",
-                given=repr(packet.codec), expected=repr(self.spec),
-                remedy="decode it with make_codec(packet.codec)",
-            )  # fmt: skip
+            raise wrong_codec(packet, repr(self.spec))
         data = memoryview(packet.data)
         count = int.from_bytes(data[:4], "little") if len(data) >= 4 else _MOST_RUNS
         runs = [-1]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from atoll.codec.base import Codec, Packet
+from atoll.codec.spec import Arguments
+from atoll.codec.wrappers.wrapper import Wrapper, wrong_codec
+from atoll.errors import ConfigError
 
-from atoll.codec.base import Codec, Packet, Stateless
-from atoll.errors import ConfigError, WireError
 
-
-class BySize(Stateless):
+class BySize(Wrapper):
     """Delegates by the number of elements.
 
     Args:
@@ -37,51 +37,34 @@ class BySize(Stateless):
                     given=repr(self.spec), expected="e.g. by_size:65536(fp32,int8)",
                     remedy="put the wrapper outside: feedback(by_size:65536(fp32,int4))",
                 )  # fmt: skip
+        super().__init__([short, long])
         self.limit, self.short, self.long = limit, short, long
         self.block = max(int(getattr(codec, "block", 1)) for codec in (short, long))
 
-    def set_round(self, round_: int) -> None:
-        """Tell both the round."""
-        self.short.set_round(round_)
-        self.long.set_round(round_)
-
-    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Tell both the shapes."""
-        self.short.set_shapes(shapes)
-        self.long.set_shapes(shapes)
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `by_size:limit(short,long)`."""
+        given.at_most(1)
+        if len(inner) != 2 or not given.values:
+            raise ConfigError(
+                "by_size takes a number of elements and two codecs",
+                given=repr(given.spec), expected=f"e.g. {given.example}",
+            )  # fmt: skip
+        return cls(given.whole(0), *inner)
 
     def of(self, elements: int) -> Codec:
         """Return the codec of a vector of so many elements."""
         return self.short if elements < self.limit else self.long
 
-    def nbytes(self, elements: int) -> int:
-        """Return the exact length of a packet."""
-        return self.of(elements).nbytes(elements)
-
-    def encode(self, x: Tensor, *, key: str = "x") -> Packet:
-        """Return the packet of the codec for this length."""
-        return self.of(x.numel()).encode(x, key=key)
-
-    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
-        """Return the vector, shape (n,)."""
-        return self._of(packet).decode(packet, out=out)
-
-    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
-        """Add `weight` times the vector to `out`."""
-        self._of(packet).decode_add(packet, out=out, weight=weight)
-
-    def mean_codec(self, packet: Packet | None = None) -> Codec:  # type: ignore[override]
+    def mean_codec(self, packet: Packet | None = None) -> Codec:
         """Return what encodes a mean of such packets."""
         if packet is not None:
-            return self._of(packet).mean_codec(packet)
+            return self.decoder(packet).mean_codec(packet)
         return BySize(self.limit, self.short.mean_codec(), self.long.mean_codec())
 
-    def _of(self, packet: Packet) -> Codec:
-        """Return the codec of a packet."""
+    def decoder(self, packet: Packet) -> Codec:
+        """Return the codec of a packet's length."""
         codec = self.of(max(packet.num_elements, 0))
         if codec.spec == packet.codec:
             return codec
-        raise WireError(
-            "a packet was given to the wrong codec",
-            given=repr(packet.codec), expected=f"{codec.spec!r} for {packet.num_elements} elements",
-        )  # fmt: skip
+        raise wrong_codec(packet, f"{codec.spec!r} for {packet.num_elements} elements")

@@ -23,11 +23,20 @@ import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec, Packet, check_vector
-from atoll.codec.wrappers.feedback import INNER, SHARED, inner_state, load_inner_state
+from atoll.codec.spec import Arguments
+from atoll.codec.wrappers.feedback import fed_back
+from atoll.codec.wrappers.wrapper import (
+    INNER,
+    SHARED,
+    Wrapper,
+    check_size,
+    inner_state,
+    load_inner_state,
+)
 from atoll.errors import ConfigError
 
 
-class EF21:
+class EF21(Wrapper):
     """Wraps a codec; not for several threads at once.
 
     Args:
@@ -35,6 +44,7 @@ class EF21:
     """
 
     def __init__(self, inner: Codec) -> None:
+        super().__init__([inner])
         self.inner = inner
         self.spec = f"ef21({inner.spec})"
         self._own: dict[str, Tensor] = {}
@@ -47,27 +57,15 @@ class EF21:
         self._counted: dict[str, Tensor | None] = {}
         """c_i of a committed round whose mean has not come yet; None: it was left out."""
 
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `ef21(codec)`."""
+        return cls(fed_back(given, inner))
+
     @property
     def base(self) -> Codec:
         """What decodes the packets."""
         return self.inner.base
-
-    @property
-    def needs_allgather(self) -> bool:
-        """Whether members add packets up themselves: as the inner codec."""
-        return self.inner.needs_allgather
-
-    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Tell the inner codec the shapes."""
-        self.inner.set_shapes(shapes)
-
-    def set_round(self, round_: int) -> None:
-        """Tell the inner codec the round."""
-        self.inner.set_round(round_)
-
-    def nbytes(self, elements: int) -> int:
-        """Return the exact length of a packet: the inner codec's."""
-        return self.inner.nbytes(elements)
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the inner codec's packet of how `x` differs from what was sent so far.
@@ -85,32 +83,15 @@ class EF21:
                 remedy=f"feedback({self.inner.spec})",
             )
         sent = self._own.get(key, self._common.get(key))
-        if sent is not None and sent.numel() != x.numel():
-            raise ConfigError(
-                f"what was sent of {key!r} belongs to a vector of another size",
-                given=f"{x.numel()} elements",
-                expected=f"{sent.numel()} elements",
-                remedy="use one key per vector, and resume with the same model",
-            )
+        if sent is not None:
+            check_size(sent, x, what=f"what was sent of {key!r}")
         packet = self.inner.encode(x if sent is None else x - sent, key=key)
         self._provisional[key] = self.inner.decode(packet)
         return packet
 
-    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
-        """Return the difference, shape (n,)."""
-        return self.inner.decode(packet, out=out)
-
-    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
-        """Add `weight` times the difference to `out`."""
-        self.inner.decode_add(packet, out=out, weight=weight)
-
-    def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return what encodes a mean of differences."""
-        return self.inner.mean_codec(packet)
-
     def finish(self, *, committed: bool) -> None:
         """Keep what was sent if it counted, forget it if not."""
-        self.inner.finish(committed=committed)
+        super().finish(committed=committed)
         for key, sent in self._provisional.items():
             if committed:
                 self._counted[key] = sent if bool(torch.isfinite(sent).all()) else None

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec, Packet, check_vector
+from atoll.codec.registry import make_codec, row_of
+from atoll.codec.sparse.randomk import RandomK
+from atoll.codec.spec import Arguments
+from atoll.codec.wrappers.auto import Auto
+from atoll.codec.wrappers.wrapper import Wrapper, check_size, inner_state, load_inner_state
 from atoll.errors import ConfigError
 
-SHARED, INNER = "shared.", "inner."
-"""Begin the names of state that is equal on all members, and of state of the codec inside."""
 
-
-class Feedback:
+class Feedback(Wrapper):
     """Wraps a codec and keeps, per key, what it lost.
 
     Not for several threads at once.
@@ -36,6 +38,7 @@ class Feedback:
     """
 
     def __init__(self, inner: Codec) -> None:
+        super().__init__([inner])
         self.inner = inner
         self.spec = f"feedback({inner.spec})"
         self._residuals: dict[str, Tensor] = {}
@@ -43,27 +46,15 @@ class Feedback:
         self._spare: list[Tensor] = []
         """Vectors to write into: fresh ones of 40 MB cost 10 ms of page faults each."""
 
+    @classmethod
+    def from_spec(cls, given: Arguments, inner: Sequence[Codec]) -> Codec:
+        """Build `feedback(codec)`."""
+        return cls(fed_back(given, inner))
+
     @property
     def base(self) -> Codec:
         """What decodes the packets."""
         return self.inner.base
-
-    @property
-    def needs_allgather(self) -> bool:
-        """Whether members add packets up themselves: as the inner codec."""
-        return self.inner.needs_allgather
-
-    def set_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Tell the inner codec the shapes."""
-        self.inner.set_shapes(shapes)
-
-    def set_round(self, round_: int) -> None:
-        """Tell the inner codec the round."""
-        self.inner.set_round(round_)
-
-    def nbytes(self, elements: int) -> int:
-        """Return the exact length of a packet: the inner codec's."""
-        return self.inner.nbytes(elements)
 
     def encode(self, x: Tensor, *, key: str = "x") -> Packet:
         """Return the inner codec's packet of `x` plus the residual of `key`.
@@ -75,13 +66,8 @@ class Feedback:
         """
         x = check_vector(x, role="the input")
         residual = self._residuals.get(key)
-        if residual is not None and residual.numel() != x.numel():
-            raise ConfigError(
-                f"the residual of {key!r} belongs to a vector of another size",
-                given=f"{x.numel()} elements",
-                expected=f"{residual.numel()} elements",
-                remedy="use one key per vector, and resume with the same model",
-            )
+        if residual is not None:
+            check_size(residual, x, what=f"the residual of {key!r}")
         total = self._memory(x.numel())
         if residual is None:
             total.copy_(x)
@@ -97,36 +83,12 @@ class Feedback:
         self._spare.append(total)
         return packet
 
-    def decode(self, packet: Packet, *, out: Tensor | None = None) -> Tensor:
-        """Return the vector, shape (n,)."""
-        return self.inner.decode(packet, out=out)
-
-    def decode_add(self, packet: Packet, *, out: Tensor, weight: float = 1.0) -> None:
-        """Add `weight` times the vector to `out`."""
-        self.inner.decode_add(packet, out=out, weight=weight)
-
-    def mean_codec(self, packet: Packet | None = None) -> Codec:
-        """Return what encodes a mean: nothing is fed back there."""
-        return self.inner.mean_codec(packet)
-
-    def restore_mean(
-        self,
-        mean: Tensor,
-        *,
-        key: str,
-        contributors: Sequence[str] = (),
-        weight: float = 1.0,
-        alone: bool = False,
-    ) -> Tensor:
-        """Return the mean as it is."""
-        return mean
-
     def finish(self, *, committed: bool) -> None:
         """Keep the provisional residuals if the packets counted, forget them if not.
 
         A residual that is not finite (the vector was not) is forgotten in either case.
         """
-        self.inner.finish(committed=committed)
+        super().finish(committed=committed)
         for key, lost in self._provisional.items():
             if committed and bool(torch.isfinite(lost).all()):
                 old = self._residuals.get(key)
@@ -160,16 +122,37 @@ class Feedback:
         return torch.empty(elements)
 
 
-def inner_state(inner: Codec) -> dict[str, Tensor]:
-    """Return the state of a wrapped codec for that of its wrapper; `shared.*` keeps its name."""
-    return {
-        name if name.startswith(SHARED) else INNER + name: value
-        for name, value in inner.state_dict().items()
-    }
+FED_BACK = ("fp32", "bf16", "int8", "int4")
+"""What `auto` chooses from inside a wrapper that makes up for what is lost."""
 
 
-def load_inner_state(inner: Codec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give a wrapped codec its part of the wrapper's state, and return the rest."""
-    names = [name for name in state if name.startswith((SHARED, INNER))]
-    inner.load_state_dict({name.removeprefix(INNER): state[name] for name in names})
-    return {name: value for name, value in state.items() if name not in names}
+def fed_back(given: Arguments, inner: Sequence[Codec]) -> Codec:
+    """Return the one codec whose loss is to be made up for later.
+
+    Raises:
+        ConfigError: there are no codecs or several, or the one is a wrapper or unbiased.
+    """
+    given.at_most(0)
+    if not inner:
+        raise ConfigError(
+            f"{given.name} wraps another codec",
+            given=repr(given.spec), expected=f"e.g. {given.example}",
+        )  # fmt: skip
+    codec = inner[0]
+    if len(inner) != 1 or (codec.base is not codec and not isinstance(codec, Auto)):
+        raise ConfigError(
+            f"{given.name} cannot wrap several codecs" if len(inner) != 1
+            else f"{given.name} cannot wrap a codec that is wrapped already",
+            given=repr(given.spec), expected=f"one plain codec, e.g. {given.example}",
+        )  # fmt: skip
+    if isinstance(codec, Auto):
+        plain = codec.parts if codec.spec != "auto" else [make_codec(spec) for spec in FED_BACK]
+        return Auto([fed_back(given, [one]) for one in plain], spec=codec.spec)
+    row = row_of(codec)
+    if row is not None and row.unbiased:
+        raise ConfigError(
+            f"{given.name} around a codec that is unbiased does harm: its noise averages out by "
+            "itself, and can be longer than what it is to make up for",
+            given=repr(given.spec), expected=f"{codec.spec} alone, or {given.example}",
+        )  # fmt: skip
+    return codec.plain() if isinstance(codec, RandomK) else codec

@@ -28,7 +28,7 @@ from atoll.rl.seeds import seed_for
 from atoll.rl.state_saver import StateSaver
 from atoll.rl.trajectory import Trajectory
 from atoll.run import Run
-from atoll.strategies.registry import read_options, resolve
+from atoll.strategies.resolve import resolve
 
 LAST = 20
 """Episodes whose mean is `return`."""
@@ -229,7 +229,7 @@ class Actor:
         if learner.optimizer is not None and not self._spec.alone:
             resolved = resolve(strategy)
             wrapped = run.wrap(
-                ParametersOf(learner.module), learner.optimizer, outer=read_options(resolved),
+                ParametersOf(learner.module), learner.optimizer, outer=resolved.method,
                 codec=resolved.codec, aggregate=strategy.aggregate,
                 collective=strategy.collective, admission=strategy.admission,
             )  # fmt: skip

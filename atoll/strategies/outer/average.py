@@ -14,36 +14,11 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.strategies.base import Outer
+from atoll.methods.periodic import Average
 from atoll.strategies.outer.periodic import PeriodicOuter
-
-
-@dataclass(frozen=True, kw_only=True)
-class Average:
-    """Options of Local SGD."""
-
-    every: int = 16
-    """Optimizer steps between two rounds (H)."""
-    every_step_until: int = 0
-    """Up to this step members average in every step (post-local SGD); 0: never."""
-    growing: bool = False
-    """Come to `every` by doubling: the first rounds are 1, 2, 4, ... steps apart."""
-    weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, `equal`, or `fednova`:
-    equal, and as if all had taken the same number of steps."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return AverageOuter(self)
 
 
 class AverageOuter(PeriodicOuter):

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,7 +37,8 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
 from atoll.group.run_round import CommittedRound
-from atoll.strategies.base import HIDDEN, Outer, SyncResult, Traffic
+from atoll.methods.every_step import Cocktail
+from atoll.strategies.base import HIDDEN, SyncResult, Traffic
 from atoll.strategies.outer.every_step_base import (
     EveryStepBase,
     ExchangeContext,
@@ -61,29 +61,6 @@ from atoll.strategies.vectors.flat import length
 from atoll.strategies.vectors.masks import Mask
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cocktail:
-    """Options of CocktailSGD."""
-
-    probability: float = 0.1
-    """Share of the parameters that takes part in a round; what is sent of it says the codec."""
-    mask: str = "rolled"
-    """Positions move on, so that after 1/p rounds each took part once (`rolled`), or are drawn anew
-    in every round (`random`)."""
-    seed: int = 0
-    """Of the positions; the same on every member."""
-    weight: str = "equal"
-    """What a member's difference weighs: all the same, or the `tokens` of its batch."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return CocktailOuter(self)
 
 
 class CocktailOuter(EveryStepBase):

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -36,7 +35,8 @@ from atoll.codec.base import Codec, Packet
 from atoll.codec.sparse.cosine import Pieces, cosines
 from atoll.errors import ConfigError, GroupError, WireError
 from atoll.group.base import AllToAllResult, Group, PeerMessage
-from atoll.strategies.base import Outer, Traffic
+from atoll.methods.every_step import DeMo
+from atoll.strategies.base import Traffic
 from atoll.strategies.outer.base import own_step
 from atoll.strategies.outer.every_step_base import (
     ExchangeContext,
@@ -56,28 +56,6 @@ LARGEST_SIDE = 256
 """Pieces have at most 65536 numbers, so that a position fits two bytes."""
 NOTHING = 1e-12
 """Share of a tensor's largest number below which rounding is all there is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeMo:
-    """Options of DeMo."""
-
-    decay: float = 0.999
-    """Of the momentum, per step (beta)."""
-    topk: int = 32
-    """Coefficients sent of every piece (k)."""
-    side: int = 64
-    """Largest side of a piece."""
-    weight: str = "equal"
-    """What a member's coefficients weigh: all the same, or the `tokens` of its batch."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return DeMoOuter(self)
 
 
 class Spectrum:

@@ -26,57 +26,15 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from atoll.errors import ConfigError
-from atoll.strategies.base import Outer
+from atoll.methods.periodic import DiLoCo
 from atoll.strategies.outer.outer_optimizers import make_outer_optimizer
 from atoll.strategies.outer.periodic import PeriodicOuter
 from atoll.strategies.vectors.masks import check_probability, check_share, lost_updates, prune
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiLoCo:
-    """Options of DiLoCo."""
-
-    every: int = 500
-    """Optimizer steps between two rounds (H)."""
-    outer_lr: float = 0.7
-    """Rate of the outer optimizer."""
-    outer_momentum: float = 0.9
-    """Momentum of the outer optimizer; of `adam` its first beta."""
-    outer_optimizer: str = ""
-    """`nesterov`, `momentum` (heavy ball), `sgd` (without momentum) or `adam`; empty: `nesterov`,
-    or `sgd` where the momentum is 0."""
-    outer_eps: float = 0.1
-    """Epsilon of `adam`."""
-    drop: float = 0.0
-    """Probability with which a member's update is lost; it goes on from its own parameters."""
-    drop_seed: int = 0
-    """Says whose updates are lost in which round."""
-    prune: float = 0.0
-    """Share of every neuron's values that is set to zero before an update is sent."""
-    shared_steps: int = 0
-    """First steps that every member computes on the same data, so that they need no traffic
-    (built-in trainer only)."""
-    warmup_steps: int = 0
-    """Steps after those in which members average plainly, every `warmup_every` steps."""
-    warmup_every: int = 8
-    """Steps between two rounds of the warm-up."""
-    weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, `equal`, or `fednova`:
-    equal, and as if all had taken the same number of steps."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return DiLoCoOuter(self)
 
 
 class DiLoCoOuter(PeriodicOuter):

@@ -25,7 +25,6 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,7 +34,8 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.methods.overlapped import Eager
+from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
@@ -53,31 +53,6 @@ KEY = "delta"
 
 NEXT_TO_NOTHING = 1e-9
 """Weight of a newcomer that has nothing to send: if all are newcomers there still is a mean."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eager:
-    """Options of eager DiLoCo."""
-
-    every: int = 100
-    """Optimizer steps between two rounds (H); a round has as long to come about."""
-    outer_lr: float = 0.7
-    """Rate of the outer optimizer."""
-    outer_momentum: float = 0.9
-    """Nesterov momentum of the outer optimizer; 0: plain SGD."""
-    shared_steps: int = 0
-    """First steps that every member computes on the same data, so that they need no traffic
-    (built-in trainer only)."""
-    weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return EagerOuter(self)
 
 
 class EagerOuter(OverlappedOuter):

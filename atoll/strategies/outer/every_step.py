@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ from atoll.codec.base import Codec
 from atoll.errors import ConfigError, LossNotFinite, unknown
 from atoll.group.base import Group
 from atoll.group.collectives.costs import moved_bytes, star_bytes, wire_elements
+from atoll.methods.every_step import EveryStep
 from atoll.strategies.base import (
     Committed,
-    Outer,
     SyncResult,
     Traffic,
     any_overflowed,
@@ -47,55 +47,33 @@ from atoll.task import Task
 REDUCTIONS = ("average", "sum")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EveryStep:
-    """Options of data parallel training."""
-
-    weight: str = "tokens"
-    """What a member's gradient weighs: the `tokens` of its batch, or `equal`."""
-    reduction: str = "average"
-    """The gradients' weighted `average`, or their `sum`: the average times the members' number."""
-    lr_scaling: str = "none"
-    """The learning rate times the members' number (`linear`, for SGD) or its root (`sqrt`)."""
-    lr_warmup: int = 0
-    """Steps in which the rate grows from that of one member to the scaled one."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        for name, given, known in (
-            ("reduction", self.reduction, REDUCTIONS),
-            ("lr_scaling", self.lr_scaling, SCALINGS),
-        ):
-            if given not in known:
-                raise unknown(name, given, known)
-        if self.lr_warmup < 0 or (self.lr_warmup and self.lr_scaling == "none"):
-            raise ConfigError(
-                "lr_warmup has nothing to warm up"
-                if self.lr_warmup > 0
-                else "lr_warmup is negative",
-                given=f"lr_warmup = {self.lr_warmup}, lr_scaling = {self.lr_scaling!r}",
-                expected='0, or steps with lr_scaling = "linear" or "sqrt"',
-                remedy="warmup in [train] warms the learning rate itself up",
-            )
-        if self.reduction == "sum" and self.lr_scaling != "none":
-            raise ConfigError(
-                "a sum is scaled by the members' number already",
-                given=f"reduction = 'sum' with lr_scaling = {self.lr_scaling!r}",
-                expected="one of the two",
-                remedy='reduction = "average"',
-            )
-        return EveryStepOuter(self)
-
-
 class EveryStepOuter(OuterDefaults):
     """See the module's docstring."""
 
     def __init__(self, options: EveryStep, *, clock: Clock | None = None) -> None:
         """Check the options."""
+        for name, given, known in (
+            ("reduction", options.reduction, REDUCTIONS),
+            ("lr_scaling", options.lr_scaling, SCALINGS),
+        ):
+            if given not in known:
+                raise unknown(name, given, known)
+        if options.lr_warmup < 0 or (options.lr_warmup and options.lr_scaling == "none"):
+            raise ConfigError(
+                "lr_warmup has nothing to warm up"
+                if options.lr_warmup > 0
+                else "lr_warmup is negative",
+                given=f"lr_warmup = {options.lr_warmup}, lr_scaling = {options.lr_scaling!r}",
+                expected='0, or steps with lr_scaling = "linear" or "sqrt"',
+                remedy="warmup in [train] warms the learning rate itself up",
+            )
+        if options.reduction == "sum" and options.lr_scaling != "none":
+            raise ConfigError(
+                "a sum is scaled by the members' number already",
+                given=f"reduction = 'sum' with lr_scaling = {options.lr_scaling!r}",
+                expected="one of the two",
+                remedy='reduction = "average"',
+            )
         self.options = options
         self._weigher = WeightRule(options.weight)
         self._clock: Clock = clock if clock is not None else RealClock()

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError, unknown
-from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.methods.decentralized import Gossip
+from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.graphs import GRAPHS, UNEVEN, mixing, neighbours, pushing
 from atoll.strategies.outer.decentralized import DecentralizedOuter
 from atoll.strategies.rounds.all_to_all import AllToAllVectors
@@ -51,28 +52,6 @@ KEY = "parameters"
 """Names the codec's residual state."""
 
 MASS = "own.mass"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gossip:
-    """Options of gossip."""
-
-    graph: str = "ring"
-    """Who talks to whom: `ring`, `torus`, `exponential`, `one-peer`, `complete`; with push-sum
-    also `random`."""
-    every: int = 1
-    """Optimizer steps between two rounds."""
-    push_sum: bool = False
-    """Whether members send parts of themselves and keep track of their mass, for graphs in which
-    some get more than they give."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return GossipOuter(self)
 
 
 @dataclass(frozen=True, slots=True)

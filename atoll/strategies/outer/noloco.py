@@ -31,7 +31,8 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.errors import ConfigError
-from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.methods.decentralized import NoLoCo
+from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.graphs import pairs
 from atoll.strategies.outer.decentralized import DecentralizedOuter
 from atoll.strategies.rounds.all_to_all import AllToAllVectors
@@ -45,28 +46,6 @@ DELTA, SLOW = "delta", "slow"
 """Name the codec's residual states: of what was learned, and of the slow parameters."""
 
 OWN_SLOW, OWN_MOMENTUM = "own.slow", "own.momentum"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoLoCo:
-    """Options of NoLoCo."""
-
-    every: int = 50
-    """Optimizer steps between two rounds (H)."""
-    outer_lr: float = 0.7
-    """Rate of what a pair has learned (beta)."""
-    outer_momentum: float = 0.5
-    """Momentum of the outer step (alpha)."""
-    pull: float = 0.9
-    """How strongly the parameters of a pair are pulled together (gamma)."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return NoLoCoOuter(self)
 
 
 @dataclass(frozen=True, slots=True)

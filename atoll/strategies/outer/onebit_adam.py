@@ -25,7 +25,6 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, Traffic
+from atoll.methods.every_step import OneBitAdam
+from atoll.strategies.base import Traffic
 from atoll.strategies.outer.base import own_step
 from atoll.strategies.outer.every_step_base import (
     ExchangeContext,
@@ -55,28 +55,6 @@ from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import tree_sum
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneBitAdam:
-    """Options of 1-bit Adam."""
-
-    warmup_steps: int = 1000
-    """First steps, of ordinary Adam on uncompressed gradients, at least one; the paper takes 15 to
-    25 % of all."""
-    floor: float = 0.01
-    """Smallest root of the variance, as a share of its tensor's; 0: none, as in the paper."""
-    weight: str = "tokens"
-    """What a member's values weigh: the `tokens` of its batch, or `equal`."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return OneBitAdamOuter(self)
-
 
 Value = Tensor | CompressedMean
 """The mean gradient of the warm-up, or what came of the momenta."""

@@ -37,7 +37,8 @@ from atoll.clock import Clock
 from atoll.errors import AtollError, ConfigError
 from atoll.group.base import Work
 from atoll.group.run_round import CommittedRound
-from atoll.strategies.base import HIDDEN, Committed, Outer, SyncResult, Traffic
+from atoll.methods.decentralized import Pairwise
+from atoll.strategies.base import HIDDEN, Committed, SyncResult, Traffic
 from atoll.strategies.graphs import pairs
 from atoll.strategies.outer.base import SHARED_STATE
 from atoll.strategies.outer.decentralized import DecentralizedOuter
@@ -59,25 +60,6 @@ PENDING = "own.pending."
 
 DONE = 0.0
 """What members tell as their weight once they have done all steps; before: 1 + their step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairwise:
-    """Options of meetings in pairs."""
-
-    every: int = 1
-    """Least optimizer steps between the begins of two meetings."""
-    delay: int = 0
-    """Steps after which a meeting's result is taken, and waited for if need be; 0: as soon as it is
-    there, without ever waiting."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return PairwiseOuter(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ from atoll.codec.base import Codec
 from atoll.codec.seeds import mixed
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, Traffic
+from atoll.methods.every_step import PowerSGD
+from atoll.strategies.base import Traffic
 from atoll.strategies.outer.every_step_base import (
     ExchangeContext,
     ExchangeResult,
@@ -51,28 +52,6 @@ from atoll.strategies.traffic import times, total, volume
 from atoll.strategies.vectors.exact_math import orthonormal, outer_sum, uniform
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class PowerSGD:
-    """Options of PowerSGD."""
-
-    rank: int = 4
-    """Columns of the two factors (r)."""
-    warmup_steps: int = 0
-    """First steps, with whole gradients."""
-    seed: int = 0
-    """Of the first Q; the same on every member."""
-    weight: str = "tokens"
-    """What a member's gradient weighs: the `tokens` of its batch, or `equal`."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return PowerSGDOuter(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ Differs from the papers:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,7 +30,8 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, Traffic
+from atoll.methods.every_step import SignMajority
+from atoll.strategies.base import Traffic
 from atoll.strategies.outer.base import own_step
 from atoll.strategies.outer.every_step_base import (
     ExchangeContext,
@@ -50,27 +50,6 @@ from atoll.strategies.rounds.compressed_allreduce import (
 from atoll.strategies.traffic import times, total, volume
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class SignMajority:
-    """Options of signSGD with majority vote."""
-
-    momentum: float = 0.0
-    """Of every member's own gradients, before the vote (beta)."""
-    feedback: bool = False
-    """Send a scale along with the signs, and remember what they lost."""
-    weight: str = "equal"
-    """What a member's vote weighs: all the same, or the `tokens` of its batch."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return SignMajorityOuter(self)
-
 
 Voted = Tensor | CompressedMean
 """The mean vote, or with feedback what came of the scaled signs."""

@@ -7,7 +7,6 @@ and a checkpoint can be taken.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Committed, Outer, SyncResult, Traffic
+from atoll.methods.periodic import NoSync
+from atoll.strategies.base import Committed, SyncResult, Traffic
 from atoll.strategies.outer.base import OuterDefaults
 from atoll.strategies.outer.periodic import outcome
 from atoll.strategies.rounds.round_client import RoundClient
@@ -27,22 +27,6 @@ from atoll.task import Task
 
 BASE = "alone"
 """Members stand on different states on purpose; this is what they say instead of a digest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoSync:
-    """Options of training without agreement."""
-
-    every: int = 100
-    """Optimizer steps between two moments at which a stop is heard or a checkpoint taken."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return NoSyncOuter(self)
 
 
 class NoSyncOuter(OuterDefaults):

@@ -20,7 +20,6 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,34 +27,9 @@ from torch import Tensor
 from atoll.codec.base import Codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer
+from atoll.methods.periodic import SlowMo
 from atoll.strategies.outer.periodic import PeriodicOuter
 from atoll.task import Task
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowMo:
-    """Options of SlowMo."""
-
-    every: int = 16
-    """Optimizer steps between two rounds (H)."""
-    slow_lr: float = 1.0
-    """Slow rate (alpha)."""
-    slow_momentum: float = 0.7
-    """Slow momentum (beta)."""
-    rate: float = 0.0
-    """Inner rate (gamma), where it is constant; 0: whatever the inner optimizer has."""
-    weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, `equal`, or `fednova`:
-    equal, and as if all had taken the same number of steps."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return SlowMoOuter(self)
 
 
 class SlowMoOuter(PeriodicOuter):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,7 +30,8 @@ from atoll.codec.base import Codec
 from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.methods.every_step import Sparta
+from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.outer.every_step_base import (
     EveryStepBase,
     ExchangeContext,
@@ -48,35 +48,6 @@ from atoll.strategies.vectors.flat import length
 from atoll.strategies.vectors.masks import Mask
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sparta:
-    """Options of SPARTA."""
-
-    probability: float = 0.005
-    """Share of the parameters that is averaged in a step (p)."""
-    mask: str = "random"
-    """Positions are drawn anew in every step (`random`), or move on, so that after 1/p steps each
-    was averaged once (`rolled`)."""
-    seed: int = 0
-    """Of the positions; the same on every member."""
-    every: int = 0
-    """Steps between two outer steps on all parameters (H), as in DiLoCo; 0: none."""
-    outer_lr: float = 0.7
-    """Rate of the outer optimizer."""
-    outer_momentum: float = 0.9
-    """Nesterov momentum of the outer optimizer."""
-    weight: str = "tokens"
-    """What a member's values weigh: the `tokens` of its batch, or `equal`."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return SpartaOuter(self)
 
 
 class SpartaOuter(EveryStepBase):

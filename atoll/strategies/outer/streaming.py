@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,7 +36,8 @@ from atoll.clock import Clock
 from atoll.codec.base import Codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer, SyncResult, Traffic
+from atoll.methods.overlapped import Streaming
+from atoll.strategies.base import SyncResult, Traffic
 from atoll.strategies.codec_selection import codec_state, load_codec_state
 from atoll.strategies.outer.outer_optimizers import OuterSGD
 from atoll.strategies.outer.overlapped import OverlappedOuter, in_a_row, started, under
@@ -50,41 +51,6 @@ from atoll.strategies.vectors.flat import digest, pseudo_gradient
 from atoll.strategies.vectors.fragments import PATTERNS, cut, names_of
 from atoll.task import Task
 from atoll.wire.messages import RoundPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Streaming:
-    """Options of Streaming DiLoCo."""
-
-    every: int = 100
-    """Optimizer steps between two rounds of the same fragment (H)."""
-    fragments: int = 4
-    """Parts that the model is cut into (F)."""
-    pattern: str = "strided"
-    """How layers are dealt to fragments: `strided`, or `sequential` for runs of neighbours."""
-    delay: int = 1
-    """Steps between the begin of a round and taking its result (tau); below H / F."""
-    mix: float = 0.5
-    """What a member keeps of its own parameters when it takes a result (alpha): 0 to 1."""
-    outer_lr: float = 0.4
-    """Rate of the outer optimizer."""
-    outer_momentum: float = 0.9
-    """Nesterov momentum of the outer optimizer, one velocity per fragment; 0: plain SGD."""
-    shared_steps: int = 0
-    """First steps that every member computes on the same data, so that they need no traffic
-    (built-in trainer only)."""
-    staggered: bool = True
-    """Whether fragments take turns; if not, all are combined at the same step, as in DiLoCo."""
-    weight: str = "tokens"
-    """What a member's values weigh: `tokens` trained since the last round, or `equal`."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return StreamingOuter(self)
 
 
 class StreamingOuter(OverlappedOuter):

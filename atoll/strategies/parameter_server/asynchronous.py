@@ -15,56 +15,13 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from atoll.errors import ConfigError
-from atoll.strategies.base import Outer
+from atoll.methods.parameter_server import Asynchronous
 from atoll.strategies.parameter_server.base import ParameterServerOuter
 from atoll.strategies.parameter_server.options import check_lateness
 from atoll.wire.parameter_server_messages import Setup
 
 OPTIMIZERS = ("delayed-nesterov", "nesterov", "momentum", "sgd")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asynchronous:
-    """Options of asynchronous Local SGD."""
-
-    every: int = 50
-    """Optimizer steps between two pushes of the fastest member (H)."""
-    outer_optimizer: str = "delayed-nesterov"
-    """What the server does with a move: `delayed-nesterov`; or, one by one as they come,
-    `nesterov`, `momentum` or `sgd`."""
-    outer_lr: float = 0.7
-    """Its rate."""
-    outer_momentum: float = 0.9
-    """Its momentum; `sgd` has none."""
-    buffer: int = 0
-    """Arrivals per step of delayed Nesterov's momentum (N); 0: as many as there are members."""
-    activation: float = 0.0
-    """How much of the momentum every arrival moves already (c), 0 to 1/N."""
-    dynamic: bool = True
-    """Whether slow members do fewer steps, by measured speed."""
-    staleness: str = "constant"
-    """What a late move counts: `constant` (all of it), `inverse` (1 / lateness) or `power`."""
-    staleness_power: float = 0.5
-    """The a of `power`: (1 + lateness) ** -a."""
-    max_staleness: int = 0
-    """Moves that are later than this are dropped; 0: none is."""
-    servers: int = 1
-    """Parameter servers that the vector is spread over."""
-    anchor_every: int = 0
-    """Steps of the schedule between two rounds of all members; 0: ten times `every`."""
-    reply: str = "fp32"
-    """Codec of the vector that comes back: fp32, bf16 or fp16."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return AsynchronousOuter(self)
 
 
 class AsynchronousOuter(ParameterServerOuter):

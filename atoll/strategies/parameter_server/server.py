@@ -22,15 +22,13 @@ Differs from the papers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from atoll.codec.base import Codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
-from atoll.strategies.base import Outer
+from atoll.methods.parameter_server import Server
 from atoll.strategies.parameter_server.base import ParameterServerOuter
 from atoll.strategies.parameter_server.options import check_lateness
 from atoll.strategies.vectors.flat import Flat
@@ -39,47 +37,6 @@ from atoll.wire.parameter_server_messages import Setup
 
 MODES = ("synchronous", "stale", "asynchronous")
 OPTIMIZERS = ("member", "sgd", "momentum", "nesterov")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Server:
-    """Options of training with parameter servers."""
-
-    mode: str = "synchronous"
-    """Who waits for whom: `synchronous`, `stale` or `asynchronous`."""
-    backups: int = 0
-    """How many members a clock does not wait for (synchronous)."""
-    bound: int = 3
-    """How many clocks a member may be ahead of the slowest (stale)."""
-    optimizer: str = "member"
-    """Who takes the step: each `member` with its own optimizer, or the servers with `sgd`,
-    `momentum` or `nesterov` at the members' rate."""
-    momentum: float = 0.9
-    """Of `momentum` and `nesterov`. Asynchrony acts like momentum: less with more members."""
-    staleness: str = "constant"
-    """What a late push counts: `constant` (all of it), `inverse` (1 / lateness) or `power`."""
-    staleness_power: float = 0.5
-    """The a of `power`: (1 + lateness) ** -a."""
-    max_staleness: int = 0
-    """Pushes that are later than this are dropped; 0: none is."""
-    compensation: float = 0.0
-    """Strength lambda of delay compensation, 0.04 to 2; 0: none. Needs gradients."""
-    servers: int = 1
-    """Parameter servers that the vector is spread over."""
-    anchor_every: int = 200
-    """Steps of the schedule between two rounds of all members."""
-    reply: str = "fp32"
-    """Codec of the vector that comes back: fp32, bf16 or fp16."""
-    weight: str = "tokens"
-    """What a push weighs in a synchronous mean: the `tokens` of its batch, or `equal`."""
-
-    def build(self) -> Outer:
-        """Return the strategy with these options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return ServerOuter(self)
 
 
 class ServerOuter(ParameterServerOuter):

@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.config import JobSpec
 from atoll.errors import StorageFull
-from atoll.strategies.registry import resolve
+from atoll.strategies.resolve import resolve
 from atoll.train.results.rl_summary import rl_summary
 
 SUMMARY_NAME = "summary.json"

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from atoll.codec import make_codec
-from atoll.codec.costs import SPEEDS
-from atoll.codec.registry import CODECS
 from atoll.codec.wrappers.auto import EVERY, FIRST, SLOWEST, STEPS, TELLING_BYTES, Auto, auto_inside
 from atoll.errors import ConfigError, WireError
 
@@ -113,10 +111,6 @@ def test_only_packets_of_its_codecs_are_decoded() -> None:
     assert torch.equal(auto.decode(packet), make_codec("int8").decode(packet))
     with pytest.raises(WireError, match="wrong codec"):
         auto.decode(make_codec("bf16").encode(x))
-
-
-def test_table_of_speeds_speaks_of_codecs_that_exist() -> None:
-    assert set(SPEEDS) <= set(CODECS)
 
 
 def test_state_with_another_choice_is_refused() -> None:

@@ -17,7 +17,7 @@ from atoll.island.command_broadcaster import CommandBroadcaster
 from atoll.strategies.base import Inner, extend_history_hash
 from atoll.strategies.inner.local import Local, language_model_loss
 from atoll.strategies.inner.worker import Worker
-from atoll.strategies.registry import build_outer, resolve
+from atoll.strategies.resolve import resolve
 from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task
 from tests.island.leading import MODELS, lead, table, task_of, worker_of
@@ -60,7 +60,7 @@ def _strategy(words: dict[str, Any]) -> Any:
 def _train(task: Task, inner: Inner, group: Group, words: dict[str, Any]) -> Tensor:
     """Train one of two members; return all it ends with."""
     resolved, slot = _strategy(words), int(group.me[1:])
-    outer = build_outer(resolved)
+    outer = resolved.build()
     outer.setup(task, group=group, codec=make_codec(resolved.codec))
     extend_history_hash(task, outer.begin(task))
     seed = 100 * slot

@@ -12,7 +12,7 @@ from atoll.codec import make_codec
 from atoll.config import StrategyTable
 from atoll.group.single import SingleGroup
 from atoll.strategies.base import Outer, extend_history_hash
-from atoll.strategies.registry import build_outer, resolve
+from atoll.strategies.resolve import resolve
 from atoll.train.state.committed import CommittedState, adopt
 from tests.island.leading import Member, by_itself, count_calls, led, table
 from tests.island.pool import Ranks
@@ -23,7 +23,7 @@ SHARDS = {"shard": 2}
 
 def diloco(member: Member) -> tuple[Outer, SingleGroup]:
     options = {"every": EVERY, "shared_steps": 0}
-    outer = build_outer(resolve(StrategyTable(outer="diloco", codec="fp32", options=options)))
+    outer = resolve(StrategyTable(outer="diloco", codec="fp32", options=options)).build()
     group = SingleGroup()
     outer.setup(member.task, group=group, codec=make_codec("fp32"))
     extend_history_hash(member.task, outer.begin(member.task))

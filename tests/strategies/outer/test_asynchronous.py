@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.group.base import Group, Work
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.parameter_server import Asynchronous
+from atoll.methods.periodic import DiLoCo
 from atoll.reducer.update_rules import DelayedNesterov
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.parameter_server.asynchronous import Asynchronous
 from atoll.train.state.committed import CommittedState, adopt
 from atoll.wire.parameter_server_messages import Setup
 from tests.contracts.strategy_suite import (

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.strategies.parameter_server.asynchronous import Asynchronous
+from atoll.methods.parameter_server import Asynchronous
 from tests.contracts.strategy_suite import Batch, Run, start_run
 from tests.patience import PATIENCE_S
 

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import Average
 from atoll.strategies.inner.local import Local
-from atoll.strategies.outer.average import Average, AverageOuter
-from atoll.strategies.outer.every_step import EveryStep
+from atoll.strategies.outer.average import AverageOuter
 from tests.contracts.strategy_suite import (
     Reference,
     StrategySuite,

@@ -11,8 +11,9 @@ from atoll.errors import ConfigError, LeftBehind, LossNotFinite
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
+from atoll.methods.every_step import Cocktail
 from atoll.strategies.base import HIDDEN
-from atoll.strategies.outer.cocktail import Cocktail, CocktailOuter
+from atoll.strategies.outer.cocktail import CocktailOuter
 from atoll.strategies.vectors.masks import Mask
 from tests.contracts.strategy_suite import (
     Reference,

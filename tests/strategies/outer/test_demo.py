@@ -12,7 +12,8 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group, PeerMessage
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
-from atoll.strategies.outer.demo import DeMo, DeMoOuter, Spectrum
+from atoll.methods.every_step import DeMo
+from atoll.strategies.outer.demo import DeMoOuter, Spectrum
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
 from tests.contracts.strategy_suite import Reference, StrategySuite, sgd, squared_error, start_run

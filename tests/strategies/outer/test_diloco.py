@@ -9,8 +9,8 @@ from torch import Tensor
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.diloco import DiLoCo, DiLoCoOuter
+from atoll.methods.periodic import Average, DiLoCo
+from atoll.strategies.outer.diloco import DiLoCoOuter
 from atoll.strategies.vectors.masks import lost_updates
 from tests.contracts.strategy_suite import (
     Reference,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from atoll.errors import ConfigError
 from atoll.group.single import SingleGroup
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.eager import Eager
+from atoll.methods.overlapped import Eager
+from atoll.methods.periodic import DiLoCo
 from tests.contracts.strategy_suite import (
     Reference,
     StrategySuite,

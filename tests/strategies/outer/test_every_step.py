@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.every_step import EveryStep
 from atoll.strategies.outer.base import ScaledRate
-from atoll.strategies.outer.every_step import EveryStep
 from tests.contracts.strategy_suite import (
     Run,
     StrategySuite,

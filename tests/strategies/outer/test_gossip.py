@@ -10,9 +10,10 @@ from atoll.codec import make_codec
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.decentralized import Gossip
+from atoll.methods.every_step import EveryStep
 from atoll.strategies.graphs import mixing, pushing, spectral_gap
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.gossip import MASS, Gossip
+from atoll.strategies.outer.gossip import MASS
 from tests.contracts.strategy_suite import (
     Reference,
     Run,

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from atoll.group.base import Group
-from atoll.strategies.outer.gossip import Gossip
-from atoll.strategies.outer.noloco import NoLoCo
-from atoll.strategies.outer.pairwise import Pairwise
+from atoll.methods.decentralized import Gossip, NoLoCo, Pairwise
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, start_run, train_together
 from tests.group.hub_world import HubWorld

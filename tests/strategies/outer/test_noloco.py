@@ -10,9 +10,10 @@ from atoll.codec import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.decentralized import NoLoCo
+from atoll.methods.periodic import Average
 from atoll.strategies.graphs import pairs
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.noloco import OWN_SLOW, NoLoCo
+from atoll.strategies.outer.noloco import OWN_SLOW
 from tests.contracts.strategy_suite import (
     Reference,
     StrategySuite,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.onebit_adam import OneBitAdam, OneBitAdamOuter
+from atoll.methods.every_step import EveryStep, OneBitAdam
+from atoll.strategies.outer.onebit_adam import OneBitAdamOuter
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
 from tests.contracts.strategy_suite import (

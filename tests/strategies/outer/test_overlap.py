@@ -15,9 +15,8 @@ from atoll.clock import RealClock
 from atoll.errors import GroupLeft, LeftBehind
 from atoll.group.base import Group, Work
 from atoll.group.in_process.groups import MemoryGroup, MemoryGroups
+from atoll.methods.overlapped import Eager, Streaming
 from atoll.strategies.base import SyncResult
-from atoll.strategies.outer.eager import Eager
-from atoll.strategies.outer.streaming import Streaming
 from atoll.train.results.metrics import Totals
 from atoll.train.state.committed import CommittedState, adopt
 from tests.contracts.strategy_suite import Run, small_model, start_run

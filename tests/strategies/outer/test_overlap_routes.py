@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from atoll.group.base import Group
-from atoll.strategies.outer.eager import Eager
-from atoll.strategies.outer.streaming import Streaming
+from atoll.methods.overlapped import Eager, Streaming
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, start_run, train_together
 from tests.group.hub_world import HubWorld

@@ -10,8 +10,9 @@ from torch import Tensor
 from atoll.errors import ConfigError, PeerLost
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.decentralized import Pairwise
 from atoll.strategies.graphs import pairs
-from atoll.strategies.outer.pairwise import PENDING, Pairwise
+from atoll.strategies.outer.pairwise import PENDING
 from tests.contracts.strategy_suite import Reference, Run, StrategySuite, adamw, sgd, start_run
 from tests.patience import PATIENCE_S
 from tests.strategies.outer.test_gossip import assign, deviation

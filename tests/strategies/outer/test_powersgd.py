@@ -10,8 +10,8 @@ from atoll.codec import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.powersgd import Layout, PowerSGD, PowerSGDOuter
+from atoll.methods.every_step import EveryStep, PowerSGD
+from atoll.strategies.outer.powersgd import Layout, PowerSGDOuter
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
 from atoll.task import Task

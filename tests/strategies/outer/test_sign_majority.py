@@ -8,7 +8,7 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
-from atoll.strategies.outer.sign_majority import SignMajority
+from atoll.methods.every_step import SignMajority
 from atoll.strategies.vectors.exact_math import uniform
 from atoll.strategies.vectors.flat import Flat
 from tests.contracts.strategy_suite import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.strategies.outer.single import NoSync
+from atoll.methods.periodic import NoSync
 from tests.contracts.strategy_suite import StrategySuite, plain_training
 
 

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError
 from atoll.group.single import SingleGroup
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.slowmo import SlowMo
+from atoll.methods.periodic import Average, DiLoCo, SlowMo
 from tests.contracts.strategy_suite import (
     Reference,
     StrategySuite,

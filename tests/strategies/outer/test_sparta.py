@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError, LossNotFinite
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.sparta import Sparta
+from atoll.methods.every_step import Sparta
+from atoll.methods.periodic import Average
 from atoll.strategies.vectors.masks import Mask
 from tests.contracts.strategy_suite import (
     Reference,

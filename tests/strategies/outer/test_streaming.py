@@ -11,8 +11,8 @@ from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
 from atoll.group.single import SingleGroup
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.streaming import Streaming
+from atoll.methods.overlapped import Streaming
+from atoll.methods.periodic import DiLoCo
 from atoll.strategies.outer.streaming_plan import StreamingPlan
 from tests.contracts.strategy_suite import (
     Reference,

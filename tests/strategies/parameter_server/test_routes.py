@@ -15,9 +15,8 @@ import torch
 
 from atoll.config import WorkerEnvironment, child_environment
 from atoll.group.base import Group
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.parameter_server.asynchronous import Asynchronous
-from atoll.strategies.parameter_server.server import Server
+from atoll.methods.every_step import EveryStep
+from atoll.methods.parameter_server import Asynchronous, Server
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, sgd, start_run, train_together
 from tests.group.hub_world import HubWorld, NodeInName

@@ -10,9 +10,9 @@ from atoll.config import StrategyTable
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.parameter_server.server import Server
-from atoll.strategies.registry import read_options, resolve
+from atoll.methods.every_step import EveryStep
+from atoll.methods.parameter_server import Server
+from atoll.strategies.resolve import resolve
 from tests.contracts.strategy_suite import (
     Reference,
     Run,
@@ -277,4 +277,4 @@ def test_server_optimizer_refuses_rates_per_parameter() -> None:
     "preset", ["async-diloco", "parameter-server", "stale-synchronous", "async-sgd"]
 )
 def test_presets_can_be_built(preset: str) -> None:
-    read_options(resolve(StrategyTable(preset=preset))).build()
+    resolve(StrategyTable(preset=preset)).build()

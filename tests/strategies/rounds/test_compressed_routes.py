@@ -10,12 +10,7 @@ import torch
 from torch import nn
 
 from atoll.group.base import Group
-from atoll.strategies.outer.cocktail import Cocktail
-from atoll.strategies.outer.demo import DeMo
-from atoll.strategies.outer.onebit_adam import OneBitAdam
-from atoll.strategies.outer.powersgd import PowerSGD
-from atoll.strategies.outer.sign_majority import SignMajority
-from atoll.strategies.outer.sparta import Sparta
+from atoll.methods.every_step import Cocktail, DeMo, OneBitAdam, PowerSGD, SignMajority, Sparta
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, start_run, train_together
 from tests.group.hub_world import HubWorld

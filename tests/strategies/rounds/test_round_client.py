@@ -11,11 +11,9 @@ import torch
 import atoll
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.every_step import EveryStep
+from atoll.methods.periodic import Average, DiLoCo, NoSync
 from atoll.run import Run as Script
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.single import NoSync
 from atoll.wire.messages import MemberStats
 from tests.contracts.strategy_suite import Run, small_model, squared_error, start_run
 

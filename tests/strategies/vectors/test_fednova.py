@@ -12,11 +12,10 @@ from atoll.codec.registry import make_codec
 from atoll.errors import ConfigError
 from atoll.group.base import Group
 from atoll.group.in_process.groups import MemoryGroups
+from atoll.methods.every_step import EveryStep
+from atoll.methods.overlapped import Streaming
+from atoll.methods.periodic import Average, DiLoCo
 from atoll.strategies.inner.local import Local
-from atoll.strategies.outer.average import Average
-from atoll.strategies.outer.diloco import DiLoCo
-from atoll.strategies.outer.every_step import EveryStep
-from atoll.strategies.outer.streaming import Streaming
 from atoll.strategies.vectors.exact_math import evened
 from atoll.task import Task
 from tests.contracts.strategy_suite import (

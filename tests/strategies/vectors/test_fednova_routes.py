@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.group.base import Group
-from atoll.strategies.outer.average import Average
+from atoll.methods.periodic import Average
 from tests.contracts.group_suite import together
 from tests.contracts.strategy_suite import Run, sgd, start_run
 from tests.group.hub_world import HubWorld

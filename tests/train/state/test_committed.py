@@ -14,7 +14,7 @@ from atoll.checkpoint.format.part import Part, part_blocks, read_part
 from atoll.codec import make_codec
 from atoll.errors import CheckpointError
 from atoll.group.single import SingleGroup
-from atoll.strategies.outer.average import Average
+from atoll.methods.periodic import Average
 from atoll.task import Task
 from atoll.train.state.committed import CommittedState, adopt
 from tests.contracts.strategy_suite import Run, adamw, small_model, start_run

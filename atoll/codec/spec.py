@@ -1,0 +1,74 @@
+"""The text of a codec's spec: arguments, brackets and marks.
+
+spec  = item { "|" item }
+item  = name { ":" argument } [ "(" spec { "," spec } ")" ]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What stands after a codec's name, and the whole spec for messages."""
+
+    name: str
+    values: tuple[str, ...]
+    spec: str
+    example: str
+
+    def at_most(self, count: int) -> None:
+        """Check the number of arguments.
+
+        Raises:
+            ConfigError: there are more.
+        """
+        if len(self.values) > count:
+            wanted = f"takes no more than {count} numbers" if count else "takes no number"
+            raise ConfigError(
+                f"codec {self.name} {wanted}", given=repr(self.spec), expected=self.example
+            )
+
+    def whole(self, default: int) -> int:
+        """Return the first argument as a whole number."""
+        if not self.values:
+            return default
+        text = self.values[0]
+        if not (text.isascii() and text.isdigit()):
+            raise self.wrong()
+        return int(text)
+
+    def share(self) -> float:
+        """Return the first argument as a decimal number."""
+        try:
+            return float(self.values[0])
+        except (ValueError, IndexError):
+            raise self.wrong() from None
+
+    def wrong(self) -> ConfigError:
+        """Return the error for an argument that cannot be read."""
+        return ConfigError(
+            f"the number of codec {self.name} is wrong",
+            given=repr(self.spec), expected=f"e.g. {self.example}",
+        )  # fmt: skip
+
+
+def split_outside(text: str, mark: str, spec: str) -> list[str]:
+    """Return the parts of a text between marks that lie in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            raise ConfigError("a codec's bracket was never opened", given=repr(spec))
+        if letter == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise ConfigError(
+            "a codec's bracket is not closed", given=repr(spec), expected=f"{spec.strip()})"
+        )
+    return [part.strip() for part in parts]

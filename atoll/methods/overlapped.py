@@ -1,0 +1,135 @@
+"""Methods that combine parameters now and then, while training goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.errors import ConfigError
+from atoll.methods.method import Method, Preset, arxiv, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming(Method):
+    """Options of Streaming DiLoCo."""
+
+    name = "streaming"
+    implementation = "atoll.strategies.outer.streaming:StreamingOuter"
+    pages = "periodic"
+    presets = (
+        Preset(
+            name="streaming-diloco",
+            codec="feedback(e3m0)",
+            line="DiLoCo one fragment of the model at a time, sent while training goes on",
+            good_for="thin links where a whole model at once would stand in the way",
+            papers=(
+                arxiv(
+                    "2501.18512",
+                    "Streaming DiLoCo with overlapping communication: Towards a Distributed Free "
+                    "Lunch",
+                    2025,
+                ),
+            ),
+        ),
+    )
+
+    every: int = option(100, "Optimizer steps between two rounds of the same fragment (H).")
+    fragments: int = option(4, "Parts that the model is cut into (F).")
+    pattern: str = option(
+        "strided",
+        "How layers are dealt to fragments: `strided`, or `sequential` for runs of neighbours.",
+    )
+    delay: int = option(
+        1,
+        "Steps between the begin of a round and taking its result (tau); below H / F.",
+    )
+    mix: float = option(
+        0.5,
+        "What a member keeps of its own parameters when it takes a result (alpha): 0 to 1.",
+    )
+    outer_lr: float = option(0.4, "Rate of the outer optimizer.")
+    outer_momentum: float = option(
+        0.9,
+        "Nesterov momentum of the outer optimizer, one velocity per fragment; 0: plain SGD.",
+    )
+    shared_steps: int = option(
+        0,
+        "First steps that every member computes on the same data, so that they need no traffic "
+        "(built-in trainer only).",
+    )
+    staggered: bool = option(
+        True,
+        "Whether fragments take turns; if not, all are combined at the same step, as in DiLoCo.",
+    )
+    weight: str = option(
+        "tokens",
+        "What a member's values weigh: `tokens` trained since the last round, or `equal`.",
+    )
+
+    @property
+    def later_vectors(self) -> float:
+        """The momentum of the outer optimizer."""
+        return float(self.outer_momentum > 0)
+
+    def check(self, *, nodes: int, min_nodes: int, optimizer: str) -> None:
+        """Refuse rounds of fragments that would overlap."""
+        every, fragments, delay = self.every, self.fragments, self.delay
+        if every < fragments:
+            raise ConfigError(
+                "there are more fragments than steps between their rounds",
+                given=f"every = {every}, fragments = {fragments}",
+                expected="at most one fragment a step",
+                remedy=f"fragments = {every}, or every = {fragments}",
+            )
+        gap = every // fragments if self.staggered else every
+        if delay >= gap:
+            raise ConfigError(
+                "a fragment's round would still be under way when the next one's begins",
+                given=f"delay = {delay}, every = {every}, fragments = {fragments}",
+                expected=f"delay below every / fragments, {gap} here",
+                remedy=f"delay = {gap - 1}, or every = {(delay + 1) * fragments}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eager(Method):
+    """Options of eager DiLoCo."""
+
+    name = "eager"
+    implementation = "atoll.strategies.outer.eager:EagerOuter"
+    pages = "periodic"
+    presets = (
+        Preset(
+            name="eager-diloco",
+            codec="feedback(e3m0)",
+            line="DiLoCo whose rounds take a whole interval: own move fresh, the others' late",
+            good_for="links so slow that a round lasts as long as its interval",
+            papers=(
+                arxiv(
+                    "2502.12996",
+                    "Eager Updates For Overlapped Communication and Computation in DiLoCo",
+                    2025,
+                ),
+            ),
+        ),
+    )
+
+    every: int = option(
+        100,
+        "Optimizer steps between two rounds (H); a round has as long to come about.",
+    )
+    outer_lr: float = option(0.7, "Rate of the outer optimizer.")
+    outer_momentum: float = option(0.9, "Nesterov momentum of the outer optimizer; 0: plain SGD.")
+    shared_steps: int = option(
+        0,
+        "First steps that every member computes on the same data, so that they need no traffic "
+        "(built-in trainer only).",
+    )
+    weight: str = option(
+        "tokens",
+        "What a member's values weigh: `tokens` trained since the last round, or `equal`.",
+    )
+
+    @property
+    def later_vectors(self) -> float:
+        """The own gradient under way, and a momentum of the common and of the own state."""
+        return 1.0 + 2.0 * (self.outer_momentum > 0)

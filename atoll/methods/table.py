@@ -1,0 +1,68 @@
+"""The tables of methods and of presets. A new method is one class, named in `METHODS`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from atoll.methods.decentralized import Gossip, NoLoCo, Pairwise
+from atoll.methods.every_step import (
+    Cocktail,
+    DeMo,
+    EveryStep,
+    OneBitAdam,
+    PowerSGD,
+    SignMajority,
+    Sparta,
+)
+from atoll.methods.method import Method, Preset
+from atoll.methods.overlapped import Eager, Streaming
+from atoll.methods.parameter_server import Asynchronous, Server
+from atoll.methods.periodic import Average, DiLoCo, NoSync, SlowMo
+
+METHODS: Mapping[str, type[Method]] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            NoSync,
+            EveryStep,
+            Average,
+            DiLoCo,
+            Streaming,
+            Eager,
+            SlowMo,
+            Gossip,
+            Pairwise,
+            NoLoCo,
+            Asynchronous,
+            Server,
+            Sparta,
+            DeMo,
+            Cocktail,
+            SignMajority,
+            OneBitAdam,
+            PowerSGD,
+        )
+    }
+)
+"""Name -> outer strategy, in the order in which `atoll methods` lists them."""
+
+
+def presets_of(method: type[Method]) -> Iterator[Preset]:
+    """Yield the presets of a method with their outer strategy and their page."""
+    for preset in method.presets:
+        page = f"docs/methods/{method.pages}/{preset.name}.md"
+        yield dataclasses.replace(preset, outer=method.name, page=page)
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {preset.name: preset for method in METHODS.values() for preset in presets_of(method)}
+)
+"""Name in a job file -> inner x outer x codec."""
+
+
+def method_named(outer: str, preset: str) -> type[Method] | None:
+    """Return the method that `[strategy]` names; None where a name is unknown."""
+    known = PRESETS.get(preset)
+    return METHODS.get(outer or (known.outer if known else ""))

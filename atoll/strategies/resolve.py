@@ -1,0 +1,153 @@
+"""What `[strategy]` of a job file means. Importing this loads no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from atoll.config import StrategyTable, read_table
+from atoll.errors import ConfigError, unknown
+from atoll.group.policy import GroupPolicy
+from atoll.methods.method import Method
+from atoll.methods.table import METHODS, PRESETS
+
+if TYPE_CHECKING:
+    from atoll.strategies.base import Outer
+
+INNERS: Mapping[str, str] = MappingProxyType(
+    {
+        "local": "atoll.strategies.inner.local:Local",
+        **dict.fromkeys(
+            ("ddp", "fsdp", "tensor", "pipeline", "hybrid"),
+            "atoll.strategies.inner.leader:IslandLeader",
+        ),
+    }
+)
+"""Name -> class that computes a step."""
+
+FIRST_STEPS: Mapping[str, int] = MappingProxyType(
+    {"shared_steps": 10, "every_step_until": 2, "warmup_steps": 5}
+)
+"""Options that count first steps -> which part of a run a preset's may be: a tenth, a half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A strategy with nothing left open."""
+
+    method: Method
+    """The outer strategy, with all its options."""
+    inner: str = "local"
+    codec: str = "fp32"
+    policy: GroupPolicy = field(default_factory=GroupPolicy)
+    """What the group does with the members' values."""
+
+    @property
+    def outer(self) -> str:
+        """Name of the outer strategy."""
+        return self.method.name
+
+    def names(self) -> dict[str, str]:
+        """Return the three names, and the words of an unusual policy, for summaries."""
+        plain, words = GroupPolicy(), dataclasses.asdict(self.policy)
+        unusual = {name: word for name, word in words.items() if word != getattr(plain, name)}
+        return {"inner": self.inner, "outer": self.outer, "codec": self.codec} | unusual
+
+    def build(self) -> Outer:
+        """Return the outer strategy; loads torch.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        outer: Outer = self.method.build()
+        return outer
+
+
+def resolve(table: StrategyTable, *, steps: int | None = None) -> Resolved:
+    """Return what `[strategy]` means; the codec's name is checked when it is made.
+
+    What the table leaves out comes from its preset; options of the preset hold only for the
+    preset's own outer strategy.
+
+    Args:
+        table: What a person wrote.
+        steps: Of the run; a preset's first steps are at most a part of them (`FIRST_STEPS`).
+
+    Raises:
+        ConfigError: a name or an option is unknown (the nearest one is named), or an option is of
+            the wrong type.
+    """
+    if table.preset not in PRESETS:
+        raise unknown("preset of strategies", table.preset, PRESETS)
+    preset = PRESETS[table.preset]
+    outer, inner = table.outer or preset.outer, table.inner or preset.inner
+    if inner not in INNERS:
+        raise unknown("inner strategy", inner, INNERS)
+    options = dict(preset.options if outer == preset.outer else {})
+    for name, share in FIRST_STEPS.items():
+        if steps is not None and name in options:
+            options[name] = min(options[name], steps // share)
+    policy = GroupPolicy(
+        aggregate=table.aggregate, collective=table.collective, admission=table.admission
+    )
+    return Resolved(
+        inner=inner, method=read_method(outer, options | dict(table.options)),
+        codec=table.codec or preset.codec, policy=policy,
+    )  # fmt: skip
+
+
+def read_method(outer: str, options: Mapping[str, Any]) -> Method:
+    """Return an outer strategy with options as a job file has them.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or an option is of the wrong type.
+    """
+    if outer not in METHODS:
+        raise unknown("outer strategy", outer, METHODS)
+    kind, where = METHODS[outer], f"[strategy] with outer = {outer!r}"
+    own = {option.name for option in kind.options()}
+    words = {field.name for field in dataclasses.fields(StrategyTable)} - {"options"}
+    for name in options:
+        if name not in own:  # it may as well be a misspelt key of the table itself
+            raise unknown(f"key in {where}", name, own | words)
+    method: Method = read_table(kind, options, where=where)
+    return method
+
+
+def resolve_outer(outer: object, *, codec: str = "") -> tuple[Method, str]:
+    """Return options and codec for what a person wrote in `run.wrap`: a name or options.
+
+    Args:
+        outer: The name of a preset or an outer strategy, or an options object like `DiLoCo()`.
+        codec: The codec; empty for the preset's, or fp32.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(outer, Method):
+        return outer, codec or "fp32"
+    if not isinstance(outer, str):
+        raise ConfigError(
+            "outer is neither a name nor options of a strategy",
+            given=repr(outer),
+            expected='"diloco" or atoll.DiLoCo(every=500)',
+        )
+    if outer in PRESETS:
+        resolved = resolve(StrategyTable(preset=outer, codec=codec))
+        return resolved.method, resolved.codec
+    if outer in METHODS:
+        return METHODS[outer](), codec or "fp32"
+    raise unknown("outer strategy", outer, {*PRESETS, *METHODS})
+
+
+def without_shared_steps(method: Method, codec: str) -> tuple[Method, str]:
+    """Return options that count no first steps on the same data, and the codec as it is.
+
+    Beside `run.wrap` the script deals the data, so Atoll cannot give every member the same.
+    """
+    if getattr(method, "shared_steps", 0):
+        method = dataclasses.replace(method, shared_steps=0)  # type: ignore[type-var]
+    return method, codec
