@@ -77,8 +77,8 @@ class DiLoCo(Method):
     implementation = "atoll.strategies.outer.diloco:DiLoCoOuter"
     pages = "periodic"
     presets = (
-        # Measured on a small model and 2,000 steps, see docs/measured/tuning.md: as good as data
-        # parallel with 219 times fewer bytes. Larger models want a longer interval.
+        # Measured on a small model and 2,000 steps (docs/measured/tuning.md): as good as data
+        # parallel with 219 times fewer bytes. Larger models need a longer interval.
         Preset(
             name="diloco",
             codec="feedback(int8)",

@@ -154,7 +154,7 @@ def test_the_codec_that_is_offered_instead_works(outer: str) -> None:
 def test_momentum_of_nothing_is_refused(name: str) -> None:
     error = refusal("diloco", outer_optimizer=name, outer_momentum=0.0)
     assert "plain SGD" in error.what
-    working = {"outer_optimizer": "sgd", "outer_momentum": 0.0}
+    working: dict[str, Any] = {"outer_optimizer": "sgd", "outer_momentum": 0.0}
     check(resolve(StrategyTable(options=working)), nodes=4)
     chosen("diloco", **working).build()
 
