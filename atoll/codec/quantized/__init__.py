@@ -1,1 +1,5 @@
-"""."""
+"""Codecs that write every number with fewer bits.
+
+Imports the codec room's base only.
+Start at `integers.py`, then `blocks.py`.
+"""
