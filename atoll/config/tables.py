@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.config.island_tables import IslandTable
 from atoll.config.mesh import MeshShape, mesh_of
 from atoll.config.rl_tables import RlTable
-from atoll.methods.table import method_named
+
+if TYPE_CHECKING:
+    from atoll.methods.method import Method
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,14 +231,20 @@ class JobSpec:
     @property
     def alone(self) -> bool:
         """Whether every member trains a model of its own."""
-        method = method_named(self.strategy.outer, self.strategy.preset)
+        method = self._method()
         return method is not None and not method.exchanges
 
     @property
     def served(self) -> bool:
         """Whether its members meet at parameter servers, even if there is one member only."""
-        method = method_named(self.strategy.outer, self.strategy.preset)
+        method = self._method()
         return method is not None and method.needs_servers
+
+    def _method(self) -> type[Method] | None:
+        # Imported here: 18 dataclasses cost every command 20 ms, and few of them ask.
+        from atoll.methods.table import method_named
+
+        return method_named(self.strategy.outer, self.strategy.preset)
 
     @property
     def kind(self) -> str:
