@@ -88,7 +88,7 @@ class Rounds:
         self._codec = make_codec(CODEC)
         model = nn.Linear(1, 1)
         self._task = Task(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        self._meeting = RoundClient(SingleGroup(), RealClock())
+        self._round_client = RoundClient(SingleGroup(), RealClock())
         self.seconds: list[float] = []
 
     def exchange(self, plan: RoundPlan) -> Reduced:
@@ -102,8 +102,8 @@ class Rounds:
 
     def one(self) -> None:
         """Hold a round as overlapped strategies do."""
-        work = self._meeting.start(self._task, self.exchange, base="bench")
-        self._meeting.obey(self._task, work.wait(), ahead=True)
+        work = self._round_client.start(self._task, self.exchange, base="bench")
+        self._round_client.obey(self._task, work.wait(), ahead=True)
         self._task.round += 1
 
 

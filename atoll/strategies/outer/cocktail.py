@@ -143,8 +143,8 @@ class CocktailOuter(EveryStepBase):
         """Begin a round in the background."""
         entered = self._clock.monotonic()
         passing, exchange, norm, weight = self._prepared(task)
-        floor = ExchangeContext(self._meeting.group, nullcontext, weight)
-        passing.work = self._meeting.start(
+        floor = ExchangeContext(self._round_client.group, nullcontext, weight)
+        passing.work = self._round_client.start(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )
         task.free_period()
@@ -199,7 +199,7 @@ class CocktailOuter(EveryStepBase):
             with task.gate.resting():
                 agreed = passing.work.wait()
             waited_s = self._clock.monotonic() - entered
-            self._meeting.obey(task, agreed, ahead=True)
+            self._round_client.obey(task, agreed, ahead=True)
             hidden_s = max(0.0, sum(agreed.seconds.values()) - waited_s)
             seconds |= {"prepare": passing.prepare_s, "reduce": waited_s, HIDDEN: hidden_s}
         taken = passing.loaded
@@ -237,9 +237,9 @@ class CocktailOuter(EveryStepBase):
         self._due = False
         # A result that was loaded may belong to a round that the group has yet to count.
         number = task.round
-        task.round = number + 1 if agreed is not None else self._meeting.group.committed_round
+        task.round = number + 1 if agreed is not None else self._round_client.group.committed_round
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         return self._told(number, taken, agreed, seconds | {"apply": apply_s})
 
     def _told(

@@ -85,7 +85,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         """
         self._group, self._codec = group, codec
         self._swaps = VectorAllToAll(group, codec)
-        self._meeting = RoundClient(group, self._clock, codec=codec)
+        self._round_client = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters = task.num_parameters
@@ -96,7 +96,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         self._base = digest(vector)
         self._stand(task)
         self._plan(task)
@@ -117,7 +117,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
         now = self._flat.read(self._scratch)
         self._check(now, task)
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = self._meeting.hold(
+        agreed = self._round_client.hold(
             task, [now], codec=make_codec("fp32"), weight=self._own_weight, base=self._base,
             key="finish",
         )  # fmt: skip
@@ -169,7 +169,7 @@ class DecentralizedOuter(OuterDefaults, ABC):
 
     def rejoin(self, task: Task) -> None:
         """Count from here, or as one's own saved state says; see :meth:`Outer.rejoin`."""
-        self._meeting.restart()
+        self._round_client.restart()
         if self._resumed and self._next > task.step:
             task.begin_period(self._next)
         else:

@@ -92,7 +92,7 @@ class DiLoCoOuter(PeriodicOuter):
         lost = lost_updates(
             plan.members, round_=plan.round, probability=self._drop, seed=self.options.drop_seed
         )
-        return self._meeting.group.me not in lost
+        return self._round_client.group.me not in lost
 
     def update(self, start: Tensor, mean: Tensor, *, step: int) -> None:
         """Average during the warm-up, then take an outer step."""

@@ -100,7 +100,7 @@ class EagerOuter(OverlappedOuter):
         """Let the own state be the common one; count from here."""
         self._theta = self._start.clone()
         self._own_optimizer.load_state_dict(self._common_optimizer.state_dict())
-        self._sent, self._share = None, 1.0 / len(self._meeting.group.members or ("",))
+        self._sent, self._share = None, 1.0 / len(self._round_client.group.members or ("",))
         self._weight, self._norm, self._told = 0.0, None, None
         self._weigher.reset(task)
         self._taken = task.step
@@ -122,7 +122,7 @@ class EagerOuter(OverlappedOuter):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        self._start, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
+        self._start, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         self._digest = digest(self._start)
         self._settle(task)
         return started(rounds, number=number, digest=self._base)
@@ -136,7 +136,7 @@ class EagerOuter(OverlappedOuter):
         """Begin the round that this period is for, with its first step."""
         if self._flight is None and task.step >= self.shared_steps:
             entered = self._clock.monotonic()
-            work = self._meeting.start(
+            work = self._round_client.start(
                 task, self._exchange(task, waiting=False), base=self._base, norm=self._norm,
                 period=self._told,
             )  # fmt: skip
@@ -150,7 +150,7 @@ class EagerOuter(OverlappedOuter):
         if task.step == self.shared_steps:
             return self.begin(task)
         delta, norm = self._delta(task)
-        self._told = self._meeting.period(task)
+        self._told = self._round_client.period(task)
         number, landed = self._land(task, self._flight)
         began = self._clock.monotonic()
         mean = self._mean_of(landed)
@@ -194,7 +194,7 @@ class EagerOuter(OverlappedOuter):
             vector = self._sent
 
         def mean(_: RoundPlan) -> Means:
-            work = self._meeting.group.reduce([vector], codec=codec, weight=weight, key=key)
+            work = self._round_client.group.reduce([vector], codec=codec, weight=weight, key=key)
             if not waiting:
                 return Means.of([work.wait()])
             with task.gate.resting():
@@ -206,11 +206,11 @@ class EagerOuter(OverlappedOuter):
         """Return the number and the result of the round under way, or of one that is held now."""
         number = task.round
         if flight is not None:
-            landed = flight.land(task, self._meeting, self._clock)
+            landed = flight.land(task, self._round_client, self._clock)
             self._flight = None
             return number, landed
         exchange = self._exchange(task, waiting=True)
-        agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=self._norm)
+        agreed = self._round_client.hold_with(task, exchange, base=self._base, norm=self._norm)
         task.round += 1
         return number, RoundResult.of(agreed, agreed.seconds)
 

@@ -84,7 +84,7 @@ class EveryStepOuter(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for gradients of the task's parameters."""
-        self._meeting, self._codec = RoundClient(group, self._clock, codec=codec), codec
+        self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._parameters = task.parameters()
         self._buffers = task.buffers()
         self._state = Flat.of(task)
@@ -97,13 +97,13 @@ class EveryStepOuter(OuterDefaults):
     def rejoin(self, task: Task) -> None:
         """Count from here; see :meth:`Outer.rejoin`."""
         self._weigher.reset(task)
-        self._meeting.restart()
+        self._round_client.restart()
         task.free_period()
 
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = broadcast_start(task, self._state, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._state, self._round_client, base=self._base)
         self._base = digest(vector)
         return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
 
@@ -126,7 +126,7 @@ class EveryStepOuter(OuterDefaults):
         number, prepare_s = task.round, self._clock.monotonic() - entered
         task.period.done += 1  # the step whose gradients these are
         try:
-            agreed = self._meeting.hold(
+            agreed = self._round_client.hold(
                 task, [vector], codec=self._codec, weight=self._weight(task), base=self._base,
                 key="gradient", norm=norm,
             )  # fmt: skip
@@ -145,7 +145,7 @@ class EveryStepOuter(OuterDefaults):
         self._weigher.reset(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         self._last = outcome(
             agreed, number, seconds, digest=self._base, delta_norm=float(mean.norm())

@@ -93,7 +93,7 @@ class EveryStepBase(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Get ready for the task's parameters and buffers."""
-        self._meeting, self._codec = RoundClient(group, self._clock), codec
+        self._round_client, self._codec = RoundClient(group, self._clock), codec
         self._parameters = task.parameters()
         self._flat = Flat(self._parameters, task=task)
         self._buffers = Flat(task.buffers(), task=task)
@@ -103,13 +103,13 @@ class EveryStepBase(OuterDefaults):
     def rejoin(self, task: Task) -> None:
         """Count from here; see :meth:`Outer.rejoin`."""
         self._weigher.reset(task)
-        self._meeting.restart()
+        self._round_client.restart()
         task.free_period()
 
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, those of the first member."""
         number = task.round
-        vector, rounds = broadcast_start(task, self._whole, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._whole, self._round_client, base=self._base)
         self._base = digest(vector)
         return outcome(rounds[-1], number, rounds[-1].seconds, digest=self._base, delta_norm=0.0)
 
@@ -132,8 +132,8 @@ class EveryStepBase(OuterDefaults):
         self, task: Task, exchange: Exchanging[V], *, weight: float, norm: float
     ) -> CommittedRound[ExchangeResult[V]]:
         """Return what all members committed."""
-        floor = ExchangeContext(self._meeting.group, task.gate.resting, weight)
-        return self._meeting.hold_with(
+        floor = ExchangeContext(self._round_client.group, task.gate.resting, weight)
+        return self._round_client.hold_with(
             task, lambda plan: exchange(floor, plan), base=self._base, norm=norm
         )
 
@@ -173,7 +173,7 @@ class EveryStepBase(OuterDefaults):
 
     def _counts(self, contributors: Sequence[str]) -> bool:
         """Return whether this member's values are among those of a round."""
-        return self._meeting.group.me in contributors
+        return self._round_client.group.me in contributors
 
     # ------------------------------------------------------------------------------- state
 
@@ -258,7 +258,7 @@ class GradientRounds(EveryStepBase, ABC, Generic[V]):
         if not task.skipped:
             delta_norm = self.apply(task, value, counted=self._counts(agreed.reduced.contributors))
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         seconds = {"prepare": prepare_s, "apply": apply_s}
         self._last = self._note(task, agreed, seconds=seconds, norm=delta_norm)
 

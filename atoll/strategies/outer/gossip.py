@@ -109,7 +109,9 @@ class GossipOuter(DecentralizedOuter):
         self._check(self._before, task)
         number, prepare_s = task.round, self._clock.monotonic() - entered
         try:
-            agreed = self._meeting.hold_with(task, self._exchange(task), base=self._base, norm=norm)
+            agreed = self._round_client.hold_with(
+                task, self._exchange(task), base=self._base, norm=norm
+            )
         except BaseException:
             self._swaps.finish(committed=False)
             raise
@@ -124,7 +126,7 @@ class GossipOuter(DecentralizedOuter):
         self._mass = mixed.mass
         self._advance(task, mixed.digest)
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         return SyncResult(
             round=number, contributors=mixed.contributors, weight=mixed.weight,
             seconds={**agreed.seconds, "prepare": prepare_s, "apply": apply_s},

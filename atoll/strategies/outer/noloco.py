@@ -100,7 +100,7 @@ class NoLoCoOuter(DecentralizedOuter):
         norm = self._check(delta, task)
         number, prepare_s = task.round, self._clock.monotonic() - entered
         try:
-            agreed = self._meeting.hold_with(
+            agreed = self._round_client.hold_with(
                 task, self._exchange(task, delta), base=self._base, norm=norm
             )
         except BaseException:
@@ -112,7 +112,7 @@ class NoLoCoOuter(DecentralizedOuter):
         moved = self._apply(paired)
         self._advance(task, paired.digest)
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         return SyncResult(
             round=number, contributors=paired.contributors, weight=paired.weight,
             seconds={**agreed.seconds, "prepare": prepare_s, "apply": apply_s},

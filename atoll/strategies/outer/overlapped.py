@@ -59,7 +59,7 @@ class OverlappedOuter(OuterDefaults, ABC):
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
         self._task, self._codec = task, codec
-        self._meeting = RoundClient(group, self._clock, codec=codec)
+        self._round_client = RoundClient(group, self._clock, codec=codec)
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._start = self._flat.read()
@@ -83,14 +83,14 @@ class OverlappedOuter(OuterDefaults, ABC):
             self._flat.write(self._start)
             self._settle(task)
         self._resumed = False
-        self._meeting.restart()
+        self._round_client.restart()
         self._plan(task)
 
     def _drop_flight(self) -> None:
         """Forget a round under way; what it had come to is not taken."""
         if self._flight is not None and self._flight.work is not None:
             self._flight.end()
-            self._task.round = self._meeting.group.committed_round
+            self._task.round = self._round_client.group.committed_round
         self._flight = None
 
     def _pending(self) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ class OverlappedOuter(OuterDefaults, ABC):
     ) -> SyncResult:
         """Return a round that was taken; applying its result began at `began`."""
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         return SyncResult(
             round=number, contributors=landed.contributors, weight=landed.weight,
             seconds={**landed.seconds, "apply": apply_s}, sent_bytes=landed.sent_bytes,

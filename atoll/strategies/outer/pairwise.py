@@ -123,7 +123,7 @@ class PairwiseOuter(DecentralizedOuter):
         before = self._flat.read()
         self._check(before, task)
         self._due = task.step + self._every
-        work = self._meeting.start(
+        work = self._round_client.start(
             task, self._exchange(before, telling=1.0 + task.step), base=self._base
         )
         self._flight = _PairExchange(task.step, self._clock.monotonic() - entered, work)
@@ -151,7 +151,9 @@ class PairwiseOuter(DecentralizedOuter):
     def _attend(self, task: Task) -> tuple[SyncResult, Mapping[str, float]]:
         """Be at a meeting without values; return it, and what all have told."""
         number = task.round
-        agreed = self._meeting.hold_with(task, self._exchange(None, telling=DONE), base=self._base)
+        agreed = self._round_client.hold_with(
+            task, self._exchange(None, telling=DONE), base=self._base
+        )
         met = agreed.reduced
         self._swaps.finish(committed=False)  # nothing was encoded
         self._note(task, met)
@@ -174,7 +176,7 @@ class PairwiseOuter(DecentralizedOuter):
             except BaseException:
                 self._swaps.finish(committed=False)
                 raise
-            self._meeting.obey(task, agreed, ahead=True)
+            self._round_client.obey(task, agreed, ahead=True)
         met = agreed.reduced if agreed is not None else flight.loaded
         if met is None:
             raise RuntimeError("a meeting is either under way or loaded")

@@ -128,7 +128,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Take the parameters as they are for the common state."""
-        self._meeting, self._codec = RoundClient(group, self._clock, codec=codec), codec
+        self._round_client, self._codec = RoundClient(group, self._clock, codec=codec), codec
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._num_parameters, self._num_trained = task.num_parameters, len(task.parameters())
@@ -143,7 +143,7 @@ class PeriodicOuter(OuterDefaults, ABC):
             self._flat.write(self._start)
         self._resumed = False
         self._weigher.reset(task)
-        self._meeting.restart()
+        self._round_client.restart()
         self._plan(task)
 
     def _plan(self, task: Task) -> None:
@@ -196,11 +196,11 @@ class PeriodicOuter(OuterDefaults, ABC):
             own = self.weight_in(plan, weight, last=last)
             if self._weigher.kind == FEDNOVA:
                 return self._exchange_evened(task, delta, own)
-            work = self._meeting.group.reduce([delta], codec=self._codec, weight=own, key=KEY)
+            work = self._round_client.group.reduce([delta], codec=self._codec, weight=own, key=KEY)
             with task.gate.resting():
                 return work.wait()
 
-        agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
+        agreed = self._round_client.hold_with(task, exchange, base=self._base, norm=norm)
         agreed = restore_mean(agreed, codec=self._codec, key=KEY)
         began = self._clock.monotonic()
         mean = agreed.reduced.tensors[0]
@@ -211,13 +211,13 @@ class PeriodicOuter(OuterDefaults, ABC):
         self._settle(task)
         task.round = number + 1
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
         return outcome(agreed, number, seconds, digest=self._base, delta_norm=delta_norm)
 
     def _exchange_evened(self, task: Task, delta: Tensor, weight: float) -> Reduced:
         """Reduce pseudo-gradients of equally many steps; see `vectors.exact_math`."""
-        group, steps = self._meeting.group, self._weigher.steps(task)
+        group, steps = self._round_client.group, self._weigher.steps(task)
         tau, sent, received = mean_steps(
             group, steps=steps, weight=weight, resting=task.gate.resting()
         )
@@ -245,7 +245,7 @@ class PeriodicOuter(OuterDefaults, ABC):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        self._start, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
+        self._start, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         self._settle(task)
         seconds = {k: sum(agreed.seconds[k] for agreed in rounds) for k in rounds[0].seconds}
         return outcome(rounds[-1], number, seconds, digest=self._base, delta_norm=0.0)

@@ -44,14 +44,14 @@ class NoSyncOuter(OuterDefaults):
 
     def setup(self, task: Task, *, group: Group, codec: Codec) -> None:
         """Remember the group."""
-        self._meeting = RoundClient(group, RealClock())
+        self._round_client = RoundClient(group, RealClock())
         self._state = Flat.of(task)
         self._held = task.step
         task.free_period()
 
     def rejoin(self, task: Task) -> None:
         """Go on with the own model; only the number of meetings held is the others'."""
-        self._meeting.restart()
+        self._round_client.restart()
 
     def begin(self, task: Task) -> SyncResult | None:
         """Do nothing: everybody starts from where it likes."""
@@ -67,7 +67,7 @@ class NoSyncOuter(OuterDefaults):
 
     def _meet(self, task: Task) -> SyncResult:
         number = task.round
-        agreed = self._meeting.hold(
+        agreed = self._round_client.hold(
             task, [torch.zeros(1)], codec=self._exact, weight=1.0, base=BASE, key="alone"
         )
         task.round, self._held = number + 1, task.step

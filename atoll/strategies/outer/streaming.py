@@ -123,7 +123,7 @@ class StreamingOuter(OverlappedOuter):
 
     def _same_start(self, task: Task) -> SyncResult:
         number = task.round
-        start, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
+        start, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         self._keep(start)
         self._settle(task)
         self._begun = True
@@ -161,7 +161,7 @@ class StreamingOuter(OverlappedOuter):
         """Begin a round on a background thread."""
         entered = self._clock.monotonic()
         exchange, norm = self._offer(task, which)
-        work = self._meeting.start(task, exchange, base=self._base, norm=norm)
+        work = self._round_client.start(task, exchange, base=self._base, norm=norm)
         return BackgroundRound(task.step, self._clock.monotonic() - entered, work)
 
     def _hold(self, task: Task, which: Sequence[int]) -> SyncResult:
@@ -169,7 +169,7 @@ class StreamingOuter(OverlappedOuter):
         entered = self._clock.monotonic()
         exchange, norm = self._offer(task, which, waiting=True)
         number, prepare_s = task.round, self._clock.monotonic() - entered
-        agreed = self._meeting.hold_with(task, exchange, base=self._base, norm=norm)
+        agreed = self._round_client.hold_with(task, exchange, base=self._base, norm=norm)
         task.round += 1
         landed = RoundResult.of(agreed, agreed.seconds | {"prepare": prepare_s})
         return self._apply(task, landed, which, number=number, mix=0.0, current=True)
@@ -190,7 +190,7 @@ class StreamingOuter(OverlappedOuter):
         def exchange(_: RoundPlan) -> Means:
             found = []
             for p, delta, weight in given:
-                work = self._meeting.group.reduce(
+                work = self._round_client.group.reduce(
                     [delta], codec=self._codec, weight=weight, key=f"fragment{p}"
                 )
                 if not waiting:
@@ -205,7 +205,7 @@ class StreamingOuter(OverlappedOuter):
     def _take(self, task: Task, flight: BackgroundRound) -> SyncResult:
         """Take the result of a round that ran beside training."""
         number = task.round
-        landed = flight.land(task, self._meeting, self._clock)
+        landed = flight.land(task, self._round_client, self._clock)
         self._flight = None
         which = self._schedule.due_at(flight.step)
         return self._apply(

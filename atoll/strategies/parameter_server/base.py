@@ -70,7 +70,7 @@ class ParameterServerOuter(ParameterServerState):
                 expected='aggregate = "mean", and a codec whose packets stand for themselves',
                 remedy='outer = "diloco" works with both',
             )
-        self._meeting, self._codec, self._group = RoundClient(group, self._clock), codec, group
+        self._round_client, self._codec, self._group = RoundClient(group, self._clock), codec, group
         self._flat = Flat.of(task)
         codec.set_shapes([tensor.shape for tensor in self._flat.tensors])
         self._shards = Shards(
@@ -81,7 +81,7 @@ class ParameterServerOuter(ParameterServerState):
         self._rules = [rule_state(self._setup_of(n)) for n in range(self._num_servers)]
         self._versions = [0] * self._num_servers
         self._anchor_versions = [0] * self._num_servers
-        self._serving = ParameterServerClient(group, self._shards, self._clock)
+        self._server_client = ParameterServerClient(group, self._shards, self._clock)
         self._weigher.reset(task)
         self._mark_bytes()
         self._new_period(task, self._every, self._every)
@@ -93,16 +93,16 @@ class ParameterServerOuter(ParameterServerState):
         if not self._resumed:  # another's state: this member was not among those that made it
             self._members, self._owed, self._alone = (), None, False
         self._resumed = False
-        self._serving.forget()
+        self._server_client.forget()
         self._weigher.reset(task)
-        self._meeting.restart()
+        self._round_client.restart()
         self._mark_bytes()
         self._new_period(task, self._every, self._every)
 
     def begin(self, task: Task) -> SyncResult | None:
         """Make sure that all start from the same parameters, and load the servers with them."""
         number = task.round
-        vector, rounds = broadcast_start(task, self._flat, self._meeting, base=self._base)
+        vector, rounds = broadcast_start(task, self._flat, self._round_client, base=self._base)
         last = rounds[-1]
         self._anchor, self._start = vector, vector.clone()
         self._settle(task, last.plan, last.reduced.contributors)
@@ -117,7 +117,7 @@ class ParameterServerOuter(ParameterServerState):
         self._since += 1
         if self._alone:
             return self._hold(task) if task.step >= self._next_anchor else None
-        if not self._serving.attached and not self._enter_servers(task, patient=True):
+        if not self._server_client.attached and not self._enter_servers(task, patient=True):
             return self._hold(task)
         if self._done < self._planned:
             return None
@@ -130,7 +130,7 @@ class ParameterServerOuter(ParameterServerState):
         if self._final:
             return None
         if not self._alone:
-            if not self._serving.attached and not self._enter_servers(task, patient=True):
+            if not self._server_client.attached and not self._enter_servers(task, patient=True):
                 return replace(self._hold(task), more=True)
             if (self._done or self._owed is not None) and not self._push(task):
                 return replace(self._hold(task), more=True)
@@ -148,7 +148,9 @@ class ParameterServerOuter(ParameterServerState):
         fresh = bool(self._members)
         # Right after an anchor nobody may look yet: its result is not in the task's past.
         with task.gate.resting() if patient else nullcontext():
-            taken = self._serving.attach(self._epoch, self._members, self._load_of, patient=patient)
+            taken = self._server_client.attach(
+                self._epoch, self._members, self._load_of, patient=patient
+            )
         if taken is None:
             return False
         if not fresh:
@@ -174,11 +176,11 @@ class ParameterServerOuter(ParameterServerState):
         if self._owed is not None:
             vector.add_(self._owed)
         with task.gate.resting():
-            taken = self._serving.push(
+            taken = self._server_client.push(
                 vector, self._codec, anchor=self._epoch, versions=self._versions, steps=steps,
                 weight=self._weigher.weight(task), rate=self.push_rate(),
             )  # fmt: skip
-        task.waited_s += self._serving.take_waited()
+        task.waited_s += self._server_client.take_waited()
         self._codec.finish(committed=taken.accepted)
         self._owed = self._undelivered(vector, taken)
         if taken.refused is not None:
@@ -226,11 +228,11 @@ class ParameterServerOuter(ParameterServerState):
             self._flat.read(self._start)
             self._versions = [version + 1 for version in self._versions]
         else:
-            self._serving.rest(self._epoch, final=done)
-        task.waited_s += self._serving.take_waited()
+            self._server_client.rest(self._epoch, final=done)
+        task.waited_s += self._server_client.take_waited()
         entered = self._clock.monotonic()
-        period = replace(self._meeting.period(task), steps=self._since)
-        step = max(task.step, int(self._serving.progress + 1e-6))
+        period = replace(self._round_client.period(task), steps=self._since)
+        step = max(task.step, int(self._server_client.progress + 1e-6))
 
         def exchange(plan: RoundPlan) -> SyncPoints:
             fetch = not self._alone and plan.members[0] == self._group.me
@@ -239,10 +241,10 @@ class ParameterServerOuter(ParameterServerState):
             return hold_sync_point(self._group, plan, view, resting=nullcontext)
 
         prepare_s = self._clock.monotonic() - entered
-        work = self._meeting.start(task, exchange, base=self._base, period=period)
+        work = self._round_client.start(task, exchange, base=self._base, period=period)
         with task.gate.resting():
             agreed = work.wait()
-        self._meeting.obey(task, agreed)
+        self._round_client.obey(task, agreed)
         began, found = self._clock.monotonic(), agreed.reduced
         norm = self._adopt(found)
         self._final = found.done
@@ -251,7 +253,7 @@ class ParameterServerOuter(ParameterServerState):
         task.round = number + 1
         sent, received = self._mark_bytes()
         apply_s = self._clock.monotonic() - began
-        self._meeting.applied(apply_s)
+        self._round_client.applied(apply_s)
         if not self._final:
             self._enter_servers(task, patient=False)
         seconds = agreed.seconds | {"prepare": prepare_s, "apply": apply_s}
@@ -266,7 +268,7 @@ class ParameterServerOuter(ParameterServerState):
             theta=self._shards.take(self._start, number).clone(),
             version=self._versions[number],
         )
-        found = self._serving.fetch(self._epoch, own, server=number) if fetch else None
+        found = self._server_client.fetch(self._epoch, own, server=number) if fetch else None
         return own if found is None else found
 
     def _settle(self, task: Task, plan: RoundPlan, members: tuple[str, ...]) -> None:
@@ -277,7 +279,7 @@ class ParameterServerOuter(ParameterServerState):
         self._alone = self.is_plain and plan.route == "alone"
         self._hurry, self._since = False, 0
         self._base = self._digest()
-        self._serving.forget()
+        self._server_client.forget()
         self._weigher.reset(task)
         self._new_period(task, self._every, self._every)
 

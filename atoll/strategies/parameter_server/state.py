@@ -35,12 +35,12 @@ _RULE = "shared.rule."
 class ParameterServerState(OuterDefaults, ABC):
     """Options, state and formulas of :class:`ServedOuter`."""
 
-    _meeting: RoundClient
+    _round_client: RoundClient
     _group: Group
     _codec: Codec
     _flat: Flat
     _shards: Shards
-    _serving: ParameterServerClient
+    _server_client: ParameterServerClient
     _start: Tensor
     """What this member pulled last."""
     _anchor: Tensor
@@ -170,7 +170,7 @@ class ParameterServerState(OuterDefaults, ABC):
         own["own.counters"] = torch.tensor(
             [
                 *self._weigher.state().tolist(), self._done, self._planned, self._since,
-                self._serving.seq, self._alone, self._serving.attached, *self._versions,
+                self._server_client.seq, self._alone, self._server_client.attached, *self._versions,
             ]
         )  # fmt: skip
         if self._owed is not None:
@@ -207,8 +207,8 @@ class ParameterServerState(OuterDefaults, ABC):
 
     def _load_counters(self, numbers: list[int]) -> None:
         self._weigher.load(torch.tensor(numbers[:2]))
-        self._done, self._planned, self._since, self._serving.seq = numbers[2:6]
-        self._alone, self._serving.attached = bool(numbers[6]), bool(numbers[7])
+        self._done, self._planned, self._since, self._server_client.seq = numbers[2:6]
+        self._alone, self._server_client.attached = bool(numbers[6]), bool(numbers[7])
         self._versions = numbers[8:]
 
     # ------------------------------------------------------------------------ traffic
