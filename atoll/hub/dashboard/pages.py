@@ -1,8 +1,8 @@
 """The dashboard's files: one page, its modules and style sheets, and plotly.js from its package.
 
-Nothing comes from another host, so the dashboard works without the internet, and every address is
-relative, so a hub may live under a path of a larger site. plotly is found but never imported: that
-would cost the hub 40 MB. Without it the page says so and works on.
+Nothing comes from another host, so the dashboard works without the internet. Every address is
+relative, so a hub may be served below a path of a larger site. plotly is found but never imported,
+because that would cost the hub 40 MB; without it the page has no charts and says so.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _log_in(request: Request, context: Context, token: str) -> Response:
         max_age=_KEPT_S,
         httponly=True,
         secure=request.url.scheme == "https",
-        # Not strict: somebody may come by a link, and what changes something needs an Origin.
+        # Not strict: people follow links from elsewhere, and requests that change something are
+        # checked by their Origin.
         samesite="lax",
     )
     return response

@@ -54,7 +54,7 @@ MAX_HELD_OUT = 1_000
 HELD_OUT_LOSS = "held_out_loss"
 HELD_OUT_LOSS_SUM = "held_out_loss_sum"
 HELD_OUT_TOKENS = "held_out_tokens"
-"""Name of the value that a member measures on text that nobody trains on, nats per token."""
+"""What members measure on held-out text: the loss in nats per token, its sum, and the tokens."""
 
 _HELD_OUT = frozenset({HELD_OUT_LOSS, HELD_OUT_LOSS_SUM, HELD_OUT_TOKENS})
 _MAX_NAME_LENGTH = 64
@@ -165,7 +165,7 @@ class Metrics:
         return done
 
     def latest(self, job: str) -> dict[str, Latest]:
-        """Return the last that each member told."""
+        """Return the newest values of each member."""
         return self._of(job)
 
     async def read(self, job: str, *, after: int = 0, limit: int = 2000) -> list[dict[str, Any]]:
