@@ -253,7 +253,7 @@ def test_killed_copy_leaves_no_partial_checkpoint(tmp_path: Path) -> None:
     task = {"folder": str(tmp_path / "job"), "url": str(tmp_path / "e"), "job": "job"}
     code = """
 import os, signal, sys
-from atoll.checkpoint.stores import copies
+from atoll.checkpoint.background import copies
 left = int(sys.argv[1])
 def moment(name):
     global left
